@@ -1,0 +1,171 @@
+"""The Python front door: load a run, translate, see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from regard import devices
+from regard.decoding import Hypothesis
+from regard.decoding import score as score_batch
+from regard.decoding.lines import Answer, LineTranslator
+from regard.inside.maps import Map
+from regard.inside.recorder import Recorder
+from regard.recipes import load as load_recipe
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
+from regard.runs import Run
+from regard.text import BEGIN, END
+from regard.training import train as train_recipe
+from regard.training.validation import pair_batches
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """What each output token looked at in the source: `weights` [layers, heads, target tokens, source tokens]."""
+
+    weights: np.ndarray
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    def map(self, layer: int | None = None, head: int | None = None, words: bool = True) -> Map:
+        """One matrix: a layer and a head (counted from 0), or the mean over those not given; pieces joined to words."""
+        chosen = self.weights if layer is None else self.weights[[layer]]
+        chosen = chosen if head is None else chosen[:, [head]]
+        layers, heads = self.weights.shape[:2]
+        which = f"mean of {layers} layers" if layer is None else f"layer {layer + 1} of {layers}"
+        whose = f"mean of {heads} heads" if head is None else f"head {head + 1} of {heads}"
+        map = Map(chosen.mean((0, 1)), self.target, self.source, f"cross-attention, {which}, {whose}")
+        return map.to_words() if words else map
+
+    def _repr_html_(self) -> str:
+        from regard.inside import svg
+
+        return svg.draw(self.map())
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One sentence's translation. `attention` is worked out when first asked for."""
+
+    source: str
+    text: str
+    score: float
+    tokens: tuple[str, ...]
+    source_tokens: tuple[str, ...]
+    alternatives: tuple[tuple[str, float], ...]
+    _model: Model
+    _answer: Answer
+
+    @cached_property
+    def attention(self) -> CrossAttention:
+        """Cross-attention of the winning hypothesis, run once more through the model, teacher-forced."""
+        return self._model._attention(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Model:
+    """A trained run, ready to use."""
+
+    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None) -> None:
+        self.run = run
+        self.device = devices.pick(device)
+        self.module = run.model(self.device, weights)
+
+    def translator(self, **settings: Any) -> LineTranslator:
+        """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
+        chosen = type(self.run.recipe.decoding).model_validate({**self.run.recipe.decoding.model_dump(), **settings})
+        return LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+
+    @overload
+    def translate(self, text: str, *, nbest: int = 1, **settings: Any) -> Translation: ...
+
+    @overload
+    def translate(self, text: Sequence[str], *, nbest: int = 1, **settings: Any) -> list[Translation]: ...
+
+    def translate(
+        self, text: str | Sequence[str], *, nbest: int = 1, **settings: Any
+    ) -> Translation | list[Translation]:
+        """Translate a sentence, or several at once; the result does not depend on which are together."""
+        lines = [text] if isinstance(text, str) else list(text)
+        answers = self.translator(**settings)(lines, nbest=nbest)
+        found = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
+        return found[0] if isinstance(text, str) else found
+
+    def forced(self, source: str, target: str) -> Translation:
+        """A given translation as if the model had made it, so that its score and attention can be seen."""
+        (logprobs,) = self.score([(source, target)])
+        translator = self.translator()
+        hypothesis = Hypothesis(tuple(translator.tokenizers[1].encode(target)), tuple(logprobs), sum(logprobs), True)
+        (tokens,), (cut,) = translator.encode([source])
+        return self._translation(source, Answer((target,), (hypothesis,), tuple(tokens), cut))
+
+    def _translation(self, line: str, answer: Answer) -> Translation:
+        source, target = self.run.tokenizers
+        best = answer.hypotheses[0] if answer.hypotheses else None
+        tokens = (*best.tokens, END) if best is not None and best.finished else best.tokens if best is not None else ()
+        return Translation(
+            source=line,
+            text=answer.texts[0],
+            score=best.score if best is not None else 0.0,
+            tokens=tuple(target.pieces(tokens)),
+            source_tokens=tuple(source.pieces(answer.source)),
+            alternatives=tuple(
+                (text, h.score) for text, h in zip(answer.texts[1:], answer.hypotheses[1:], strict=True)
+            ),
+            _model=self,
+            _answer=answer,
+        )
+
+    def _attention(self, translation: Translation) -> CrossAttention:
+        answer = translation._answer
+        if not answer.hypotheses:
+            return CrossAttention(np.zeros((0, 0, 0, 0), np.float32), (), ())
+        best = answer.hypotheses[0]
+        tokens = [*best.tokens, END] if best.finished else list(best.tokens)
+        batch = PairBatch.of([list(answer.source)], [tokens], begin=BEGIN).to(self.device)
+        with torch.inference_mode(), Recorder(self.module) as seen:
+            self.module(batch)
+            layers = [a.sentence(0) for name, a in seen.attention.items() if name.endswith("cross")]
+        weights = torch.stack(layers).float().cpu().numpy()
+        return CrossAttention(weights, translation.source_tokens, translation.tokens)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
+        """Log-probability of each target token (the end mark last), given its source and what came before."""
+        found: list[list[float]] = [[] for _ in pairs]
+        with torch.inference_mode():
+            for group, batch in pair_batches(pairs, self.run.tokenizers, self.run.recipe):
+                for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
+                    found[i] = logprobs
+        return found
+
+
+def load(path: str | Path, *, device: str = "auto", weights: str | Path | None = None) -> Model:
+    """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`."""
+    return Model(Run(path), device, None if weights is None else Path(weights))
+
+
+def train(
+    recipe: str | Recipe,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    device: str = "auto",
+    start_from: str | Path | None = None,
+    quiet: bool = False,
+) -> Model:
+    """Train a recipe (a name, a TOML file, or a `Recipe`) into a run directory, or take up where it stopped.
+
+    `settings` are changes such as "training.steps=100".
+    """
+    chosen = load_recipe(recipe, settings) if isinstance(recipe, str) else recipe
+    run = train_recipe(chosen, out, device=device, start_from=start_from, quiet=quiet)
+    return Model(run, device)

@@ -1,0 +1,66 @@
+"""Multi-head attention: project, split into heads, attend, join, project."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention.kernels import attend
+from regard.attention.layouts import Layout, Memory, Packed
+from regard.attention.scores import ScaledDot, Score
+from regard.rows import Rows
+
+
+class MultiHead(nn.Module):
+    """Concat(head_1 ... head_H) W_O with head_h = attend(x W_Q, s W_K, s W_V).
+
+    Self-attention when `source_width` is None (s = x); else cross-attention over a source of that width. Whether it
+    trains on flat rows or takes one decoding step is the layout's affair.
+    """
+
+    def __init__(self, width: int, heads: int, source_width: int | None = None, score: Score | None = None) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        self.width, self.heads = width, heads
+        self.cross = source_width is not None
+        if source_width is None:
+            self.query_key_value = nn.Linear(width, 3 * width)
+        else:
+            self.query = nn.Linear(width, width)
+            self.key_value = nn.Linear(source_width, 2 * width)
+        self.score = score if score is not None else ScaledDot()
+        self.out = nn.Linear(width, width)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Xavier for each [width, width] matrix on its own, however they are stacked; biases zero."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("score"):
+                continue
+            if parameter.dim() < 2:
+                nn.init.zeros_(parameter)
+            else:
+                for matrix in parameter.split(self.width):
+                    nn.init.xavier_uniform_(matrix)
+
+    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[T, parts * D] -> parts x [T, H, D / H]."""
+        return x.unflatten(-1, (parts, self.heads, -1)).unbind(-3)
+
+    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]. Cross-attention takes the source row [S, Ds], or None when the layout remembers it."""
+        key: Tensor | None
+        value: Tensor | None
+        if not self.cross:
+            query, key, value = self._split(self.query_key_value(x), 3)
+        else:
+            (query,) = self._split(self.query(x), 1)
+            key, value = (None, None) if source is None else self._split(self.key_value(source), 2)
+        heads = attend(query, key, value, layout, score=self.score, owner=self)
+        return self.out(taps.tap(self, "heads", heads).flatten(-2))
+
+    def remember(self, source: Tensor, rows: Rows) -> Memory:
+        """The source's keys and values, computed once a sentence, for decoding."""
+        key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in self._split(self.key_value(source), 2))
+        return Memory(key, value, Packed(rows, rows).allowed)

@@ -1,0 +1,156 @@
+"""The parts between attentions: norms, residual connections, feed-forward layers, and the two Transformer blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention import Layout, MultiHead
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """What a Transformer block is made of."""
+
+    width: int
+    heads: int
+    inner: int
+    dropout: float = 0.0
+    activation: Literal["relu", "gelu", "gated"] = "relu"
+    norm: Literal["layer", "rms", "batch"] = "layer"
+    norm_first: bool = True
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / deviation over the features of each token."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / root-mean-square over the features of each token; no centring, no bias."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class BatchNorm(nn.Module):
+    """(x - mean) / deviation of each feature over the tokens of the batch, for comparison.
+
+    Statistics count real tokens only. A token's output depends on the rest of its batch in training; after it, running
+    statistics are used.
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_variance", torch.ones(width))
+        self.momentum, self.eps = momentum, eps
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        if not self.training:
+            mean, variance = self.running_mean, self.running_variance
+        else:
+            counted = x.float() if real is None else torch.where(real[:, None], x.float(), 0.0)
+            n = x.new_tensor(len(x), dtype=torch.float32) if real is None else real.sum().clamp(min=1)
+            mean = counted.sum(0) / n
+            spread = counted - mean if real is None else torch.where(real[:, None], counted - mean, 0.0)
+            variance = spread.square().sum(0) / n
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
+        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+
+
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm] | type[BatchNorm]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "batch": BatchNorm,
+}
+
+
+class FeedForward(nn.Module):
+    """W_2 f(W_1 x): f is ReLU or GELU; gated: W_2 (silu(W_g x) * W_1 x)."""
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.activation = settings.activation
+        hidden = settings.inner * (2 if settings.activation == "gated" else 1)
+        self.into = nn.Linear(settings.width, hidden)
+        self.out = nn.Linear(settings.inner, settings.width)
+        for linear in (self.into, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.into(x)
+        if self.activation == "gated":
+            gate, hidden = hidden.chunk(2, dim=-1)
+            return self.out(F.silu(taps.tap(self, "gate", gate)) * hidden)
+        return self.out(F.relu(hidden) if self.activation == "relu" else F.gelu(hidden))
+
+
+class Residual(nn.Module):
+    """A sub-layer's way around: x + f(norm(x)), or norm(x + f(x)) as in the paper; dropout on what f adds."""
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.norm = NORMS[settings.norm](settings.width)
+        self.norm_first = settings.norm_first
+        self.dropout = settings.dropout
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Tensor:
+        if self.norm_first:
+            added = sublayer(self.norm(x, real))
+            return taps.tap(self, "stream", x + F.dropout(added, self.dropout, self.training))
+        added = F.dropout(sublayer(x), self.dropout, self.training)
+        return taps.tap(self, "stream", self.norm(x + added, real))
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward, each with its way around."""
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.own = MultiHead(settings.width, settings.heads)
+        self.own_residual = Residual(settings)
+        self.feed_forward = FeedForward(settings)
+        self.feed_forward_residual = Residual(settings)
+
+    def forward(self, x: Tensor, own: Layout, real: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]."""
+        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        return self.feed_forward_residual(x, self.feed_forward, real)
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, cross-attention over the source, then feed-forward."""
+
+    def __init__(self, settings: BlockSettings, source_width: int | None = None) -> None:
+        super().__init__()
+        self.own = MultiHead(settings.width, settings.heads)
+        self.own_residual = Residual(settings)
+        self.cross = MultiHead(settings.width, settings.heads, source_width or settings.width)
+        self.cross_residual = Residual(settings)
+        self.feed_forward = FeedForward(settings)
+        self.feed_forward_residual = Residual(settings)
+
+    def forward(
+        self, x: Tensor, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """x [T, D] and source [S, Ds] -> [T, D]; source is None when the cross layout remembers it."""
+        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        x = self.cross_residual(x, lambda h: self.cross(h, cross, source), real)
+        return self.feed_forward_residual(x, self.feed_forward, real)

@@ -1,0 +1,40 @@
+"""The verbs of `regard`, put together. Nothing heavy is imported until a verb runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from regard import __version__
+from regard.cli import draw, evaluate, fetch, recipes, train, translate
+
+app = typer.Typer(
+    name="regard",
+    help="Train attention models, put them to work, and see what they attend to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog="Start with `regard train en-es`, then `regard translate runs/en-es 'this cat is very large'`.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for verb in (train, translate, evaluate, draw, recipes, fetch):
+    app.command(no_args_is_help=verb is not recipes)(getattr(verb, verb.__name__.rsplit(".", 1)[-1]))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+) -> None:
+    """`--debug` is read before the arguments are parsed, so that it may stand anywhere."""

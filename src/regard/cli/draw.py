@@ -1,0 +1,58 @@
+"""regard draw"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli import options
+
+
+def draw(
+    run: options.RunPath,
+    text: Annotated[str, typer.Argument(help="The sentence to translate and look into.")],
+    out: Annotated[Path | None, typer.Option(help="An .svg file. None: the terminal.", show_default=False)] = None,
+    target: Annotated[str | None, typer.Option(help="Draw this translation instead of the model's own.")] = None,
+    layer: Annotated[int | None, typer.Option(min=1, help="One decoder layer. [default: mean of all]")] = None,
+    head: Annotated[int | None, typer.Option(min=1, help="One head. [default: mean of all]")] = None,
+    pieces: Annotated[
+        bool, typer.Option("--pieces", help="Tokens as the model sees them, not joined to words.")
+    ] = False,
+    device: options.Device = "auto",
+) -> None:
+    """Draw what each output word looked at in the source: the cross-attention of one sentence.
+
+    Attention shows where the model looked, which is not by itself an explanation of what it said.
+
+    Examples:
+
+        regard draw runs/en-es 'this cat is very large'
+
+        regard draw runs/en-es 'this cat is very large' --out cat.svg
+    """
+    from regard.api import load
+    from regard.errors import UserError
+    from regard.files import write_text
+    from regard.inside import svg, terminal
+
+    if not text.strip():
+        raise UserError("there is nothing to draw: the sentence is blank")
+    if out is not None and out.suffix != ".svg":
+        raise UserError(f"{out}: only .svg files can be drawn (without --out it is drawn in the terminal)")
+    model = load(run, device=device)
+    translation = model.translate(text) if target is None else model.forced(text, target)
+    attention = translation.attention
+    layers, heads = attention.weights.shape[:2]
+    for name, given, most in (("--layer", layer, layers), ("--head", head, heads)):
+        if given is not None and given > most:
+            raise UserError(f"{name} {given}: this model has {most}")
+    map = attention.map(layer and layer - 1, head and head - 1, words=not pieces)
+    if out is not None:
+        write_text(out, svg.draw(map))
+        typer.echo(f"{out}: {translation.text}", err=True)
+        return
+    width, colour = terminal.capabilities(sys.stdout)
+    typer.echo(terminal.draw(map, width=width, colour=colour))

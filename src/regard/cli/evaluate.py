@@ -1,0 +1,134 @@
+"""regard evaluate"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli import options
+
+if TYPE_CHECKING:
+    from regard.evaluation import Scores
+
+
+def evaluate(
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run directory; or use --outputs.")] = None,
+    split: Annotated[str, typer.Option(help="Which held-out pairs: test, valid, or a built-in corpus's own.")] = "test",
+    source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
+    reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
+    outputs: Annotated[Path | None, typer.Option(help="Score these translations; no model is run.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Also write the translations to this file.")] = None,
+    data: options.Data = None,
+    beam: options.Beam = None,
+    length_penalty: options.LengthPenalty = None,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")
+    ] = False,
+    moses: Annotated[
+        str | None,
+        typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Score a run on held-out pairs, or a file of translations against references.
+
+    BLEU and chrF are sacreBLEU's, printed with the signature that makes them comparable; exact is the share of
+    sentences that are right to the letter; perplexity is of the reference, a token of this run's vocabulary.
+
+    Examples:
+
+        regard evaluate runs/en-es
+
+        regard evaluate runs/en-es --split shapes
+
+        regard evaluate --outputs out.txt --reference ref.txt
+    """
+    from regard.data.sources import read_lines
+    from regard.errors import UserError
+    from regard.evaluation import moses_tokenized_bleu, score_texts
+
+    if run is None:
+        if outputs is None or reference is None:
+            raise UserError("give a RUN, or --outputs with --reference")
+        hypotheses, references = list(read_lines(outputs)), list(read_lines(reference))
+        perplexity = None
+    else:
+        pairs = _pairs(run, split, source, reference, data)
+        references = [target for _, target in pairs]
+        hypotheses, perplexity = _translate(
+            run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
+        )
+    scores = score_texts(hypotheses, references, lowercase=lowercase)
+    tokenized = None
+    if moses is not None:
+        tokenized = moses_tokenized_bleu(hypotheses, references, language=moses)
+    if save is not None:
+        from regard.files import write_text
+
+        write_text(save, "".join(line + "\n" for line in hypotheses))
+    _print(scores, perplexity, tokenized, as_json)
+
+
+def _pairs(
+    run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
+) -> list[tuple[str, str]]:
+    from regard.data.sources import held_out, read_lines
+    from regard.errors import UserError
+    from regard.runs import Run
+
+    settings = Run(run).recipe.data
+    if (source is None) != (reference is None):
+        raise UserError("--source and --reference go together")
+    if source is not None and reference is not None:
+        left, right = list(read_lines(source)), list(read_lines(reference))
+        if len(left) != len(right):
+            raise UserError(f"not line-aligned: {source} has {len(left)} lines, {reference} has {len(right)}")
+        return list(zip(left, right, strict=True))
+    if data is not None:
+        settings = settings.model_copy(update={"folder": str(data)})
+    return held_out(settings, split)
+
+
+def _translate(
+    run: Path, pairs: list[tuple[str, str]], device: str, quiet: bool, settings: dict[str, object]
+) -> tuple[list[str], float]:
+    from regard.api import load
+    from regard.cli.progress import counted
+
+    model = load(run, device=device)
+    logprobs = model.score(pairs)
+    tokens = sum(len(line) for line in logprobs)
+    perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
+    with counted("translating", len(pairs), quiet) as progress:
+        answers = model.translator(**settings)([source for source, _ in pairs], progress=progress)
+    return [answer.texts[0] for answer in answers], perplexity
+
+
+def _print(scores: Scores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:
+    if as_json:
+        entry = {
+            "lines": scores.lines,
+            "bleu": scores.bleu,
+            "bleu_signature": scores.bleu_signature,
+            "chrf": scores.chrf,
+            "chrf_signature": scores.chrf_signature,
+            "exact": scores.exact,
+            "perplexity": perplexity,
+        }
+        if tokenized is not None:
+            entry |= {"moses_bleu": tokenized[0], "moses_bleu_signature": tokenized[1]}
+        typer.echo(json.dumps(entry))
+        return
+    typer.echo(f"BLEU        {scores.bleu:6.2f}   {scores.bleu_signature}")
+    typer.echo(f"chrF        {scores.chrf:6.2f}   {scores.chrf_signature}")
+    typer.echo(f"exact       {scores.exact:6.2f} % of {scores.lines:,} sentences")
+    if perplexity is not None:
+        typer.echo(f"perplexity  {perplexity:6.3f}   a target token, the end mark counted")
+    if tokenized is not None:
+        typer.echo(f"Moses BLEU  {tokenized[0]:6.2f}   {tokenized[1]}")

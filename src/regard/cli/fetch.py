@@ -1,0 +1,58 @@
+"""regard fetch"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli import options
+
+
+def fetch(
+    name: Annotated[str | None, typer.Argument(help="A public data set. None: list them.", show_default=False)] = None,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to put it; it gets a folder of its own there.")] = Path(
+        "data"
+    ),
+    quiet: options.Quiet = False,
+) -> None:
+    """Download a public data set that a recipe names. A broken download goes on where it stopped.
+
+    Set REGARD_MIRROR to take the files from another server with the same paths.
+    """
+    from regard.data.fetch import fetch as download
+    from regard.data.fetch import sets
+
+    if name is None:
+        for known in sets().values():
+            typer.echo(f"{known.name:<16}{known.description}")
+        return
+    with _bars(quiet) as progress:
+        folder = download(name, to, base=os.environ.get("REGARD_MIRROR"), progress=progress)
+    typer.echo(str(folder))
+
+
+@contextmanager
+def _bars(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """A bar a file in a terminal; nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, int] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield show

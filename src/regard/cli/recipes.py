@@ -1,0 +1,26 @@
+"""regard recipes"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A built-in recipe or a TOML file.", show_default=False)] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+) -> None:
+    """List the built-in recipes, or print one whole: every setting resolved, with a comment beside it.
+
+    To start a recipe of your own: `regard recipes en-es > mine.toml`, then `regard train mine.toml`.
+    """
+    from regard.recipes import describe, load, names
+
+    if name is not None:
+        typer.echo(describe(load(name, set_ or [])), nl=False)
+        return
+    listed = names()
+    width = max(len(known) for known, _ in listed)
+    for known, about in listed:
+        typer.echo(f"{known:<{width}}  {about}")

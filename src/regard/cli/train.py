@@ -1,0 +1,56 @@
+"""regard train"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli import options
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A built-in recipe or a TOML file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory. [default: runs/RECIPE]", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set training.steps=500. Repeatable."),
+    ] = None,
+    data: options.Data = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Short for --set training.seed=N.", show_default=False)
+    ] = None,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Begin with another run's weights and vocabulary.")
+    ] = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a model from raw text: vocabulary, training, validation, all into one run directory.
+
+    The same command again goes on exactly where it stopped, whether it was Ctrl-C or a power cut that stopped it.
+
+    Examples:
+
+        regard train en-es
+
+        regard train multi30k-en-de --data ~/data/multi30k --set training.seed=2
+
+        regard train mine.toml --out runs/mine
+    """
+    from regard.recipes import load
+    from regard.training import train as run_training
+
+    changes = list(set_ or [])
+    if data is not None:
+        changes.append(f"data.folder={data.resolve()}")
+    if seed is not None:
+        changes.append(f"training.seed={seed}")
+    chosen = load(recipe, changes)
+    target = out if out is not None else Path("runs") / Path(recipe).stem
+    run = run_training(chosen, target, device=device, start_from=start_from, quiet=quiet)
+    if not quiet:
+        typer.echo(f"{run.path} is ready: regard translate {run.path} 'a sentence'", err=True)

@@ -1,0 +1,187 @@
+"""regard translate"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli import options
+
+if TYPE_CHECKING:
+    from regard.decoding.lines import Answer, LineTranslator
+
+MOST_AT_ONCE = 2048  # lines taken together when they are there already
+
+
+class Form(StrEnum):
+    """What each line of output holds."""
+
+    text = "text"
+    jsonl = "jsonl"
+
+
+def translate(
+    run: options.RunPath,
+    text: Annotated[list[str] | None, typer.Argument(help="Sentences. None: standard input, line by line.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="A file (plain, .gz, .xz) to translate.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write. [default: stdout]")] = None,
+    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
+    nbest: Annotated[
+        int, typer.Option(min=1, help="Print this many translations a line, with scores, best first.")
+    ] = 1,
+    beam: options.Beam = None,
+    length_penalty: options.LengthPenalty = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching.")] = False,
+    temperature: Annotated[float | None, typer.Option(min=0.01, help="Sampling: below 1 is more careful.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sampling: only the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Sampling: likeliest tokens up to this sum.")
+    ] = None,
+    min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens of output.")] = None,
+    no_repeat: Annotated[int | None, typer.Option(min=0, help="Never repeat an n-gram of this length.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="What every translation must begin with.")] = None,
+    source_tag: Annotated[
+        str | None, typer.Option(help="Tag in front of every source. [default: the recipe's]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Translate sentences, a file, or standard input: as many lines come out as went in.
+
+    Lines from standard input are answered as they come. Blank lines stay blank; a line longer than the model reads is
+    cut, with a warning that names it.
+
+    Examples:
+
+        regard translate runs/en-es 'this cat is very large'
+
+        regard translate runs/en-es < in.txt > out.txt
+
+        regard translate runs/en-es --nbest 3 --format jsonl 'the dog sees the cat'
+    """
+    from dataclasses import replace
+
+    from regard.api import load
+
+    settings = options.changed(
+        method="sample" if sample else None,
+        beam=max(beam or 0, nbest) if beam is not None or nbest > 1 else None,
+        length_penalty=length_penalty,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_length=min_length,
+        no_repeat=no_repeat,
+    )
+    translator = replace(load(run, device=device).translator(**settings), seed=seed)
+    if source_tag is not None:
+        translator = replace(translator, source_tag=source_tag)
+    with _opened(output) as out:
+        job = _Job(translator, form, nbest, prefix, quiet)
+        for first, lines in _chunks(text, input):
+            for line in job.answer(first, lines):
+                out.write(line + "\n")
+            out.flush()
+
+
+class _Job:
+    """Turns chunks of input lines into lines of output."""
+
+    def __init__(self, translator: LineTranslator, form: Form, nbest: int, prefix: str | None, quiet: bool) -> None:
+        self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
+
+    def answer(self, first: int, lines: list[str]) -> Iterator[str]:
+        prefixes = None if self.prefix is None else [self.prefix] * len(lines)
+        answers = self.translator(lines, nbest=self.nbest, first=first, prefixes=prefixes)
+        for number, (line, answer) in enumerate(zip(lines, answers, strict=True), first + 1):
+            if answer.cut and not self.quiet:
+                most = self.translator.longest
+                typer.echo(f"regard: warning: line {number} is longer than {most} tokens and was cut there", err=True)
+            yield from self._lines(line, answer)
+
+    def _lines(self, line: str, answer: Answer) -> Iterator[str]:
+        scores = [round(h.score, 4) for h in answer.hypotheses] or [0.0]
+        if self.form is Form.jsonl:
+            found = [{"text": t, "score": s} for t, s in zip(answer.texts, scores, strict=True)]
+            entry = {"source": line, **found[0], "cut": answer.cut}
+            yield json.dumps(entry | ({"nbest": found} if self.nbest > 1 else {}), ensure_ascii=False)
+        elif self.nbest == 1:
+            yield answer.texts[0]
+        else:
+            yield from (f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True))
+
+
+def _chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, list[str]]]:
+    """Numbered chunks of lines, each as large as what is there already: none waits for more to come."""
+    from regard.data.sources import decode_lines, read_lines
+
+    if text:
+        yield 0, [line for sentence in text for line in sentence.split("\n")]
+        return
+    lines = decode_lines(sys.stdin.buffer, "standard input") if file is None else read_lines(file)
+    waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * MOST_AT_ONCE)
+    threading.Thread(target=_pour, args=(lines, waiting), daemon=True).start()
+    first = 0
+    while True:
+        chunk, end = _take(waiting)
+        if chunk:
+            yield first, chunk
+            first += len(chunk)
+        if isinstance(end, BaseException):
+            raise end
+        if end is None:
+            return
+
+
+def _pour(lines: Iterator[str], into: queue.Queue[str | BaseException | None]) -> None:
+    try:
+        for line in lines:
+            into.put(line)
+        into.put(None)
+    except BaseException as error:
+        into.put(error)
+
+
+def _take(waiting: queue.Queue[str | BaseException | None]) -> tuple[list[str], str | BaseException | None]:
+    """Wait for a line, then take all that came with it; and what ended the stream, or "" if nothing did."""
+    chunk: list[str] = []
+    while len(chunk) < MOST_AT_ONCE:
+        try:
+            line = waiting.get(block=not chunk)
+        except queue.Empty:
+            return chunk, ""
+        if not isinstance(line, str):
+            return chunk, line
+        chunk.append(line)
+    return chunk, ""
+
+
+class _opened:
+    """Standard output, or a file that appears whole at the end."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        if self.path is None:
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+            return sys.stdout
+        from regard.files import atomic
+
+        self.writing = atomic(self.path)
+        self.file = open(self.writing.__enter__(), "w", encoding="utf-8", newline="\n")
+        return self.file
+
+    def __exit__(self, *error: object) -> None:
+        if self.path is not None:
+            self.file.close()
+            self.writing.__exit__(*error)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Corpora that come with the package and are made on the spot: nothing to download, any amount, the same every time.
+
+`en-es` is English and Spanish from a grammar; `copy`, `reverse` and `sort` are rows of letters.
+
+    >>> next(pairs("en-es", "test")).target
+    'este gato es muy grande'
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from regard.data.builtin import en_es, symbols
+from regard.errors import UserError
+
+CORPORA = ("en-es", "copy", "reverse", "sort")
+NO_FEATURES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sentence and its translation. Words are what `split()` gives; links count them from 0."""
+
+    source: str
+    target: str
+    alignment: tuple[tuple[int, int], ...]  # (source word, target word)
+    features: frozenset[str]  # of en_es.FEATURES; empty for symbols
+
+
+def splits(corpus: str) -> tuple[str, ...]:
+    """The names of a corpus's splits."""
+    return tuple(_counts(corpus))
+
+
+def pairs(corpus: str, split: str, count: int | None = None, seed: int = 0) -> Iterator[Pair]:
+    """The first `count` pairs of a split (a default per split if None), the same for the same seed on every machine."""
+    counts = _counts(corpus)
+    if split not in counts:
+        raise UserError(f"corpus {corpus!r} has no split {split!r}; it has {', '.join(counts)}")
+    stream = _sentences(split, seed) if corpus == "en-es" else _rows(corpus, split, seed)
+    return islice(stream, counts[split] if count is None else count)
+
+
+def _counts(corpus: str) -> dict[str, int]:
+    if corpus not in CORPORA:
+        raise UserError(f"there is no built-in corpus {corpus!r}; there are {', '.join(CORPORA)}")
+    return en_es.COUNTS if corpus == "en-es" else symbols.COUNTS
+
+
+def _sentences(split: str, seed: int) -> Iterator[Pair]:
+    for s in en_es.derivations(split, seed):
+        yield Pair(" ".join(s.source), " ".join(s.target), tuple(sorted(s.links)), frozenset(s.features))
+
+
+def _rows(task: str, split: str, seed: int) -> Iterator[Pair]:
+    for letters, order in symbols.rows(task, split, seed):
+        alignment = tuple(sorted((i, j) for j, i in enumerate(order)))
+        yield Pair(" ".join(letters), " ".join(letters[i] for i in order), alignment, NO_FEATURES)

@@ -1,0 +1,193 @@
+"""Batches: sentence pairs laid end to end in flat rows, within a budget of tokens for each side.
+
+Which pairs make which batch is a pure function of the seed: epoch e visits all pairs in an order drawn from (seed, e),
+pool by pool. Inside a pool pairs are sorted by length, so that the padded view of a batch has little padding, cut into
+batches, and the batches are shuffled. Plans need lengths only, so any position is found again without reading tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, islice
+
+import numpy as np
+import torch
+
+from regard.data.store import Array, Ragged, TokenStore
+from regard.errors import UserError
+from regard.rows import PairBatch, Rows, TokenRow
+from regard.text import BEGIN, FILL
+
+POOL_PAIRS = 16_384  # sorted together, at least ...
+POOL_BATCHES = 256  # ... and at least pairs for this many batches, so that a batch covers a narrow range of lengths
+SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the stream of batches: `batch` batches of this rank have been taken of epoch `epoch`."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Packer:
+    """An endless stream of batches from stored pairs, each at most `target_budget` and `source_budget` tokens long.
+
+    A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Of
+    `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
+    `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[TokenStore],
+        weights: Sequence[float],
+        *,
+        target_budget: int,
+        seed: int,
+        source_budget: int | None = None,
+        static: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if len(stores) != len(weights):
+            raise ValueError(f"{len(stores)} stores, {len(weights)} weights")
+        self.stores, self.weights = list(stores), list(weights)
+        self.seed, self.static, self.rank, self.world = seed, static, rank, world
+        self._first = np.cumsum([0, *map(len, stores)])  # a pair's number counts through all stores
+        self._source_lengths = np.concatenate([store.source.lengths() for store in stores])
+        self._target_lengths = np.concatenate([store.target.lengths() for store in stores])
+        self.target_budget = target_budget
+        self.source_budget = source_budget or self._following_budget()
+        fits = (self._source_lengths <= self.source_budget) & (self._target_lengths <= self.target_budget)
+        self.dropped_long = int((~fits).sum())
+        if not fits.any():
+            raise UserError(f"no training pair fits a batch of {target_budget} tokens: raise training.batch_tokens")
+        self._usable = [np.flatnonzero(part) for part in np.split(fits, self._first[1:-1])]  # per store, from 0
+        mean = float(self._target_lengths[fits].mean())
+        self._pool = max(POOL_PAIRS, math.ceil(POOL_BATCHES * target_budget / mean))
+
+    def _following_budget(self) -> int:
+        """The source budget that goes with the target budget in this corpus, and holds every source by itself."""
+        fits = self._target_lengths <= self.target_budget
+        sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
+        targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
+        share = self.target_budget * sources / targets * SLACK
+        return max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=1)))
+
+    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+        """The batches from a position on, without end, each with the position after it."""
+        for epoch in count(position.epoch):
+            skip = position.batch if epoch == position.epoch else 0
+            for number, pairs in enumerate(self._steps(epoch)):
+                if number >= skip:
+                    yield self._read(pairs), Position(epoch, number + 1)
+
+    def batch_at(self, step: int) -> PairBatch:
+        """The batch of a step, counted from 0: the definition that `batches` from the start agrees with."""
+        return self._read(next(islice(chain.from_iterable(map(self._steps, count())), step, None)))
+
+    def _steps(self, epoch: int) -> Iterator[Array]:
+        """The pair numbers of each batch that this rank takes of an epoch."""
+        plan = self._plan(epoch)
+        taken = 0
+        while len(group := list(islice(plan, self.world))) == self.world:
+            taken += 1
+            yield group[self.rank]
+        if not taken:
+            raise UserError(f"too few training pairs: an epoch has fewer than {self.world} batches")
+
+    def _plan(self, epoch: int) -> Iterator[Array]:
+        """The pair numbers of each batch of an epoch, for all ranks. What a pool leaves over goes into the next."""
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
+        order = self._visits(random)
+        rest = order[:0]
+        for begin in range(0, len(order), self._pool):
+            batches = self._cut(np.concatenate([rest, order[begin : begin + self._pool]]))
+            if begin + self._pool < len(order):
+                rest = batches.pop()
+            for index in random.permutation(len(batches)):
+                yield batches[index]
+
+    def _visits(self, random: np.random.Generator) -> Array:
+        """The pairs that an epoch visits, in random order."""
+        visits = []
+        for first, usable, weight in zip(self._first, self._usable, self.weights, strict=False):
+            whole = int(weight)
+            part = random.choice(usable, round((weight - whole) * len(usable)), replace=False)
+            visits += [usable + first] * whole + [part + first]
+        return random.permutation(np.concatenate(visits))
+
+    def _cut(self, pool: Array) -> list[Array]:
+        """Sort a pool by length and cut it wherever the next pair would exceed a budget.
+
+        By target, then by source, up and down in turn: neighbours stay alike where the target's length changes. Equally
+        long pairs stay in their random order.
+        """
+        sources, targets = self._source_lengths[pool], self._target_lengths[pool]
+        order = np.lexsort((np.where(targets % 2, -sources, sources), targets))
+        source_ends, target_ends = sources[order].cumsum(dtype=np.int64), targets[order].cumsum(dtype=np.int64)
+        cuts = [0]
+        source_done, target_done = 0, 0
+        while cuts[-1] < len(pool):
+            source_cut = source_ends.searchsorted(source_done + self.source_budget, "right")
+            target_cut = target_ends.searchsorted(target_done + self.target_budget, "right")
+            cuts.append(int(min(source_cut, target_cut)))
+            source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
+        return np.split(pool[order], cuts[1:-1])
+
+    def _read(self, pairs: Array) -> PairBatch:
+        """The tokens of a batch, straight from the stores into flat rows."""
+        source_rows = Rows(self._source_lengths[pairs].tolist(), self.source_budget if self.static else None)
+        target_rows = Rows(self._target_lengths[pairs].tolist(), self.target_budget if self.static else None)
+        source = self._gather([store.source for store in self.stores], pairs, source_rows)
+        labels = self._gather([store.target for store in self.stores], pairs, target_rows)
+        inputs = np.full_like(labels, FILL)
+        inputs[1 : target_rows.tokens] = labels[: target_rows.tokens - 1]
+        inputs[np.cumsum([0, *target_rows.lengths[:-1]])] = BEGIN
+        return PairBatch(
+            TokenRow(torch.from_numpy(source), source_rows),
+            TokenRow(torch.from_numpy(inputs), target_rows),
+            torch.from_numpy(labels),
+        )
+
+    def _gather(self, sides: list[Ragged], pairs: Array, rows: Rows) -> Array:
+        """[T] one side of the pairs, end to end, then fill."""
+        flat = np.full(rows.size, FILL, np.int64)
+        owner = np.searchsorted(self._first, pairs, "right") - 1
+        owner_of_token = np.repeat(owner, rows.lengths)
+        for index in np.unique(owner):
+            mine = owner == index
+            flat[: rows.tokens][owner_of_token == index] = sides[index].gather(pairs[mine] - self._first[index])
+        return flat
+
+
+def fill(batch: PairBatch) -> dict[str, float]:
+    """How much of a batch is tokens: of its source row, its target row, and the padded view of both together."""
+    source, target = batch.source.rows, batch.inputs.rows
+    cells = len(source) * source.longest + len(target) * target.longest
+    return {
+        "source": source.tokens / source.size,
+        "target": target.tokens / target.size,
+        "padded": (source.tokens + target.tokens) / cells,
+    }
+
+
+def sentence_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group sentences for decoding: indices by length, so many together that count * longest stays within the budget.
+
+    A sentence longer than the budget comes alone.
+
+    >>> sentence_batches([3, 1, 2, 9], budget=6)
+    [[1, 2], [0], [3]]
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups and (len(groups[-1]) + 1) * lengths[index] <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups

@@ -1,0 +1,161 @@
+"""Reading sentence pairs: two line-aligned files, one file of pairs, or a built-in corpus.
+
+Everything is a stream, so a corpus may be larger than memory, and every complaint names the file and the line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.recipes.schema import Corpus, Data
+
+TextPair = tuple[str, str]
+
+
+def corpora(data: Data) -> list[Corpus]:
+    """The corpora a recipe trains on: those of its mix, or its only one."""
+    return list(data.mix) or [data]
+
+
+def describe(corpus: Corpus) -> str:
+    """What to call a corpus in a message: its name, or its files."""
+    return corpus.corpus or corpus.pairs or f"{corpus.source} and {corpus.target}"
+
+
+def locate(name: str, folder: str | None = None) -> Path:
+    """The file that a name means: relative names are looked up in `folder`; `.gz` and `.xz` need not be written out."""
+    path = Path(folder or ".") / Path(name).expanduser()
+    for candidate in (path, path.with_name(path.name + ".gz"), path.with_name(path.name + ".xz")):
+        if os.path.exists(candidate):  # Path.exists would raise where a folder may not be entered
+            return candidate
+    raise UserError(f"no such file: {path} (nor with .gz or .xz after it)")
+
+
+def files(corpus: Corpus, data: Data) -> list[Path]:
+    """The files a corpus is read from; none for a built-in one."""
+    names = [name for name in (corpus.pairs, corpus.source, corpus.target) if name is not None]
+    return [locate(name, data.folder) for name in names]
+
+
+def read_pairs(corpus: Corpus, data: Data, split: str = "train") -> Iterator[TextPair]:
+    """Stream the (source, target) texts of one corpus. `split` is of interest to built-in corpora only.
+
+    Tags are not part of the text; they are put in front when text becomes tokens.
+    """
+    if corpus.corpus is not None:
+        pairs = _built_in(corpus.corpus, split, corpus.count)
+    else:
+        pairs = islice(_from_files(files(corpus, data)), corpus.count)
+    return _checked(pairs, describe(corpus), data.lowercase)
+
+
+def held_out(data: Data, split: str) -> list[TextPair]:
+    """The held-out pairs: the recipe's `valid` or `test` files, or else the built-in corpora's own split."""
+    given = {"valid": data.valid, "test": data.test}.get(split)
+    if given is not None:
+        paths = [locate(name, data.folder) for name in given]
+        return list(_checked(_from_files(paths), " and ".join(given), data.lowercase))
+    names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
+    if not names:
+        wanted = f"set data.{split}" if split in ("valid", "test") else "only built-in corpora have other splits"
+        raise UserError(f"the recipe has no {split} pairs: {wanted}")
+    return [pair for name in names for pair in _checked(_built_in(name, split), f"{name} ({split})", data.lowercase)]
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Stream the lines of a plain, .gz or .xz file, without their ends."""
+    try:
+        with _open(Path(path)) as stream:
+            yield from decode_lines(stream, str(path))
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The text of lines of bytes, such as those of a file; `name` is for complaints.
+
+    Only a line feed ends a line (Python's own text reading would also cut at a carriage return, and a line-aligned
+    neighbour would be one line off from there on). A carriage return before it, and a byte-order mark, are dropped.
+    """
+    for number, line in enumerate(stream, 1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line)") from error
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+def _open(path: Path) -> BinaryIO:
+    openers: dict[str, Callable[..., object]] = {".gz": gzip.open, ".xz": lzma.open}
+    return cast(BinaryIO, openers.get(path.suffix.lower(), open)(path, "rb"))
+
+
+def _built_in(name: str, split: str, count: int | None = None) -> Iterator[TextPair]:
+    from regard.data.builtin import pairs
+
+    return ((pair.source, pair.target) for pair in pairs(name, split, count))
+
+
+def _from_files(paths: Sequence[Path]) -> Iterator[TextPair]:
+    """The pairs of one file of pairs, or of two line-aligned files."""
+    if len(paths) == 2:
+        return _aligned(*paths)
+    [path] = paths
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
+    readers = {".tsv": _tsv, ".jsonl": _jsonl}
+    if not suffixes or suffixes[-1].lower() not in readers:
+        raise UserError(f"{path}: a file of pairs must be called .tsv or .jsonl (and .gz or .xz after that)")
+    return readers[suffixes[-1].lower()](path)
+
+
+def _aligned(source: Path, target: Path) -> Iterator[TextPair]:
+    left, right = read_lines(source), read_lines(target)
+    for number, (one, other) in enumerate(zip_longest(left, right), 1):
+        if one is None or other is None:
+            longer = number + sum(1 for _ in (left if other is None else right))
+            counts = (longer, number - 1) if other is None else (number - 1, longer)
+            raise UserError(f"not line-aligned: {source} has {counts[0]} lines, {target} has {counts[1]}")
+        yield one, other
+
+
+def _tsv(path: Path) -> Iterator[TextPair]:
+    for number, line in enumerate(read_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise UserError(f"{path}, line {number}: source, tab, target are 2 columns, not {len(columns)}")
+        yield columns[0], columns[1]
+
+
+def _jsonl(path: Path) -> Iterator[TextPair]:
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            entry = json.loads(line)
+            source, target = entry["source"], entry["target"]
+            (source + target).encode()  # fails if one is not a string, or holds half a surrogate pair
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            wanted = '{"source": "...", "target": "..."}'
+            raise UserError(f"{path}, line {number}: expected {wanted}, found {line[:60]!r}") from error
+        yield source, target
+
+
+def _checked(pairs: Iterator[TextPair], name: str, lowercase: bool) -> Iterator[TextPair]:
+    """The pairs, lower-cased if asked for; none at all is an error."""
+    empty = True
+    for source, target in pairs:
+        empty = False
+        yield (source.lower(), target.lower()) if lowercase else (source, target)
+    if empty:
+        raise UserError(f"{name}: no sentence pairs")

@@ -1,0 +1,315 @@
+"""Tokens on disk, mapped into memory, and kept between runs.
+
+A corpus is turned into tokens once. A stored corpus is a folder of plain arrays and a JSON file:
+
+    source.ids, target.ids              all tokens end to end, uint16 or uint32; every sentence ends with the end mark
+    source.offsets, target.offsets      [n + 1] int64, where each sentence begins
+    about.json                          the type of the ids, and how many pairs were kept and dropped
+
+The folder's name is a digest of all that decides its content, so it never needs to be brought up to date: when the
+input changes, so does the name. The cache may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.data.sources import TextPair, corpora, describe, files, read_pairs
+from regard.errors import UserError
+from regard.text import END, Tokenizer, train
+
+if TYPE_CHECKING:
+    from regard.recipes.schema import Corpus, Data, Recipe
+
+VERSION = 1  # of the layout above
+CHUNK = 10_000  # pairs encoded at once: many enough for the library's threads, few enough for any memory
+DAY = 24 * 3600
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sentences end to end: `ids` [T] and `offsets` [n + 1]; sentence i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: Array
+    offsets: Array
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[int]], dtype: str = "uint32") -> Ragged:
+        """In memory, from lists.
+
+        >>> Ragged.of([[5, 6, 2], [7, 2]]).offsets.tolist()
+        [0, 3, 5]
+        """
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+        return cls(np.fromiter(chain.from_iterable(sentences), dtype, offsets[-1]), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Array:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def lengths(self) -> Array:
+        """[n] int32, held in memory."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def gather(self, which: Array) -> Array:
+        """The tokens of the sentences `which` [k], end to end, without a loop over sentences."""
+        begins = self.offsets[which]
+        lengths = self.offsets[which + 1] - begins
+        ends = lengths.cumsum()
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
+        return self.ids[places]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a corpus. Tokens count end marks and tags."""
+
+    pairs: int
+    dropped_empty: int
+    dropped_long: int
+    source_tokens: int
+    target_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens of n sentence pairs; each sentence ends with the end mark and begins with its corpus's tag, if any."""
+
+    source: Ragged
+    target: Ragged
+    report: Report
+
+    @classmethod
+    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:
+        """In memory, from token lists that carry their marks."""
+        source, target = Ragged.of(sources), Ragged.of(targets)
+        return cls(source, target, Report(len(sources), 0, 0, len(source.ids), len(target.ids)))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def cache_folder() -> Path:
+    """Where tokens are kept: `REGARD_CACHE`, or the user's cache folder."""
+    home = os.environ.get("REGARD_CACHE")
+    if home:
+        return Path(home).expanduser().absolute() / "tokens"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "regard" / "tokens"
+
+
+def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
+    """The source's and the target's tokenizer; one and the same if the recipe shares it.
+
+    They are learnt from at most `text.sample` pairs, drawn evenly by seed from all corpora (whatever their weights).
+    """
+    text, mix = recipe.text, corpora(recipe.data)
+    stream = chain.from_iterable(read_pairs(corpus, recipe.data) for corpus in mix)
+    sample = _sample(stream, text.sample, recipe.training.seed)
+    source_tags = [corpus.source_tag for corpus in mix if corpus.source_tag]
+    target_tags = [corpus.target_tag for corpus in mix if corpus.target_tag]
+    if text.shared:
+        tags = list(dict.fromkeys(source_tags + target_tags))
+        both = train(chain.from_iterable(sample), text.unit, text.vocabulary, tags)
+        return both, both
+    sources, targets = (pair[0] for pair in sample), (pair[1] for pair in sample)
+    return (
+        train(sources, text.unit, text.vocabulary, list(dict.fromkeys(source_tags))),
+        train(targets, text.unit, text.vocabulary, list(dict.fromkeys(target_tags))),
+    )
+
+
+def build(
+    recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, progress: Progress | None = None
+) -> list[TokenStore]:
+    """The tokens of every corpus of the recipe's mix, from the cache where they are there already."""
+    jobs = [_Job(corpus, recipe.data, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    return [_cached(job, progress or (lambda name, pairs: None)) for job in jobs]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One corpus to be turned into tokens."""
+
+    corpus: Corpus
+    data: Data
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+    def key(self) -> str:
+        """A digest of all that decides the tokens."""
+        corpus = self.corpus
+        spec = [corpus.corpus, corpus.count, corpus.source_tag, corpus.target_tag]
+        limits = [self.data.max_length, self.data.lowercase]
+        tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
+        content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def _inputs(self) -> list[Any]:
+        """What tells the input from other input: files by path, size and time; a built-in corpus by what makes it."""
+        if self.corpus.corpus is None:
+            paths = [path.absolute() for path in files(self.corpus, self.data)]
+            return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+        import regard.data.builtin
+
+        home = Path(regard.data.builtin.__file__).parent
+        parts = sorted(path for path in home.rglob("*") if path.suffix in (".py", ".tsv"))
+        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in parts]
+
+    def encoded(self, chunk: list[TextPair]) -> tuple[list[list[int]], list[list[int]]]:
+        """The tokens of both sides of a chunk, marks and tags included."""
+        corpus = self.corpus
+        head = [self.source_tokenizer.tag(corpus.source_tag)] if corpus.source_tag else []
+        sources = [[*head, *ids, END] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in chunk])]
+        head = [self.target_tokenizer.tag(corpus.target_tag)] if corpus.target_tag else []
+        targets = [[*head, *ids, END] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in chunk])]
+        return sources, targets
+
+
+def _cached(job: _Job, progress: Progress) -> TokenStore:
+    home = cache_folder()
+    folder = home / job.key()
+    store = _open(folder)
+    if store is None:
+        try:
+            _make(job, folder, progress)
+            _sweep(home)
+        except OSError as error:
+            hint = "set REGARD_CACHE to a folder with room to write"
+            raise UserError(f"cannot keep tokens in {home}: {error.strerror or error}; {hint}") from error
+        store = _open(folder)
+    if store is None:
+        raise UserError(f"the tokens just written to {folder} are gone or damaged; try again")
+    return store
+
+
+def _make(job: _Job, folder: Path, progress: Progress) -> None:
+    """Write a store beside its final place and move it there in one step, so that nobody ever sees half of one."""
+    draft = folder.with_name(f"{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.draft")
+    draft.mkdir(parents=True)
+    try:
+        _write(job, draft, progress)
+        try:
+            draft.rename(folder)
+        except OSError:  # something is there
+            if _open(folder) is None:  # and it is damaged; if not, another process was faster with the very same
+                shutil.rmtree(folder)
+                draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(job: _Job, folder: Path, progress: Progress) -> None:
+    counts: Counter[str] = Counter()
+    longest = job.data.max_length
+    with (
+        _Writer(folder, "source", job.source_tokenizer) as source,
+        _Writer(folder, "target", job.target_tokenizer) as target,
+    ):
+        for chunk in _chunks(read_pairs(job.corpus, job.data)):
+            full = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
+            sources, targets = job.encoded(full)
+            keep = [len(one) <= longest and len(other) <= longest for one, other in zip(sources, targets, strict=True)]
+            source.add([ids for ids, kept in zip(sources, keep, strict=True) if kept])
+            target.add([ids for ids, kept in zip(targets, keep, strict=True) if kept])
+            counts.update(read=len(chunk), pairs=sum(keep), empty=len(chunk) - len(full), long=len(full) - sum(keep))
+            progress(describe(job.corpus), counts["read"])
+    if not counts["pairs"]:
+        found = f"{counts['empty']} blank, {counts['long']} longer than max_length {longest}"
+        raise UserError(f"{describe(job.corpus)}: no usable sentence pairs ({found})")
+    report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total)
+    about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}
+    (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+class _Writer:
+    """Appends the sentences of one side to its two files."""
+
+    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
+        self.dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+        self.total = 0
+        self._ids = open(folder / f"{side}.ids", "wb")  # noqa: SIM115  closed in __exit__
+        self._offsets = open(folder / f"{side}.offsets", "wb")  # noqa: SIM115
+        self._offsets.write(np.zeros(1, np.int64).tobytes())
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ids.close()
+        self._offsets.close()
+
+    def add(self, sentences: list[list[int]]) -> None:
+        part = Ragged.of(sentences, self.dtype)
+        self._ids.write(part.ids.tobytes())
+        self._offsets.write((part.offsets[1:] + self.total).tobytes())
+        self.total += len(part.ids)
+
+
+def _open(folder: Path) -> TokenStore | None:
+    """The store in a folder; None if there is none, or if its parts do not fit together."""
+    try:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        report = Report(**about["report"])
+        source = _side(folder, "source", about["source"], report.source_tokens)
+        target = _side(folder, "target", about["target"], report.target_tokens)
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read the tokens in {folder}: {error.strerror or error}") from error
+    whole = len(source) == len(target) == report.pairs
+    return TokenStore(source, target, report) if whole else None
+
+
+def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:
+    ids = np.memmap(folder / f"{side}.ids", dtype, "r")
+    offsets = np.memmap(folder / f"{side}.offsets", np.int64, "r")
+    if not len(ids) == tokens == offsets[-1]:
+        raise ValueError(f"{folder}: damaged")
+    return Ragged(np.asarray(ids), np.asarray(offsets))  # plain views: slicing a memmap object is slow
+
+
+def _sweep(home: Path) -> None:
+    """Remove drafts that a killed process left behind: those that nothing was written to for a day."""
+    for draft in home.glob("*.draft"):
+        with suppress(OSError):  # another process may be removing it too
+            newest = max(path.stat().st_mtime for path in (draft, *draft.iterdir()))
+            if time.time() - newest > DAY:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+def _chunks(pairs: Iterator[TextPair]) -> Iterator[list[TextPair]]:
+    while chunk := list(islice(pairs, CHUNK)):
+        yield chunk
+
+
+def _sample(pairs: Iterable[TextPair], size: int, seed: int) -> list[TextPair]:
+    """At most `size` of the pairs, every one equally likely to be among them (a reservoir), drawn by seed."""
+    draw = random.Random(seed).random
+    kept: list[TextPair] = []
+    for count, pair in enumerate(pairs, 1):
+        if len(kept) < size:
+            kept.append(pair)
+        elif (place := int(draw() * count)) < size:
+            kept[place] = pair
+    return kept

@@ -1,0 +1,135 @@
+"""What a search holds and what it hands back.
+
+Shapes: N sentences still searched, K slots (beams or samples) each, t tokens generated so far, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.text import END
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output for one sentence."""
+
+    tokens: tuple[int, ...]  # generated tokens, without begin mark and without the end mark
+    logprobs: tuple[float, ...]  # log-probability of each generated token, the end mark's last when it was generated
+    score: float  # what ranks it: sum of logprobs / length penalty
+    finished: bool  # ended by the end mark (False: cut at the maximum length)
+
+
+@dataclass
+class Report:
+    """How close the decisions of a search were, sentence by sentence in the order searched.
+
+    `margins[n]` is the smallest difference that decided what became of sentence n. Beam search: of penalised scores,
+    between the last candidate kept and the first rejected at any step, and between neighbours in the final ranking.
+    Sampling: of probability, between a draw and the nearer edge of the share of the token it fell on. Below the
+    rounding error of the model, another batch or another kernel may decide otherwise. One report may serve many
+    searches: each adds its sentences.
+    """
+
+    margins: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one step decided: slot k goes on from slot `parents[n, k]` with `tokens[n, k]`."""
+
+    parents: Tensor  # [N, K]
+    tokens: Tensor  # [N, K]
+    margin: Tensor  # [N]
+    moved: bool  # False where every slot is known to go on from itself, so that the state need not be reordered
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The hypotheses in hand.
+
+    A slot is *live* (can be extended), *finished* (ended by the end mark) or *empty* (nothing possible was left to put
+    there: its `total` is -inf).
+    """
+
+    tokens: Tensor  # [N, K, t]; past a finished hypothesis's length: end marks
+    logprobs: Tensor  # [N, K, t]; past a finished hypothesis's length: zeros
+    total: Tensor  # [N, K] sums of logprobs
+    length: Tensor  # [N, K] generated tokens, the end mark counted
+    live: Tensor  # [N, K] bool
+    margin: Tensor  # [N] smallest decision margin so far
+
+    @classmethod
+    def start(cls, count: int, device: torch.device) -> Slots:
+        """One live, empty-handed slot a sentence."""
+        return cls(
+            tokens=torch.zeros(count, 1, 0, dtype=torch.long, device=device),
+            logprobs=torch.zeros(count, 1, 0, device=device),
+            total=torch.zeros(count, 1, device=device),
+            length=torch.zeros(count, 1, dtype=torch.long, device=device),
+            live=torch.ones(count, 1, dtype=torch.bool, device=device),
+            margin=torch.full((count,), math.inf, device=device),
+        )
+
+    @property
+    def finished(self) -> Tensor:
+        """[N, K] True where a hypothesis was ended by the end mark."""
+        return ~self.live & (self.total > -math.inf)
+
+    def only_end_for_finished(self, logp: Tensor) -> Tensor:
+        """[N, K, V] with one candidate for a slot that is not live: the end mark, once more, for nothing.
+
+        So a finished hypothesis is one candidate with its final score among all the others. Changes `logp`.
+        """
+        logp.masked_fill_(~self.live[..., None], -math.inf)
+        logp[..., END].masked_fill_(~self.live, 0.0)
+        return logp
+
+    def advance(self, choice: Choice, logp: Tensor) -> Slots:
+        """The slots after a choice among the candidates `logp` [N, K, V]; the number of slots may change."""
+        parents, tokens = choice.parents, choice.tokens
+        steps = logp.flatten(1).gather(1, parents * logp.shape[-1] + tokens)
+        past = parents[..., None].expand(-1, -1, self.tokens.shape[-1])
+        total = self.total.gather(1, parents) + steps
+        extended = self.live.gather(1, parents)
+        return Slots(
+            tokens=torch.cat([self.tokens.gather(1, past), tokens[..., None]], -1),
+            logprobs=torch.cat([self.logprobs.gather(1, past), steps[..., None]], -1),
+            total=total,
+            length=self.length.gather(1, parents) + extended,
+            live=extended & (tokens != END) & (total > -math.inf),
+            margin=torch.minimum(self.margin, choice.margin),
+        )
+
+    def keep(self, sentences: Tensor) -> Slots:
+        """Only these sentences, [M] indices into the present N."""
+        return Slots(**{name: value[sentences] for name, value in vars(self).items()})
+
+    def hypotheses(self, penalty: Tensor) -> list[list[Hypothesis]]:
+        """Per sentence, best first, those that are not empty. `penalty` [n]: the length penalty of n tokens."""
+        if bool(self.total.isnan().any()):
+            raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
+        score, finished = (self.total / penalty[self.length]).tolist(), self.finished.tolist()
+        tokens, logprobs, length = self.tokens.tolist(), self.logprobs.tolist(), self.length.tolist()
+
+        def read(n: int, k: int) -> Hypothesis:
+            size = length[n][k]
+            words = tokens[n][k][: size - finished[n][k]]
+            return Hypothesis(tuple(words), tuple(logprobs[n][k][:size]), score[n][k], finished[n][k])
+
+        count, width = self.total.shape
+        found = [[read(n, k) for k in range(width) if score[n][k] > -math.inf] for n in range(count)]
+        # of equal scores a finished one first: early stopping may leave with an equal one still live
+        return [sorted(hypotheses, key=lambda one: (-one.score, not one.finished)) for hypotheses in found]
+
+
+def ranking_margin(ranked: list[Hypothesis], wanted: int) -> float:
+    """Smallest difference of scores that put the first `wanted` in their order, before the rest."""
+    near = pairwise(ranked[: wanted + 1])
+    return min((a.score - b.score for a, b in near if a.tokens != b.tokens), default=math.inf)

@@ -1,0 +1,120 @@
+"""Lines of raw text in, as many lines of raw text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from regard.data.packing import sentence_batches
+from regard.decoding.search import Hypothesis, search
+from regard.models import Translator
+from regard.recipes.schema import Decoding, Recipe
+from regard.rows import TokenRow
+from regard.text import END, Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out for one line: the texts, best first, and how they were made. A blank line has one blank text."""
+
+    texts: tuple[str, ...] = ("",)
+    hypotheses: tuple[Hypothesis, ...] = ()
+    source: tuple[int, ...] = ()
+    cut: bool = False  # the line was longer than the model reads
+
+
+@dataclass(frozen=True)
+class LineTranslator:
+    """Translates lines with one model, its tokenizers and its decoding settings.
+
+    What comes out for a line depends on the line, the settings, the seed and (when sampling) the line's number: never
+    on what else is translated with it.
+    """
+
+    model: Translator
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    settings: Decoding
+    longest: int  # source tokens the model reads
+    lowercase: bool = False
+    source_tag: str | None = None
+    target_tag: str | None = None
+    seed: int = 0
+    forbidden: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forbidden", self.tokenizers[1].forbidden())
+
+    @classmethod
+    def for_recipe(
+        cls,
+        model: Translator,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        recipe: Recipe,
+        settings: Decoding | None = None,
+    ) -> LineTranslator:
+        """As the recipe says: its decoding settings (or others), its longest sentence, its first corpus's tags."""
+        first = recipe.data.mix[0] if recipe.data.mix else recipe.data
+        return cls(
+            model,
+            tokenizers,
+            settings if settings is not None else recipe.decoding,
+            recipe.model.max_positions,
+            recipe.data.lowercase,
+            first.source_tag,
+            first.target_tag,
+        )
+
+    def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+        """Source tokens of each line with tag and end mark, cut to the longest; and which were cut. Blank: no tokens."""
+        tag = [self.tokenizers[0].tag(self.source_tag)] if self.source_tag else []
+        texts = [line.lower() if self.lowercase else line for line in lines]
+        pieces = self.tokenizers[0].encode_batch([text if text.strip() else "" for text in texts])
+        room = self.longest - len(tag) - 1
+        return [[*tag, *p[:room], END] if p else [] for p in pieces], [len(p) > room for p in pieces]
+
+    def __call__(
+        self,
+        lines: Sequence[str],
+        *,
+        nbest: int = 1,
+        first: int = 0,
+        prefixes: Sequence[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Answer]:
+        """Translate; `first` is the number of the first line, `prefixes` what each translation must begin with."""
+        sources, cut = self.encode(lines)
+        forced = self._prefixes(len(lines), prefixes)
+        answers = [Answer()] * len(lines)
+        full = [i for i, source in enumerate(sources) if source]
+        for group in sentence_batches([len(sources[i]) for i in full], self.settings.batch_tokens):
+            chosen = [full[i] for i in group]
+            found = self._search([sources[i] for i in chosen], [forced[i] for i in chosen], chosen, first, nbest)
+            for i, hypotheses in zip(chosen, found, strict=True):
+                texts = tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses)
+                answers[i] = Answer(texts, tuple(hypotheses), tuple(sources[i]), cut[i])
+            if progress is not None:
+                progress(len(chosen))
+        return answers
+
+    def _prefixes(self, count: int, prefixes: Sequence[str] | None) -> list[list[int]]:
+        tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
+        texts = prefixes if prefixes is not None else [""] * count
+        return [[*tag, *self.tokenizers[1].encode(text)] for text in texts]
+
+    def _search(
+        self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
+    ) -> list[list[Hypothesis]]:
+        device = next(self.model.parameters()).device
+        with torch.inference_mode():
+            return search(
+                self.model,
+                TokenRow.of(sources).to(device),
+                self.settings,
+                forbidden=self.forbidden,
+                prefixes=prefixes if any(prefixes) else None,
+                seed=self.seed,
+                lines=[first + i for i in lines],
+                nbest=nbest,
+            )

@@ -1,0 +1,80 @@
+"""Drawing tokens at random, so that a line's draws depend on nothing but the seed and the line.
+
+A generator that hands out numbers in turn would give a sentence other numbers in another batch. Here a number is a hash
+of what it is for: the seed, the line, which of its samples, and the step. Shapes: N sentences, K samples each, V the
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.decoding.hypotheses import Choice
+from regard.recipes.schema import Decoding
+
+Words = NDArray[np.uint64]
+MASK = (1 << 64) - 1
+
+
+def splitmix64(words: Words) -> Words:
+    """Scramble 64-bit words one by one (Steele, Lea and Flood 2014): one bit flipped flips about half of them."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def keys(seed: int, lines: Sequence[int], samples: int) -> Words:
+    """[N, K] what the draws of each sample of each line are keyed by."""
+    line = np.array([number & MASK for number in lines], dtype=np.uint64)[:, None]
+    sample = np.arange(samples, dtype=np.uint64)[None, :]
+    return splitmix64(splitmix64(splitmix64(np.array([seed & MASK], dtype=np.uint64)) ^ line) ^ sample)
+
+
+def uniforms(key: Words, step: int) -> Tensor:
+    """[N, K] one number in [0, 1) for each key at this step: 24 bits of hash, which float32 holds exactly."""
+    bits = splitmix64(key ^ np.uint64(step)) >> np.uint64(40)
+    return torch.from_numpy(bits.astype(np.float32)) * 2.0**-24
+
+
+def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
+    """The tokens a draw may fall on, likeliest first, as (probabilities, ids), both [N, K, at most V].
+
+    Temperature first; then the `top_k` likeliest; of these the smallest set that reaches `top_p` of their probability.
+    What is left out has probability 0; the rest need not sum to 1.
+    """
+    value, order = (logp / settings.temperature).sort(dim=-1, descending=True, stable=True)
+    if settings.top_k:
+        value, order = value[..., : settings.top_k], order[..., : settings.top_k]
+    share = value.softmax(-1)
+    if settings.top_p < 1:  # a token stays if those before it fall short; nothing is before the first
+        share = share * (share.cumsum(-1) - share < settings.top_p)
+    return share, order
+
+
+def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:
+    """One token a sample by the inverse of the cumulative distribution: `logp` [N, K or 1, V], `uniform` [N, K]."""
+    grown = logp.shape[1] != uniform.shape[1]  # the first step: all samples go on from the one slot
+    share, order = kept(logp, settings)
+    share, order = (x.expand(-1, uniform.shape[1], -1).contiguous() for x in (share, order))
+    edges = share.cumsum(-1)  # token i owns [edges[i - 1], edges[i])
+    target = (uniform * edges[..., -1])[..., None]  # [N, K, 1]
+    last = (share > 0).sum(-1, keepdim=True) - 1
+    place = torch.searchsorted(edges, target, right=True).minimum(last).clamp(min=0)
+    upper = edges.gather(-1, place)
+    below = torch.where(place > 0, target - upper + share.gather(-1, place), math.inf)
+    above = torch.where(place < last, upper - target, math.inf)
+    here = torch.zeros_like(uniform, dtype=torch.long) if grown else _own(uniform)
+    margin = torch.minimum(below, above).squeeze(-1).amin(-1)
+    return Choice(here, order.gather(-1, place).squeeze(-1), margin, moved=grown)
+
+
+def _own(like: Tensor) -> Tensor:
+    """[N, K] every slot its own parent."""
+    return torch.arange(like.shape[1], device=like.device).expand(like.shape)

@@ -1,0 +1,185 @@
+"""Beam search (one beam: greedy) and sampling, over any model with `start` and `step`.
+
+One step: the model gives log-probabilities, the rules strike out what may not follow, a chooser picks (the best
+candidates, or random ones), the slots and the model's state follow the choice, and sentences that are done leave.
+Shapes: N sentences still searched, K slots (beams or samples) each, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.decoding.hypotheses import Choice, Hypothesis, Report, Slots, ranking_margin
+from regard.decoding.penalties import Rules, length_penalties
+from regard.decoding.sampling import draw, keys, uniforms
+from regard.errors import UserError
+from regard.recipes.schema import Decoding
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN
+
+
+class Stepper(Protocol):
+    """As much of a model as a search needs."""
+
+    def start(self, source: TokenRow) -> Any: ...
+
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]: ...
+
+
+def search(
+    model: Stepper,
+    source: TokenRow,
+    settings: Decoding,
+    *,
+    forbidden: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+    seed: int = 0,
+    lines: Sequence[int] | None = None,
+    nbest: int = 1,
+    report: Report | None = None,
+) -> list[list[Hypothesis]]:
+    """Per sentence of `source` (on the model's device, end marks included) up to `nbest` hypotheses, best first.
+
+    There are fewer only where fewer exist. `forbidden` ids are never generated; `prefixes` are what the outputs have to
+    begin with, one a sentence; `seed` and `lines`, the sentences' numbers in the whole text, key the random draws;
+    `nbest` random samples are drawn. What a sentence gets does not depend on the rest of the batch.
+
+    >>> search(model, source, Decoding(beam=4))[0][0].tokens  # doctest: +SKIP
+    (17, 4, 250)
+    """
+    count, device = len(source.rows), source.ids.device
+    if settings.method == "beam" and nbest > settings.beam:
+        raise UserError(f"the {nbest} best of {settings.beam} hypotheses: beam must be at least {nbest}")
+    lines = range(count) if lines is None else lines
+    if len(lines) != count:
+        raise ValueError(f"{len(lines)} line numbers for {count} sentences")
+    if count == 0:
+        return []
+    rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device)
+    penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
+    chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
+    with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training
+        ended = _run(model, source, rules, chooser, lines)
+    results: list[list[Hypothesis]] = [[] for _ in range(count)]
+    margins = [math.inf] * count
+    for sentences, slots in ended:
+        ranked, closest = slots.hypotheses(penalty), slots.margin.tolist()
+        for sentence, hypotheses, margin in zip(sentences, ranked, closest, strict=True):
+            results[sentence] = hypotheses[:nbest]
+            margins[sentence] = min(margin, ranking_margin(hypotheses, nbest))
+    if report is not None:
+        report.margins.extend(margins)
+    return results
+
+
+def _run(
+    model: Stepper, source: TokenRow, rules: Rules, chooser: Chooser, lines: Sequence[int]
+) -> list[tuple[list[int], Slots]]:
+    """Step until every sentence is done: groups of (sentence numbers, their final slots) in the order they left."""
+    device = source.ids.device
+    inside = list(range(len(source.rows)))  # the sentences still searched
+    slots = Slots.start(len(inside), device)
+    state, tokens = model.start(source), torch.full((len(inside), 1), BEGIN, device=device)
+    ended: list[tuple[list[int], Slots]] = []
+    while True:
+        logits, state = model.step(state, tokens)
+        logp = rules.apply(functional.log_softmax(logits.float(), -1), slots.tokens)
+        logp = slots.only_end_for_finished(logp)
+        choice = chooser.choose(slots, logp, [lines[sentence] for sentence in inside])
+        slots = slots.advance(choice, logp)
+        done = (chooser.done(slots, rules) | (rules.limit <= slots.tokens.shape[-1])).tolist()
+        parents, tokens = choice.parents, choice.tokens
+        if any(done):
+            gone = [n for n, out in enumerate(done) if out]
+            ended.append(([inside[n] for n in gone], slots.keep(torch.tensor(gone, device=device))))
+            if all(done):
+                return ended
+            stay = torch.tensor([n for n, out in enumerate(done) if not out], device=device)
+            inside = [sentence for sentence, out in zip(inside, done, strict=True) if not out]
+            slots, rules, state = slots.keep(stay), rules.keep(stay), state.keep(stay)
+            parents, tokens = parents[stay], tokens[stay]
+        if choice.moved:
+            state = state.reorder(parents)
+
+
+class Chooser(Protocol):
+    """What tells beam search from sampling."""
+
+    def choose(self, slots: Slots, logp: Tensor, lines: Sequence[int]) -> Choice:
+        """Fill the slots from the candidates `logp` [N, K, V]; `lines` are the sentences' numbers in the text."""
+        ...
+
+    def done(self, slots: Slots, rules: Rules) -> Tensor:
+        """[N] True where going on would change nothing."""
+        ...
+
+
+class Best:
+    """Beam search: the candidates with the best penalised scores."""
+
+    def __init__(self, settings: Decoding, penalty: Tensor, wanted: int) -> None:
+        self.settings, self.penalty, self.wanted = settings, penalty, wanted
+
+    def choose(self, slots: Slots, logp: Tensor, lines: Sequence[int]) -> Choice:
+        """The best of all K * V candidates, ranked by the score they would have if they ended there.
+
+        The first step has one slot and V candidates, so the number of slots grows to the beam's; in a vocabulary
+        smaller than the beam that takes several steps.
+        """
+        count, before, vocabulary = logp.shape
+        penalty = self.penalty[slots.length + slots.live]  # [N, K]: only live ones grow longer
+        score = ((slots.total[..., None] + logp) / penalty[..., None]).flatten(1)  # [N, K * V]
+        width = min(self.settings.beam, score.shape[1])
+        top = score.topk(min(width + 1, score.shape[1]))  # one more than is kept, for the margin
+        parents, tokens = top.indices[:, :width] // vocabulary, top.indices[:, :width] % vocabulary
+        margin = score.new_full((count,), math.inf)
+        if top.values.shape[1] > width:
+            kept, rejected = top.values[:, width - 1], top.values[:, width]
+            margin = torch.where(rejected > -math.inf, kept - rejected, math.inf)
+        return Choice(parents, tokens, margin, moved=max(before, width) > 1)
+
+    def done(self, slots: Slots, rules: Rules) -> Tensor:
+        """No slot is live, or (early stopping) no live one can still get among the wanted.
+
+        Log-probabilities are at most 0, so a hypothesis's total only falls; dividing what is at most 0 by the greatest
+        penalty, that of the maximum length, gives the most it can ever score: total / penalty[limit]. The same bound
+        holds for its scores on the way, so it cannot push the wanted ones out of their slots either, and stopping
+        early gives what going on would have given.
+        """
+        if not self.settings.early_stopping:
+            return ~slots.live.any(1)
+        bound = (slots.total / self.penalty[rules.limit][:, None]).masked_fill(~slots.live, -math.inf).amax(1)
+        score = (slots.total / self.penalty[slots.length]).masked_fill(~slots.finished, -math.inf)
+        return score.topk(min(self.wanted, score.shape[1])).values[:, -1] >= bound
+
+
+class Random:
+    """Sampling: every slot draws its own next token."""
+
+    def __init__(self, settings: Decoding, seed: int, samples: int) -> None:
+        self.settings, self.seed, self.samples = settings, seed, samples
+
+    def choose(self, slots: Slots, logp: Tensor, lines: Sequence[int]) -> Choice:
+        uniform = uniforms(keys(self.seed, lines, self.samples), slots.tokens.shape[-1])
+        return draw(logp, uniform.to(logp.device), self.settings)
+
+    def done(self, slots: Slots, rules: Rules) -> Tensor:
+        return ~slots.live.any(1)
+
+
+def score(model: Callable[[PairBatch], Tensor], batch: PairBatch) -> list[list[float]]:
+    """The log-probability of every target token of every pair, the end mark's last, given those before it.
+
+    `model(batch)` gives logits [T, V], as a `Translator` does; the arithmetic after it is in float32.
+    """
+    rows = batch.inputs.rows
+    with torch.no_grad():
+        logits = model(batch)[: rows.tokens].float()
+        logp = -functional.cross_entropy(logits, batch.labels[: rows.tokens], reduction="none")
+    return [sentence.tolist() for sentence in rows.split(logp)]

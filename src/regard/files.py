@@ -1,0 +1,58 @@
+"""Writing files so that a reader sees the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from regard.errors import UserError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOENT: "no such file or folder",
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "it is a folder",
+}
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in plain words."""
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Write to the path given; when the block ends well it takes the place of `path`, on disk, at once.
+
+    If anything fails the old file stays as it was and the half-written one is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Looking into a model: what it attended to, and pictures of it."""

@@ -1,0 +1,51 @@
+"""What every model family offers, so that training, search, pictures and serving never ask which one they drive."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.rows import PairBatch, TokenRow
+
+
+class State(Protocol):
+    """The decoding state of N sentences with K beams each.
+
+    What belongs to a sentence is stored once; what belongs to a beam is reordered.
+    """
+
+    def reorder(self, parents: Tensor) -> Self:
+        """Beam k of sentence n goes on from beam `parents[n, k]`; K may change."""
+        ...
+
+    def keep(self, sentences: Tensor) -> Self:
+        """Only these sentences stay, in this order: [M] indices into the present N."""
+        ...
+
+
+class Translator(nn.Module):
+    """A model from a source sentence to a target sentence: what a family has to write."""
+
+    checkpoint_activations = False  # compute blocks again in the backward pass instead of keeping what is inside them
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        """Logits [T, V] for every place of the flat target row, teacher-forced."""
+        raise NotImplementedError  # each family's own
+
+    def start(self, source: TokenRow) -> Any:
+        """The state before the first target token, one beam a sentence."""
+        raise NotImplementedError  # each family's own
+
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
+        """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it."""
+        raise NotImplementedError  # each family's own
+
+    def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
+        """Label-smoothed cross-entropy summed over real target tokens, in float32 whatever the precision.
+
+        (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it.
+        """
+        losses = F.cross_entropy(self(batch).float(), batch.labels, label_smoothing=smoothing, reduction="none")
+        return losses.where(batch.inputs.rows.real, 0.0).sum()

@@ -1,0 +1,148 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017): encoder, decoder, and its decoding state.
+
+T target tokens and S source tokens in flat rows, D width, V vocabulary, N sentences, K beams.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard import positions, taps
+from regard.attention import Cached, Causal, Memory, Packed
+from regard.blocks import NORMS, BlockSettings, DecoderBlock, EncoderBlock
+from regard.models.family import Translator
+from regard.recipes.schema import TransformerSettings
+from regard.rows import PairBatch, Rows, TokenRow
+
+
+class Embedding(nn.Module):
+    """Token vectors times sqrt(D), plus where each token stands, with dropout."""
+
+    def __init__(self, vocabulary: int, settings: TransformerSettings) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(vocabulary, settings.width))
+        nn.init.normal_(self.table, std=1 / math.sqrt(settings.width))
+        self.positions = positions.make(
+            settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
+        )
+        self.dropout = settings.dropout
+
+    def forward(self, ids: Tensor, position: Tensor, length: Tensor) -> Tensor:
+        """ids, position and length [...] -> [..., D]."""
+        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]))
+        places = taps.tap(self, "positions", self.positions(position, length))
+        return taps.tap(self, "stream", F.dropout(tokens + places, self.dropout, self.training))
+
+
+class TransformerState:
+    """Where N sentences of K beams are: a growing cache a layer (beams), stored source keys a layer (sentences)."""
+
+    def __init__(self, own: list[Cached], cross: list[Memory], length: Tensor) -> None:
+        self.own, self.cross = own, cross
+        self.length = length  # [N] source lengths
+        self.beams = 1
+
+    def _take(self, beams: Tensor) -> None:
+        for cache in self.own:
+            cache.take(beams)
+
+    def reorder(self, parents: Tensor) -> TransformerState:
+        first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
+        self._take((first + parents).flatten())
+        self.beams = parents.shape[1]
+        return self
+
+    def keep(self, sentences: Tensor) -> TransformerState:
+        beams = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
+        self._take(beams.flatten())
+        self.cross = [memory.keep(sentences) for memory in self.cross]
+        self.length = self.length[sentences]
+        return self
+
+
+class Transformer(Translator):
+    """softmax(W · decoder(target so far, encoder(source))).
+
+    One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
+    """
+
+    def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
+        super().__init__()
+        self.settings = settings
+        block = BlockSettings(
+            width=settings.width,
+            heads=settings.heads,
+            inner=settings.inner,
+            dropout=settings.dropout,
+            activation=settings.activation,
+            norm=settings.norm,
+            norm_first=settings.norm_first,
+        )
+        self.source_embedding = Embedding(source_size, settings)
+        self.target_embedding = Embedding(target_size, settings)
+        if shared:
+            self.target_embedding.table = self.source_embedding.table
+        self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderBlock(block) for _ in range(settings.decoder_layers))
+        if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end
+            self.encoder_norm = NORMS[settings.norm](settings.width)
+            self.decoder_norm = NORMS[settings.norm](settings.width)
+        if not settings.tied:
+            self.output = nn.Parameter(torch.empty(target_size, settings.width))
+            nn.init.xavier_uniform_(self.output)
+
+    def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
+        """Run a block, keeping its inner activations or computing them again in the backward pass."""
+        if self.checkpoint_activations and self.training:
+            return checkpoint(block, *arguments, use_reentrant=False)
+        return block(*arguments)
+
+    def encode(self, source: TokenRow) -> Tensor:
+        """[S] tokens -> [S, D]."""
+        rows = source.rows
+        x = self.source_embedding(source.ids, rows.position, _lengths(rows, rows))
+        own = Packed(rows, rows)
+        for block in self.encoder:
+            x = self._block(block, x, own, rows.real)
+        return self.encoder_norm(x, rows.real) if self.settings.norm_first else x
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        memory = self.encode(batch.source)
+        rows = batch.inputs.rows
+        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
+        own, cross = Packed(rows, rows, Causal()), Packed(rows, batch.source.rows)
+        for block in self.decoder:
+            x = self._block(block, x, own, cross, memory, rows.real)
+        return self._logits(x, rows.real)
+
+    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
+        if self.settings.norm_first:
+            x = self.decoder_norm(x, real)
+        if real is not None:
+            x = x.where(real[:, None], 0.0)
+        table = self.target_embedding.table if self.settings.tied else self.output
+        return taps.tap(self, "logits", F.linear(x, table))
+
+    def start(self, source: TokenRow) -> TransformerState:
+        memory = self.encode(source)
+        cross = [cast(DecoderBlock, block).cross.remember(memory, source.rows) for block in self.decoder]
+        return TransformerState([Cached() for _ in self.decoder], cross, source.rows.length)
+
+    def step(self, state: TransformerState, tokens: Tensor) -> tuple[Tensor, TransformerState]:
+        position = tokens.new_full(tokens.shape, state.own[0].length)
+        x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
+        for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
+            x = block(x, own, cross)
+        return self._logits(x).unflatten(0, tokens.shape), state
+
+
+def _lengths(rows: Rows, of: Rows) -> Tensor:
+    """[T] for each place of `rows` the length of its sentence in `of`; 1 for fill."""
+    return F.pad(of.length, (0, 1), value=1)[rows.sentence]

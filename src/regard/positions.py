@@ -1,0 +1,86 @@
+"""Where a token stands in its sentence, as a vector added to its embedding.
+
+Attention treats its keys as a set; only what is added here tells "dog bites man" from "man bites dog".
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Positions(nn.Module):
+    """Position vectors: `forward(position, length)` turns places [...] into vectors [..., width].
+
+    `length` is the length of the sentence the place belongs to, which only `Fraction` reads. A decoder does not know
+    how long its output will be, so it gives the length of the source sentence.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        raise NotImplementedError  # each kind's own
+
+
+class Sinusoidal(Positions):
+    """PE(pos, 2i) = sin(pos / base^(2i/d)),  PE(pos, 2i+1) = cos(pos / base^(2i/d)).
+
+    Wavelengths run from 2π up to (nearly) base · 2π, and PE(pos + k) is a rotation of PE(pos) that depends on k alone.
+    Computed on the fly in float32, so there is no longest sentence.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__(width)
+        exponent = torch.arange(0, width, 2, dtype=torch.float64) / width  # 2i/d, shared by sine and cosine
+        self.register_buffer("frequency", (base**-exponent).float(), persistent=False)
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        angle = position.unsqueeze(-1).float() * self.frequency  # [..., ceil(width / 2)]
+        waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)  # sine and cosine alternate
+        return waves[..., : self.width]
+
+
+class Learned(Positions):
+    """A trained vector a place, up to `longest` places."""
+
+    def __init__(self, width: int, longest: int) -> None:
+        super().__init__(width)
+        self.table = nn.Parameter(torch.empty(longest, width))
+        nn.init.normal_(self.table, std=1 / math.sqrt(width))
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        return self.table[position]
+
+
+class Index(Positions):
+    """The bare number of the place, in the first feature: unbounded, and kept for comparison."""
+
+    def number(self, position: Tensor, length: Tensor) -> Tensor:
+        return position.float()
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        vector = torch.zeros(*position.shape, self.width, device=position.device)
+        vector[..., 0] = self.number(position, length)
+        return vector
+
+
+class Fraction(Index):
+    """How much of the sentence has passed, pos / (length - 1): bounded, but a step means less the longer the sentence."""
+
+    def number(self, position: Tensor, length: Tensor) -> Tensor:
+        return position / (length - 1).clamp(min=1)
+
+
+def make(kind: str, width: int, *, base: float = 10000.0, longest: int = 1024) -> Positions:
+    """Positions by name: sinusoidal, learned, index or fraction."""
+    if kind == "sinusoidal":
+        return Sinusoidal(width, base)
+    if kind == "learned":
+        return Learned(width, longest)
+    return {"index": Index, "fraction": Fraction}[kind](width)

@@ -1,0 +1,12 @@
+"""Recipes: named, complete settings for data, text, model, training and decoding.
+
+    recipe = load("en-es", ["training.steps=100"])      # built in, or the path of a .toml file
+    print(describe(recipe))                             # every setting, with its meaning, as TOML
+
+This package does not import torch.
+"""
+
+from regard.recipes.load import describe, differences, load, names, parse, to_toml
+from regard.recipes.schema import Recipe
+
+__all__ = ["Recipe", "describe", "differences", "load", "names", "parse", "to_toml"]

@@ -1,0 +1,171 @@
+"""Flat rows of tokens.
+
+A batch of N sentences is one row of T places: the sentences end to end, then fill up to T. Linear layers, norms and the
+loss see the row; attention asks here where sentences begin. Shapes: T places, N sentences, L the longest sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """Where the sentences of a flat row begin and end.
+
+    `lengths` are the N sentence lengths, `size` the number of places T (default: no fill). The maps between the flat
+    and the padded view are made on first use and kept, so every layer of a model shares them.
+
+    >>> rows = Rows([2, 1], size=4)
+    >>> rows.position.tolist(), rows.sentence.tolist()
+    ([0, 1, 0, 0], [0, 0, 1, 2])
+    """
+
+    def __init__(self, lengths: Sequence[int], size: int | None = None, device: torch.device | str = "cpu") -> None:
+        self.lengths = tuple(int(n) for n in lengths)
+        self.tokens = sum(self.lengths)
+        self.size = self.tokens if size is None else size
+        if self.size < self.tokens:
+            raise ValueError(f"{self.tokens} tokens do not fit a row of {self.size}")
+        self.longest = max(self.lengths, default=0)
+        self.device = torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        return f"Rows({list(self.lengths)}, size={self.size})"
+
+    def to(self, device: torch.device | str) -> Rows:
+        return self if torch.device(device) == self.device else Rows(self.lengths, self.size, device)
+
+    @property
+    def even(self) -> bool:
+        """Whether all sentences are equally long, so that the padded view has no padding."""
+        return self.longest * len(self) == self.tokens
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[N] the sentence lengths."""
+        return torch.tensor(self.lengths, dtype=torch.long, device=self.device)
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """[N + 1] where each sentence begins; the last entry is the number of real tokens."""
+        return torch.nn.functional.pad(self.length.cumsum(0), (1, 0))
+
+    @cached_property
+    def sentence(self) -> Tensor:
+        """[T] which sentence each place belongs to; N for fill."""
+        owners = torch.arange(len(self) + 1, device=self.device)
+        counts = torch.cat([self.length, self.length.new_tensor([self.size - self.tokens])])
+        return torch.repeat_interleave(owners, counts, output_size=self.size)
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[T] place within the sentence, from 0; 0 for fill."""
+        place = torch.arange(self.size, device=self.device)
+        return torch.where(self.real, place - self.offsets[self.sentence.clamp(max=max(len(self) - 1, 0))], 0)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """[T] True where a token is, False for fill."""
+        return torch.arange(self.size, device=self.device) < self.tokens
+
+    @cached_property
+    def present(self) -> Tensor:
+        """[N, L] True where the padded view holds a token."""
+        return torch.arange(self.longest, device=self.device) < self.length[:, None]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """[N * L] the flat place of each padded cell; T (one past the row) for padding."""
+        place = self.offsets[:-1, None] + torch.arange(self.longest, device=self.device)
+        return torch.where(self.present, place, self.size).flatten()
+
+    @cached_property
+    def _cell(self) -> Tensor:
+        """[T] the padded cell of each flat place; N * L (one past the end) for fill."""
+        cell = self.sentence * self.longest + self.position
+        return torch.where(self.real, cell, len(self) * self.longest)
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """[T, ...] -> [N, L, ...]. Padding is zero and fill is never read."""
+        if self.even:  # nothing to pad: a view, not a copy
+            return flat[: self.tokens].unflatten(0, (len(self), self.longest))
+        return _take(flat, self._place).unflatten(0, (len(self), self.longest))
+
+    def flatten(self, padded: Tensor) -> Tensor:
+        """[N, L, ...] -> [T, ...]. Fill is zero and padding is never read."""
+        cells = padded.flatten(0, 1)
+        if self.even and self.size == self.tokens:
+            return cells
+        return _take(cells, self._cell)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The sentences of a flat tensor, one tensor each."""
+        return list(flat[: self.tokens].split(list(self.lengths)))
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """`table[index]`, where the index one past the end gives zeros."""
+    zero = table.new_zeros(1, *table.shape[1:])
+    return torch.cat([table, zero]).index_select(0, index)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One flat row: `ids` [T] and where its sentences begin."""
+
+    ids: Tensor
+    rows: Rows
+
+    @classmethod
+    def of(cls, sentences: list[list[int]], size: int | None = None, fill: int = 0) -> TokenRow:
+        """Lay sentences end to end; what is left of `size` is filled."""
+        rows = Rows([len(s) for s in sentences], size)
+        flat = [token for sentence in sentences for token in sentence]
+        return cls(torch.tensor(flat + [fill] * (rows.size - rows.tokens), dtype=torch.long), rows)
+
+    def to(self, device: torch.device | str) -> TokenRow:
+        return TokenRow(self.ids.to(device, non_blocking=True), self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Sentence pairs for teacher forcing.
+
+    `source` ends every sentence with the end mark. `inputs` is the target shifted right (begin mark first) and `labels`
+    [T] the target with its end mark, token for token beside `inputs`; labels of fill are never read.
+    """
+
+    source: TokenRow
+    inputs: TokenRow
+    labels: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        sources: list[list[int]],
+        targets: list[list[int]],
+        *,
+        begin: int,
+        source_size: int | None = None,
+        target_size: int | None = None,
+    ) -> PairBatch:
+        """From token lists that carry their end marks."""
+        inputs = TokenRow.of([[begin, *t[:-1]] for t in targets], target_size)
+        labels = TokenRow.of(targets, target_size).ids
+        return cls(TokenRow.of(sources, source_size), inputs, labels)
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens that count in the loss."""
+        return self.inputs.rows.tokens
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        return PairBatch(self.source.to(device), self.inputs.to(device), self.labels.to(device, non_blocking=True))

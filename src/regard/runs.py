@@ -1,0 +1,157 @@
+"""The run directory: one path to resume, translate with, look into, serve and export.
+
+run.json               format version, which regard made it
+recipe.toml            the resolved recipe
+tokenizer.json         or source.tokenizer.json and target.tokenizer.json
+model.safetensors      the best weights so far
+snapshots/             weights at steps kept by the policy in `kept_snapshots`
+resume.safetensors     everything needed to go on from the exact batch
+metrics.jsonl          one JSON object a measurement
+samples.jsonl          translations of a few held-out sentences at each validation
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard import __version__
+from regard.errors import UserError
+from regard.files import reason, write_text
+from regard.recipes import parse, to_toml
+from regard.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.models import Translator
+    from regard.text import Tokenizer
+
+FORMAT = 1
+
+
+class Run:
+    """A run directory that exists."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            info = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            what = "is no run directory (it has no run.json)" if self.path.exists() else "does not exist"
+            raise UserError(f"{self.path} {what}; `regard train RECIPE --out {self.path}` makes one") from None
+        except OSError as error:
+            raise UserError(f"{self.path / 'run.json'} could not be read: {reason(error)}") from error
+        except ValueError:
+            raise UserError(f"{self.path / 'run.json'} is damaged: it is not JSON") from None
+        if info.get("format", 0) > FORMAT:
+            raise UserError(
+                f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
+                f"this is regard {__version__}, which reads up to {FORMAT}: upgrade regard"
+            )
+        self.info = info
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Recipe) -> Run:
+        """A new run directory with its recipe in it."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} exists and is no run directory: choose another --out")
+        write_text(path / "recipe.toml", to_toml(recipe))
+        info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_text(path / "run.json", json.dumps(info, indent=2) + "\n")
+        return cls(path)
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        return (Path(path) / "run.json").exists()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        file = self.path / "recipe.toml"
+        try:
+            return parse(file.read_text(encoding="utf-8"), str(file))
+        except OSError as error:
+            raise UserError(f"{file} could not be read: {reason(error)}") from error
+
+    def change_recipe(self, recipe: Recipe) -> None:
+        write_text(self.path / "recipe.toml", to_toml(recipe))
+        self.__dict__.pop("recipe", None)
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def _tokenizer_files(self) -> list[Path]:
+        both = [self.path / "source.tokenizer.json", self.path / "target.tokenizer.json"]
+        return [self.path / "tokenizer.json"] if self.recipe.text.shared else both
+
+    def has_tokenizers(self) -> bool:
+        return all(file.exists() for file in self._tokenizer_files())
+
+    def save_tokenizers(self, source: Tokenizer, target: Tokenizer) -> None:
+        for file, tokenizer in zip(self._tokenizer_files(), (source, target), strict=False):
+            write_text(file, tokenizer.to_json())
+        self.__dict__.pop("tokenizers", None)
+
+    @cached_property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Source and target; one and the same object when the vocabulary is shared."""
+        from regard.text import Tokenizer
+
+        found = []
+        for file in self._tokenizer_files():
+            try:
+                found.append(Tokenizer.from_json(file.read_text(encoding="utf-8")))
+            except OSError as error:
+                raise UserError(f"{file} could not be read: {reason(error)}") from error
+        return found[0], found[-1]
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def resume(self) -> Path:
+        return self.path / "resume.safetensors"
+
+    def snapshot(self, step: int) -> Path:
+        return self.path / "snapshots" / f"step-{step:08d}.safetensors"
+
+    def snapshots(self) -> dict[int, Path]:
+        """Step -> file, in order."""
+        files = sorted((self.path / "snapshots").glob("step-*.safetensors"))
+        return {int(file.stem.removeprefix("step-")): file for file in files}
+
+    def fresh_model(self) -> Translator:
+        """The recipe's model with new weights."""
+        from regard.models import build
+
+        source, target = self.tokenizers
+        return build(self.recipe.model, len(source), len(target), self.recipe.text.shared)
+
+    def model(self, device: torch.device | str = "cpu", weights: Path | None = None) -> Translator:
+        """The trained model, ready to use: its best weights, or those of a file such as a snapshot."""
+        from regard import weights as tensors
+
+        file = weights or self.best
+        if not file.exists():
+            raise UserError(f"{self.path} has no {file.name} yet: training has not reached its first validation")
+        loaded, _ = tensors.load(file)
+        model = self.fresh_model()
+        tensors.into_model(model, loaded, file)
+        return model.to(device).eval()
+
+
+def kept_snapshots(steps: list[int], every: int, average: int) -> set[int]:
+    """Which snapshots stay: the last `average` for averaging, and the 1st, 2nd, 4th, 8th, ... to show how it formed.
+
+    >>> sorted(kept_snapshots([10, 20, 30, 40, 50, 60, 70], every=10, average=2))
+    [10, 20, 40, 60, 70]
+    """
+    count = {step: step // every for step in steps}
+    powers = {step for step, n in count.items() if step % every == 0 and n & (n - 1) == 0}
+    return powers | set(sorted(steps)[-max(average, 1) :])

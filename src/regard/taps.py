@@ -1,0 +1,55 @@
+"""Named places where a run can be read or changed.
+
+A module says `x = tap(self, "stream", x)` where something is worth seeing. With nobody listening that costs one look at
+an empty tuple. A listener is called with the module, the kind and the value, and may return another value to put in its
+place. Values that cost work (attention weights beside a fused kernel) are offered as a function, called only if a
+listener wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+Value = Tensor | Callable[[], Any]
+Listener = Callable[[nn.Module, str, Value], Tensor | None]
+
+# One set of listeners a thread or task: requests served side by side do not hear each other.
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("regard_listeners", default=())
+
+
+def listening() -> bool:
+    """Whether anyone listens at the taps."""
+    return bool(_listeners.get())
+
+
+def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
+    """Show a value to every listener; the last replacement given, or None."""
+    replacement: Tensor | None = None
+    for listener in _listeners.get():
+        answer = listener(module, kind, value)
+        if answer is not None:
+            value = replacement = answer
+    return replacement
+
+
+def tap(module: nn.Module, kind: str, value: Tensor) -> Tensor:
+    """`value`, or what a listener put in its place."""
+    if not _listeners.get():
+        return value
+    replacement = offer(module, kind, value)
+    return value if replacement is None else replacement
+
+
+@contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Listen at every tap while the context lasts."""
+    token = _listeners.set((*_listeners.get(), listener))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)

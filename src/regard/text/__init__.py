@@ -1,0 +1,5 @@
+"""Text to tokens and back: byte-level BPE, characters, or words."""
+
+from regard.text.tokenizers import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
+
+__all__ = ["BEGIN", "END", "FILL", "UNKNOWN", "Tokenizer", "train"]

@@ -1,0 +1,291 @@
+"""Tokenizers: how a line of text becomes ids, and ids become text again.
+
+Ids are laid out the same way for every unit: the four special ids, then the tags (such as `<2de>`), then the pieces.
+No special id has a spelling: text that happens to contain `</s>` or `<2de>` is text like any other, so a model can
+never be steered or stopped by what somebody typed.
+
+`bpe` and `char` are lossless, `decode(encode(text)) == text`, because all 256 bytes are in their vocabularies. `word`
+is not: spacing becomes single spaces, and words that were not learnt are lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import tokenizers as library
+
+from regard.errors import UserError
+
+FILL, BEGIN, END, UNKNOWN = 0, 1, 2, 3
+SPECIALS = ("<fill>", "<s>", "</s>", "<unk>")  # how special ids are shown; never how they are read
+VERSION = 1  # of the JSON layout
+
+# The library runs threads and warns on standard error when a process that used them forks. Saying what we want keeps it
+# quiet; a forked child has none of those threads, so it must go without.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+
+
+class Tokenizer(ABC):
+    """A vocabulary, and the way from text to ids and back.
+
+    >>> tokenizer = train(["a cat", "a cat"], "char", 300)
+    >>> tokenizer.decode(tokenizer.encode("a tac"))
+    'a tac'
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, tags: Sequence[str], count: int) -> None:
+        """`count` is the number of pieces, which follow the special ids and the tags."""
+        self.tags = tuple(tags)
+        self.first = len(SPECIALS) + len(self.tags)  # id of the first piece
+        self._size = self.first + count
+
+    def __len__(self) -> int:
+        """Size of the vocabulary, special ids and tags included."""
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"<{self.unit} tokenizer, {len(self)} tokens>"
+
+    def tag(self, name: str) -> int:
+        """The id of a tag."""
+        if name not in self.tags:
+            known = ", ".join(self.tags) or "none"
+            raise UserError(f"the tokenizer knows no tag {name!r} (known: {known})")
+        return len(SPECIALS) + self.tags.index(name)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without begin or end marks."""
+        return self.encode_batch([text])[0]
+
+    @abstractmethod
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of many texts; as `encode` for each, but faster."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special ids and tags are skipped."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, for display.
+
+        Joined, the pieces are the decoded text, but that a token which holds part of a character only shows its bytes
+        (`⟨e2⟩`), and that special ids and tags show their names.
+        """
+        names = SPECIALS + self.tags
+        fresh = True  # no piece yet: the first word has no space in front
+        shown = []
+        for token in ids:
+            shown.append(names[token] if token < self.first else self._piece(token - self.first, fresh))
+            fresh = fresh and token < self.first
+        return shown
+
+    @abstractmethod
+    def _piece(self, index: int, fresh: bool) -> str:
+        """How a piece is shown; `fresh` if it is the first of its text."""
+
+    def forbidden(self) -> list[int]:
+        """Ids that must never be generated: all that are not text, but the end mark, and pieces that break a line."""
+        return [FILL, BEGIN, UNKNOWN, *range(len(SPECIALS), self.first), *self._line_breaks()]
+
+    @abstractmethod
+    def _line_breaks(self) -> list[int]:
+        """Ids of the pieces that contain a line feed or a carriage return."""
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """What, beside unit and tags, makes this tokenizer: plain JSON, and arguments of the class."""
+
+    def to_json(self) -> str:
+        """Everything about the tokenizer as JSON."""
+        head = {"format": "regard tokenizer", "version": VERSION, "unit": self.unit, "tags": list(self.tags)}
+        return json.dumps(head | self._content(), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """The tokenizer that `to_json` wrote."""
+        try:
+            content = json.loads(text)
+            found, version = content.pop("format"), content.pop("version")
+            if (found, version) != ("regard tokenizer", VERSION):
+                raise UserError(f"not a tokenizer this version can read: format {found!r}, version {version!r}")
+            return UNITS[content.pop("unit")](**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"not a tokenizer file, or a damaged one: {error}") from error
+
+
+class _ByteTokenizer(Tokenizer):
+    """A tokenizer whose pieces are strings of bytes; the first 256 are the bytes themselves, in order."""
+
+    def __init__(self, tags: Sequence[str], longer: Iterable[bytes]) -> None:
+        self._bytes = [bytes([value]) for value in range(256)]
+        self._bytes.extend(longer)
+        super().__init__(tags, len(self._bytes))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = b"".join(self._bytes[token - self.first] for token in ids if token >= self.first)
+        return text.decode("utf-8", errors="replace")
+
+    def _piece(self, index: int, fresh: bool) -> str:
+        text = self._bytes[index].decode("utf-8", errors="surrogateescape")  # stray bytes become U+DC80..U+DCFF
+        return re.sub("[\udc80-\udcff]", lambda stray: f"⟨{ord(stray[0]) - 0xDC00:02x}⟩", text)
+
+    def _line_breaks(self) -> list[int]:
+        return [self.first + index for index, piece in enumerate(self._bytes) if b"\n" in piece or b"\r" in piece]
+
+
+class BytePairTokenizer(_ByteTokenizer):
+    """Byte-level BPE: bytes, joined pair by pair in the order of `merges`.
+
+    The merges are the whole vocabulary, so nothing beside them is stored. They are written in the usual spelling, one
+    printable character a byte, which holds no space: "Ġt he" joins " t" with "he".
+    """
+
+    unit = "bpe"
+
+    def __init__(self, tags: Sequence[str], merges: Sequence[str]) -> None:
+        self.merges = list(merges)
+        pairs = [_pair(merge) for merge in self.merges]
+        joined = list(dict.fromkeys(left + right for left, right in pairs))  # two merges may spell the same piece
+        super().__init__(tags, (bytes(_BYTE_OF[sign] for sign in spelt) for spelt in joined))
+        # Our ids are the library's ids: it is given no special tokens, and a vocabulary that begins at `first`.
+        vocabulary = {spelt: self.first + index for index, spelt in enumerate([*_SPELLING, *joined])}
+        self._library = _byte_level(library.models.BPE(vocab=vocabulary, merges=pairs))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        try:
+            return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
+        except TypeError as error:  # what the library says of a lone surrogate
+            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+
+    def _content(self) -> dict[str, Any]:
+        return {"merges": self.merges}
+
+
+class CharacterTokenizer(_ByteTokenizer):
+    """Characters. ASCII is its bytes, `characters` are the learnt others, and what is neither is spelt in bytes."""
+
+    unit = "char"
+
+    def __init__(self, tags: Sequence[str], characters: str) -> None:
+        self.characters = characters
+        super().__init__(tags, (character.encode() for character in characters))
+        self._ids = {chr(value): [self.first + value] for value in range(128)}
+        self._ids |= {character: [self.first + 256 + index] for index, character in enumerate(characters)}
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        try:
+            return [[token for character in text for token in self._character(character)] for text in texts]
+        except UnicodeEncodeError as error:
+            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+
+    def _character(self, character: str) -> list[int]:
+        return self._ids.get(character) or [self.first + value for value in character.encode()]
+
+    def _content(self) -> dict[str, Any]:
+        return {"characters": self.characters}
+
+
+class WordTokenizer(Tokenizer):
+    """Words between white space. Lossy: unknown words become UNKNOWN, and decoding puts single spaces between words."""
+
+    unit = "word"
+
+    def __init__(self, tags: Sequence[str], words: Sequence[str]) -> None:
+        self.words = list(words)
+        super().__init__(tags, len(self.words))
+        self._ids = {word: self.first + index for index, word in enumerate(self.words)}
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [[self._ids.get(word, UNKNOWN) for word in text.split()] for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.words[token - self.first] for token in ids if token >= self.first)
+
+    def _piece(self, index: int, fresh: bool) -> str:
+        return self.words[index] if fresh else " " + self.words[index]
+
+    def _line_breaks(self) -> list[int]:
+        return []  # a line break is white space, so no word holds one
+
+    def _content(self) -> dict[str, Any]:
+        return {"words": self.words}
+
+
+UNITS: dict[str, Any] = {kind.unit: kind for kind in (BytePairTokenizer, CharacterTokenizer, WordTokenizer)}
+
+
+def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) -> Tokenizer:
+    """Learn a vocabulary of at most `size` tokens, special ids and tags included; the same texts give the same one.
+
+    A small corpus may not fill it: no BPE piece is learnt that was seen only once.
+    """
+    if unit not in UNITS:
+        raise UserError(f"no such unit of text: {unit!r} (choose from {', '.join(UNITS)})")
+    if len(set(tags)) < len(tags) or not all(tags):
+        raise UserError(f"tags must differ and not be empty: {', '.join(map(repr, tags))}")
+    marks = len(SPECIALS) + len(tags)
+    least = marks + (1 if unit == "word" else 256)
+    if size < least:
+        raise UserError(f"a {unit} vocabulary needs at least {least} tokens ({marks} are marks and tags), not {size}")
+    if unit == "word":
+        counts = Counter(word for text in texts for word in text.split())
+        return WordTokenizer(tags, _most_frequent(counts, size - marks))
+    room = size - marks - 256
+    if unit == "char":
+        characters = Counter(character for text in texts for character in text if not character.isascii())
+        return CharacterTokenizer(tags, "".join(_most_frequent(characters, room)))
+    return BytePairTokenizer(tags, _learn_merges(texts, room))
+
+
+def _most_frequent(counts: Counter[str], room: int) -> list[str]:
+    """The commonest, ties in the order of their text."""
+    return sorted(counts, key=lambda text: (-counts[text], text))[:room]
+
+
+def _learn_merges(texts: Iterable[str], room: int) -> list[str]:
+    """At most `room` merges in the order they were learnt, each as "left right"."""
+    learner = _byte_level(library.models.BPE())
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=256 + room, min_frequency=2, initial_alphabet=_SPELLING, special_tokens=[], show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer)
+    return [" ".join(pair) for pair in json.loads(learner.to_str())["model"]["merges"]]
+
+
+def _byte_level(model: library.models.BPE) -> library.Tokenizer:
+    """A library tokenizer that cuts text at words and spells it in bytes. It holds no special tokens."""
+    tokenizer = library.Tokenizer(model)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, right = merge.split(" ")
+    return left, right
+
+
+def _spelling() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE: itself, or one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(256) if value not in printable]
+    return [chr(value if value in printable else 256 + others.index(value)) for value in range(256)]
+
+
+_SPELLING = _spelling()
+_BYTE_OF = {sign: value for value, sign in enumerate(_SPELLING)}
+
+
+def _invalid(texts: Iterable[str]) -> str:
+    """The first text with a lone surrogate, in ASCII, cut short."""
+    wrong = next((text for text in texts if re.search("[\ud800-\udfff]", text)), "")
+    return ascii(wrong)[:60]

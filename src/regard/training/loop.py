@@ -1,0 +1,308 @@
+"""The training loop: one update at a time, each a pure function of the recipe, the seed and the step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from regard import weights
+from regard.data.packing import Packer
+from regard.devices import autocast
+from regard.errors import UserError
+from regard.files import reason, write_text
+from regard.models import Translator
+from regard.rows import PairBatch
+from regard.runs import Run, kept_snapshots
+from regard.training import state
+from regard.training.report import Board, Reporter
+from regard.training.schedule import rate
+from regard.training.validation import Look, Validator
+
+LOG_EVERY = 50  # steps between lines of metrics
+CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite
+
+
+class Interrupted(Exception):
+    """Training was asked to stop, and has saved; `status` is the exit status that says by which signal."""
+
+    def __init__(self, step: int, status: int) -> None:
+        super().__init__(f"stopped after step {step}; the same command goes on from there")
+        self.status = status
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM while the context lasts, so that the loop can finish its step and save.
+
+    A second Ctrl-C ends at once; nothing is lost but the steps since the last save.
+    """
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only the main thread may; elsewhere signals are someone else's business
+        before = {}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def make_optimizer(model: Translator, run: Run) -> torch.optim.Optimizer:
+    """Fused Adam or AdamW; weight decay on matrices only."""
+    settings = run.recipe.training
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return kind([g for g in groups if g["params"]], lr=0.0, betas=settings.betas, eps=1e-9, fused=True)
+
+
+@dataclass
+class Trainer:
+    """Everything a run needs while it trains."""
+
+    run: Run
+    model: Translator
+    packer: Packer
+    validator: Validator
+    reporter: Reporter
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.settings = self.run.recipe.training
+        self.optimizer = make_optimizer(self.model, self.run)
+        self.ema = state.Average(self.model, self.settings.ema) if self.settings.ema else None
+        self.progress = state.Progress()
+        self.board = Board(self.run.path / "tensorboard" if self.settings.tensorboard else None)
+        self.window_loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.window_norm = torch.zeros((), device=self.device)
+        # A loss that is not finite raises this flag on the device; the fused optimiser skips its updates while it is
+        # up, and the host looks at it only every few steps, so no step waits for the device.
+        self.broken = torch.zeros((), device=self.device)
+        self.broken_step = torch.zeros((), dtype=torch.long, device=self.device)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Go on to the recipe's number of steps, or until patience runs out or a signal comes."""
+        self._resume()
+        progress, settings = self.progress, self.settings
+        batches = self.packer.batches(progress.position)
+        with catch_signals() as signals, self.reporter:
+            self.reporter.start(progress.step, settings.steps)
+            self._clock = time.perf_counter()
+            while progress.step < settings.steps and not self._out_of_patience():
+                group = []
+                for _ in range(settings.accumulate):
+                    batch, progress.position = next(batches)
+                    group.append(batch)
+                progress.step += 1
+                self._update(group)
+                self.reporter.step(progress.step, progress.tokens)
+                last = progress.step == settings.steps
+                if last or signals or progress.step % CHECK_EVERY == 0 or self._saves() or self._looks():
+                    self._stop_if_broken()
+                if progress.step % LOG_EVERY == 0 or last:
+                    self._log()
+                if self._looks() or last:
+                    self._look()
+                if self._saves():
+                    self._snapshot()
+                if self._saves() or signals or last:
+                    self._save()
+                if signals and not last:
+                    raise Interrupted(progress.step, 128 + signals[0])
+            self._finish()
+
+    def _saves(self) -> bool:
+        return self.progress.step % self.settings.save_every == 0
+
+    def _looks(self) -> bool:
+        return self.progress.step % self.settings.validate_every == 0
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.settings.patience <= self.progress.looks_since_best
+
+    def _update(self, batches: list[PairBatch]) -> None:
+        """One step of the optimiser on the mean loss a target token over all the batches together."""
+        progress, settings = self.progress, self.settings
+        tokens = sum(batch.tokens for batch in batches)
+        torch.manual_seed(settings.seed * 1_000_003 + progress.step)  # dropout depends on seed and step alone
+        self.model.train()
+        for batch in batches:
+            with autocast(settings.precision, self.device):
+                loss = self.model.loss(batch.to(self.device), settings.label_smoothing)
+            (loss / tokens).backward()
+            self.window_loss += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf"))
+        bad = ~(torch.isfinite(norm) & torch.isfinite(self.window_loss))
+        self.broken_step += progress.step * (bad & (self.broken == 0))
+        self.broken.logical_or_(bad)
+        self.window_norm = norm
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(settings, self.run.recipe.model.width, progress.step)
+        self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # what the fused kernels look at
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.model)
+        progress.tokens += tokens
+        progress.window_tokens += tokens
+        progress.finished = False
+
+    def _stop_if_broken(self) -> None:
+        """Where a loss was not finite: save the batch, say what to try, and stop. The last saved state is untouched."""
+        if not self.broken.item():
+            return
+        step, accumulate = int(self.broken_step.item()), self.settings.accumulate
+        source, target = self.run.tokenizers
+        sentences = []
+        for micro in range((step - 1) * accumulate, step * accumulate):
+            batch = self.packer.batch_at(micro)
+            labels = batch.inputs.rows.split(batch.labels)
+            for src, tgt in zip(batch.source.rows.split(batch.source.ids), labels, strict=True):
+                sentences.append({"source": source.decode(src.tolist()), "target": target.decode(tgt.tolist())})
+        file = self.run.path / f"not-finite-{step}.json"
+        write_text(file, json.dumps({"step": step, "pairs": sentences}, ensure_ascii=False, indent=1) + "\n")
+        raise UserError(
+            f"the loss or its gradient was not finite at step {step}; its batch is in {file}. Try a lower "
+            "training.learning_rate, a longer training.warmup, training.precision = fp32, or look at those sentences"
+        )
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def _write(self, kind: str, **numbers: Any) -> None:
+        line = json.dumps({"step": self.progress.step, "kind": kind, **numbers}, ensure_ascii=False)
+        self._append("metrics.jsonl", line)
+        self.board.write(self.progress.step, kind, numbers)
+        self.reporter.measured(self.progress.step, kind, numbers)
+
+    def _append(self, name: str, line: str) -> None:
+        try:
+            with open(self.run.path / name, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise UserError(f"{self.run.path / name} could not be written: {reason(error)}") from error
+
+    def _log(self) -> None:
+        progress = self.progress
+        self._tick()
+        total = progress.window_loss + self.window_loss.item()
+        self._write(
+            "train",
+            loss=round(total / max(progress.window_tokens, 1), 6),
+            learning_rate=rate(self.settings, self.run.recipe.model.width, progress.step),
+            gradient=round(self.window_norm.item(), 4),
+            tokens=progress.tokens,
+            seconds=round(progress.seconds, 1),
+        )
+        self.window_loss.zero_()
+        progress.window_loss, progress.window_tokens = 0.0, 0
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.progress.seconds += now - self._clock
+        self._clock = now
+
+    def _look(self) -> Look:
+        """Measure on held-out pairs and keep the weights if they are the best so far."""
+        if self.ema is None:
+            look = self._judge(self.model, "step")
+        else:
+            with _borrowed(self.model, self.ema.tensors):
+                look = self._judge(self.model, "ema")
+        for sample in look.samples:
+            line = {"step": self.progress.step, **sample}
+            self._append("samples.jsonl", json.dumps(line, ensure_ascii=False))
+        self.reporter.samples(look.samples)
+        return look
+
+    def _judge(self, model: Translator, what: str) -> Look:
+        progress = self.progress
+        look = self.validator.look(model)
+        self._tick()
+        value = look.bleu if self.settings.best == "bleu" and look.bleu is not None else -look.loss
+        better = progress.best is None or value > progress.best
+        self._write("valid", weights=what, **look.numbers(), better=better, seconds=round(progress.seconds, 1))
+        if better:
+            progress.best, progress.best_step, progress.best_is = value, progress.step, what
+            progress.looks_since_best = 0
+            about = {"step": progress.step, "weights": what, **look.numbers()}
+            weights.save(self.run.best, weights.of_model(model), about)
+        else:
+            progress.looks_since_best += 1
+        return look
+
+    # -- remembering --------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        if not self.run.resume.exists():
+            return
+        self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+        for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
+            file = self.run.path / name
+            if file.exists():
+                lines = file.read_text(encoding="utf-8").splitlines()
+                kept = [line for line in lines if _step_of(line) <= self.progress.step]
+                write_text(file, "".join(line + "\n" for line in kept))
+
+    def _save(self) -> None:
+        self._tick()
+        self.progress.window_loss += self.window_loss.item()
+        self.window_loss.zero_()
+        state.save(self.run.resume, self.progress, self.model, self.optimizer, self.ema)
+
+    def _snapshot(self) -> None:
+        step = self.progress.step
+        weights.save(self.run.snapshot(step), weights.of_model(self.model), {"step": step})
+        present = self.run.snapshots()
+        kept = kept_snapshots([s for s in present if s <= step], self.settings.save_every, self.settings.average)
+        for old, file in present.items():
+            if old <= step and old not in kept:
+                file.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
+        if self.progress.finished:
+            return
+        last = [f for step, f in self.run.snapshots().items() if step <= self.progress.step][-self.settings.average :]
+        if self.settings.average > 1 and len(last) > 1:
+            with _borrowed(self.model, state.mean(last)):
+                self._judge(self.model, f"average of {len(last)}")
+        self.progress.finished = True
+        self._save()
+
+
+@contextmanager
+def _borrowed(model: Translator, tensors: weights.Tensors) -> Iterator[None]:
+    """The model with other weights for a while."""
+    own = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
+    weights.into_model(model, tensors, "the average")
+    try:
+        yield
+    finally:
+        weights.into_model(model, own, "the model")
+
+
+def _step_of(line: str) -> int:
+    """The step a line of metrics belongs to; a line cut short by a crash belongs to none that stays."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 1 << 62

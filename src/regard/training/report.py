@@ -1,0 +1,176 @@
+"""What a person sees while training runs: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from regard.errors import UserError
+
+PLAIN_EVERY = 10.0  # seconds between plain progress lines
+
+
+class Reporter:
+    """Says nothing: the base of the others, and what --quiet uses."""
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        """A line of news."""
+
+    def counted(self, what: str, count: int) -> None:
+        """So many pairs of a corpus were made ready."""
+
+    def start(self, step: int, steps: int) -> None:
+        """Training begins, or goes on, after `step`."""
+
+    def step(self, step: int, tokens: int) -> None:
+        """A step is done; `tokens` target tokens were seen so far."""
+
+    def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        """Numbers were written to the metrics."""
+
+    def samples(self, samples: list[dict[str, str]]) -> None:
+        """Translations of held-out sentences, to read."""
+
+
+class Plain(Reporter):
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.loss = float("nan")
+        self.shown = time.monotonic()
+
+    def counted(self, what: str, count: int) -> None:
+        if time.monotonic() - self.shown >= PLAIN_EVERY / 2:
+            self.shown = time.monotonic()
+            self.say(f"{what}: {count:,} pairs so far")
+
+    def say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def start(self, step: int, steps: int) -> None:
+        self.steps, self.begun, self.first, self.shown = steps, time.monotonic(), step, time.monotonic()
+        self.tokens: int | None = None
+        if step:
+            self.say(f"resuming after step {step:,} of {steps:,}")
+
+    def step(self, step: int, tokens: int) -> None:
+        if self.tokens is None:
+            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
+        now = time.monotonic()
+        if now - self.shown >= PLAIN_EVERY:
+            self.shown = now
+            self.say(f"step {step:,} of {self.steps:,}{self._pace(step, tokens)}")
+
+    def _pace(self, step: int, tokens: int) -> str:
+        spent = max(time.monotonic() - self.begun, 1e-9)
+        left = spent / max(step - self.first, 1) * (self.steps - step)
+        speed = (tokens - (self.tokens or 0)) / spent
+        return f"  loss {self.loss:.3f}  {speed:,.0f} tokens/s  {_clock(left)} left"
+
+    def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        if kind == "train":
+            self.loss = numbers["loss"]
+        else:
+            self.say(_look_line(step, numbers))
+
+    def samples(self, samples: list[dict[str, str]]) -> None:
+        for sample in samples[:1]:
+            self.say(f"    {sample['source']}\n    → {sample['output']}")
+
+
+class Live(Plain):
+    """A progress bar, with the news above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        self.bar = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+
+    def __enter__(self) -> Reporter:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False)
+
+    def start(self, step: int, steps: int) -> None:
+        super().start(step, steps)
+        self.task = self.bar.add_task("", total=steps, completed=step, note="")
+
+    def step(self, step: int, tokens: int) -> None:
+        if self.tokens is None:
+            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
+        speed = (tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9)
+        loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
+        self.bar.update(self.task, completed=step, note=f"{loss}{speed:,.0f} tokens/s")
+
+
+class Board:
+    """The same numbers for TensorBoard, when a folder is given."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.writer: Any = None
+        if folder is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UserError(
+                    "training.tensorboard needs one more package: pip install 'regard[tensorboard]'"
+                ) from None
+            self.writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        if self.writer is not None:
+            for name, value in numbers.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self.writer.add_scalar(f"{kind}/{name}", value, step)
+            self.writer.flush()
+
+
+def pick(quiet: bool) -> Reporter:
+    """The reporter that suits where the output goes."""
+    if quiet:
+        return Reporter()
+    return Live() if sys.stderr.isatty() else Plain()
+
+
+def _look_line(step: int, numbers: dict[str, Any]) -> str:
+    parts = [f"loss {numbers['loss']:.3f}", f"perplexity {numbers['perplexity']:.2f}"]
+    if "bleu" in numbers:
+        parts += [f"BLEU {numbers['bleu']:.2f}", f"exact {numbers['exact']:.1f} %"]
+    kept = ", the best so far" if numbers["better"] else ""
+    which = "" if numbers["weights"] == "step" else f" ({numbers['weights']})"
+    return f"held-out pairs after step {step:,}{which}: {', '.join(parts)}{kept}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,28 @@
+"""Learning rates as a function of the step, so that a resumed run needs to remember nothing."""
+
+from __future__ import annotations
+
+import math
+
+from regard.recipes.schema import Training
+
+
+def peak_rate(settings: Training, width: int) -> float:
+    """The highest rate: as set, or the paper's, 1 / sqrt(width · warmup)."""
+    return settings.learning_rate or 1 / math.sqrt(width * settings.warmup)
+
+
+def rate(settings: Training, width: int, step: int) -> float:
+    """Linear warm-up to the peak, then a fall of the chosen shape; the first update is step 1.
+
+    noam is the paper's width^-0.5 · min(step^-0.5, step · warmup^-1.5) when the peak is the paper's.
+    """
+    peak = peak_rate(settings, width)
+    if step <= settings.warmup:
+        return peak * step / settings.warmup
+    if settings.schedule == "noam":
+        return peak * math.sqrt(settings.warmup / step)
+    if settings.schedule == "constant":
+        return peak
+    left = 1 - min((step - settings.warmup) / max(settings.steps - settings.warmup, 1), 1.0)
+    return peak * left if settings.schedule == "linear" else peak * 0.5 * (1 - math.cos(math.pi * left))

@@ -1,0 +1,117 @@
+"""Setting a run up, or taking it up again, and training it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from regard import devices, weights
+from regard.data.packing import Packer, fill
+from regard.data.sources import held_out
+from regard.data.store import TokenStore, build, learn_tokenizers
+from regard.errors import UserError
+from regard.models import Translator
+from regard.recipes import differences
+from regard.recipes.schema import Recipe
+from regard.runs import Run
+from regard.training.loop import Trainer
+from regard.training.report import Reporter, pick
+from regard.training.validation import Validator
+
+# What the same run may have changed when it is taken up again; anything else would make it another run.
+MAY_CHANGE = {
+    "about",
+    "training.steps",
+    "training.validate_every",
+    "training.validate_lines",
+    "training.save_every",
+    "training.patience",
+    "training.precision",
+    "training.tensorboard",
+}
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    start_from: str | Path | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train a recipe into a run directory; the same call again resumes from the exact batch.
+
+    `start_from` is another run whose weights (and tokenizers) this one begins with.
+    """
+    reporter = pick(quiet)
+    where = devices.pick(device)
+    run = _open(recipe, Path(out))
+    settings = run.recipe.training
+    origin = Run(start_from) if start_from is not None else None
+    if not run.has_tokenizers():
+        if origin is None:
+            reporter.say("learning the vocabulary")
+            run.save_tokenizers(*learn_tokenizers(recipe))
+        else:
+            run.save_tokenizers(*origin.tokenizers)
+    stores = build(recipe, *run.tokenizers, progress=reporter.counted)
+    packer = _pack(recipe, stores, static=where.type == "cuda")
+    torch.manual_seed(settings.seed)
+    model = run.fresh_model().to(where)
+    if origin is not None:
+        weights.into_model(model, weights.load(origin.best)[0], origin.best)
+    model.checkpoint_activations = settings.checkpoint_activations
+    _say_what(reporter, run, model, stores, packer, where)
+    validator = Validator(recipe, run.tokenizers, held_out(recipe.data, "valid"), where)
+    trainer = Trainer(run, model, packer, validator, reporter, where)
+    trainer.train()
+    return run
+
+
+def _open(recipe: Recipe, out: Path) -> Run:
+    """A new run, or the one that is there if it has the same recipe but for what may change."""
+    if not Run.exists(out):
+        return Run.create(out, recipe)
+    run = Run(out)
+    changed = differences(run.recipe, recipe)
+    for key, (old, new) in changed.items():
+        if key not in MAY_CHANGE and not key.startswith("decoding."):
+            raise UserError(
+                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}. Choose another --out, or keep "
+                f"it as it was (only {', '.join(sorted(MAY_CHANGE))} and decoding.* may change)"
+            )
+    if changed:
+        run.change_recipe(recipe)
+    return run
+
+
+def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Packer:
+    corpora = recipe.data.mix or [recipe.data]
+    return Packer(
+        stores,
+        [corpus.weight for corpus in corpora],
+        target_budget=recipe.training.batch_tokens,
+        seed=recipe.training.seed,
+        static=static,
+    )
+
+
+def _say_what(
+    reporter: Reporter, run: Run, model: Translator, stores: list[TokenStore], packer: Packer, device: torch.device
+) -> None:
+    """The facts of a run, before it starts."""
+    kept, empty, long = (
+        sum(getattr(store.report, name) for store in stores) for name in ("pairs", "dropped_empty", "dropped_long")
+    )
+    dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
+    full = fill(packer.batch_at(0))
+    source, target = run.tokenizers
+    sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
+    count = sum(p.numel() for p in model.parameters())
+    reporter.say(f"data: {kept:,} pairs, {dropped}; vocabulary {sizes}")
+    reporter.say(
+        f"batches: {packer.target_budget:,} target and {packer.source_budget:,} source tokens; of the first, "
+        + ", ".join(f"{name} {value:.0%} full" for name, value in full.items())
+    )
+    reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")

@@ -1,0 +1,76 @@
+"""Tensors on disk: safetensors files with a checksum, written whole or not at all. Loading never executes code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.files import atomic, reason
+
+Tensors = dict[str, Tensor]
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+    return digest.hexdigest()
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and a few JSON facts about them."""
+    on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    header = {"about": json.dumps(about), "checksum": _digest(on_cpu)}
+    with atomic(path) as temporary:
+        try:
+            save_file(on_cpu, str(temporary), metadata=header)
+        except SafetensorError as error:  # the library wraps the system's reason in text
+            full = "No space left" in str(error) or "os error 28" in str(error)
+            raise OSError(28 if full else 5, "the disk is full" if full else str(error)) from error
+
+
+def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and facts; a truncated or altered file is an error that names it."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged or no safetensors file: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {reason(error)}") from error
+    if "checksum" not in header or header["checksum"] != _digest(tensors):
+        raise UserError(f"{path} was altered after it was written: its checksum does not match")
+    return tensors, json.loads(header["about"])
+
+
+def of_model(model: nn.Module) -> Tensors:
+    """Every parameter and kept buffer once, by name (tied ones under their first name)."""
+    kept = set(model.state_dict())
+    return {
+        **{name: p.detach() for name, p in model.named_parameters()},
+        **{name: b for name, b in model.named_buffers() if name in kept},
+    }
+
+
+def into_model(model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:
+    """Copy tensors into a model; a missing, unknown or misshapen one is an error that names it."""
+    own = of_model(model)
+    for what, names in (("lacks", own.keys() - tensors.keys()), ("has an unknown", tensors.keys() - own.keys())):
+        if names:
+            raise UserError(f"{origin} {what} tensor {min(names)} ({len(names)} in all)")
+    for name, mine in own.items():
+        if mine.shape != tensors[name].shape:
+            raise UserError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, not {tuple(mine.shape)}")
+        mine.copy_(tensors[name])

@@ -1,0 +1,228 @@
+"""Packing: every pair once an epoch, within the budgets, the same for the same seed, from any position."""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data import packing
+from regard.data.packing import Packer, Position, fill, sentence_batches
+from regard.data.store import TokenStore
+from regard.errors import UserError
+from regard.rows import PairBatch
+from regard.text import BEGIN, END
+
+
+def corpus(count, seed=0, first=100, longest=12):
+    """A store whose every pair begins with a number of its own, on both sides, so that it can be recognised."""
+    draw = np.random.default_rng(seed)
+    sentences = [
+        [[first + pair, *draw.integers(4, 99, draw.integers(0, longest - 1)).tolist(), END] for pair in range(count)]
+        for _ in range(2)
+    ]
+    return TokenStore.of(*sentences)
+
+
+def pairs_of(batch):
+    """The numbers of the pairs in a batch."""
+    return [int(sentence[0]) for sentence in batch.source.rows.split(batch.source.ids)]
+
+
+def epoch_of(packer, epoch=0):
+    """The batches of one epoch."""
+    batches = []
+    for batch, position in packer.batches(Position(epoch, 0)):
+        if position.epoch != epoch:
+            return batches
+        batches.append(batch)
+
+
+def same(one, other):
+    assert torch.equal(one.source.ids, other.source.ids) and one.source.rows.lengths == other.source.rows.lengths
+    assert torch.equal(one.inputs.ids, other.inputs.ids) and one.inputs.rows.lengths == other.inputs.rows.lengths
+    assert torch.equal(one.labels, other.labels)
+
+
+@pytest.fixture
+def small_pools(monkeypatch):
+    monkeypatch.setattr(packing, "POOL_PAIRS", 50)
+    monkeypatch.setattr(packing, "POOL_BATCHES", 1)
+
+
+def test_a_batch_is_what_its_token_lists_say():
+    store = corpus(200)
+    for static in (False, True):
+        packer = Packer([store], [1.0], target_budget=60, source_budget=70, seed=1, static=static)
+        for batch, _ in islice(packer.batches(), 10):
+            which = [number - 100 for number in pairs_of(batch)]
+            expected = PairBatch.of(
+                [store.source[index].tolist() for index in which],
+                [store.target[index].tolist() for index in which],
+                begin=BEGIN,
+                source_size=70 if static else None,
+                target_size=60 if static else None,
+            )
+            same(batch, expected)
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_every_pair_comes_once_an_epoch_and_no_budget_is_exceeded():
+    packer = Packer([corpus(333)], [1.0], target_budget=40, source_budget=45, seed=3)
+    for epoch in (0, 1):
+        batches = epoch_of(packer, epoch)
+        assert sorted(pair for batch in batches for pair in pairs_of(batch)) == list(range(100, 433))
+        assert all(batch.tokens <= 40 and batch.source.rows.tokens <= 45 for batch in batches)
+    assert packer.dropped_long == 0
+
+
+def test_batches_are_as_full_as_the_sorted_order_allows():
+    # 12 pairs of 2 target and 2 source tokens, 10 to a row: 5 + 5 + 2
+    store = TokenStore.of([[7, END]] * 12, [[8, END]] * 12)
+    packer = Packer([store], [1.0], target_budget=10, seed=0)
+    assert sorted(len(batch.source.rows) for batch in epoch_of(packer)) == [2, 5, 5]
+
+
+def test_sorting_puts_like_with_like():
+    # targets of 2 and of 6 tokens, 30 to a row: never in one batch, but for one at the border
+    store = TokenStore.of([[7, END]] * 60, [[8, END] if n % 2 else [8] * 5 + [END] for n in range(60)])
+    mixed = [
+        len(set(batch.inputs.rows.lengths)) > 1 for batch in epoch_of(Packer([store], [1.0], target_budget=30, seed=0))
+    ]
+    assert sum(mixed) <= 1
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_order_is_drawn_by_seed_and_epoch():
+    def order(seed, epoch):
+        packer = Packer([corpus(200)], [1.0], target_budget=40, seed=seed)
+        return [pairs_of(batch) for batch in epoch_of(packer, epoch)]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(2, 0) and order(1, 0) != order(1, 1)
+    lengths = [len(batch) for batch in order(1, 0)]
+    assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True), "batches are shuffled"
+
+
+@pytest.mark.usefixtures("small_pools")
+@pytest.mark.parametrize("world", [1, 3])
+def test_resumed_equals_uninterrupted(world):
+    packer = Packer([corpus(70)], [1.5], target_budget=40, seed=5, rank=world - 1, world=world)
+    stream = list(islice(packer.batches(Position(0, 0)), 60))  # several epochs
+    assert stream[-1][1].epoch >= 2
+    for step in (0, 1, 5, 20, 41):
+        position = Position(**json.loads(json.dumps(asdict(stream[step][1]))))
+        for (batch, after), (expected, expected_after) in zip(
+            packer.batches(position), stream[step + 1 :], strict=False
+        ):
+            same(batch, expected)
+            assert after == expected_after
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_a_batch_is_a_pure_function_of_its_step():
+    for rank in (0, 1):
+        packer = Packer([corpus(120)], [1.0], target_budget=40, seed=5, rank=rank, world=2)
+        for step, (batch, _) in enumerate(islice(packer.batches(), 30)):
+            same(batch, packer.batch_at(step))
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_ranks_share_an_epoch_evenly_without_overlap():
+    store = corpus(300)
+    alone = [pairs_of(batch) for batch in epoch_of(Packer([store], [1.0], target_budget=40, seed=9))]
+    shares = [epoch_of(Packer([store], [1.0], target_budget=40, seed=9, rank=r, world=4)) for r in range(4)]
+    assert {len(share) for share in shares} == {len(alone) // 4}
+    together = [pairs_of(batch) for step in zip(*shares, strict=True) for batch in step]
+    assert together == alone[: len(together)] and len(alone) - len(together) < 4
+
+
+def test_weights_say_how_often_an_epoch_visits_a_pair():
+    stores = [corpus(40, 1, first=100), corpus(40, 2, first=200), corpus(40, 3, first=300), corpus(40, 4, first=400)]
+    packer = Packer(stores, [2.0, 0.5, 1.5, 1.0], target_budget=50, seed=1)
+    halves = []
+    for epoch in (0, 1):
+        visits = Counter(pair for batch in epoch_of(packer, epoch) for pair in pairs_of(batch))
+        assert all(visits[100 + n] == 2 and visits[400 + n] == 1 for n in range(40))
+        half = {n for n in range(40) if visits[200 + n]}
+        more = [visits[300 + n] for n in range(40)]
+        assert len(half) == 20 and visits.total() == 80 + 20 + 60 + 40
+        assert sorted(more) == [1] * 20 + [2] * 20
+        halves.append(half)
+    assert halves[0] != halves[1], "drawn anew each epoch"
+
+
+def test_pairs_of_several_stores_keep_their_sides_together():
+    stores = [corpus(30, 1, first=100), corpus(30, 2, first=200)]
+    for batch in epoch_of(Packer(stores, [1.0, 1.0], target_budget=60, seed=1)):
+        firsts = [int(sentence[0]) for sentence in batch.inputs.rows.split(batch.labels)]
+        assert firsts == pairs_of(batch)
+
+
+def test_the_source_budget_follows_the_corpus():
+    # 2 source tokens for every 3 target tokens: 100 * 2 / 3 * 1.1 = 73.3
+    store = TokenStore.of([[7, END]] * 5, [[8, 8, END]] * 5)
+    assert Packer([store], [1.0], target_budget=100, seed=0).source_budget == 74
+    # as many: 110, not 111 for a rounding error
+    assert Packer([TokenStore.of([[7, END]], [[8, END]])], [1.0], target_budget=100, seed=0).source_budget == 110
+    # one long source among short ones still fits: 4 * 26 / 42 * 1.1 = 2.7 -> 6
+    store = TokenStore.of([[END]] * 20 + [[7] * 5 + [END]], [[8, END]] * 21)
+    assert Packer([store], [1.0], target_budget=4, seed=0).source_budget == 6
+    assert Packer([store], [1.0], target_budget=4, seed=0, source_budget=9).source_budget == 9
+
+
+def test_static_rows_have_one_shape():
+    packer = Packer([corpus(200)], [1.0], target_budget=48, source_budget=50, seed=1, static=True)
+    shapes = {(batch.source.ids.shape, batch.inputs.ids.shape, batch.labels.shape) for batch in epoch_of(packer)}
+    assert shapes == {((50,), (48,), (48,))}
+
+
+def test_pairs_longer_than_a_budget_are_left_out_and_counted():
+    store = TokenStore.of([[7, END], [9] * 9 + [END], [5, END]], [[8, END], [8, END], [8] * 30 + [END]])
+    packer = Packer([store], [1.0], target_budget=20, source_budget=8, seed=0)
+    assert packer.dropped_long == 2
+    assert [pairs_of(batch) for batch in epoch_of(packer)] == [[7]]
+    with pytest.raises(UserError, match="batch_tokens"):
+        Packer([store], [1.0], target_budget=1, seed=0)
+
+
+def test_too_few_batches_for_all_ranks_is_said_rather_than_waited_for():
+    store = TokenStore.of([[7, END]], [[8, END]])
+    with pytest.raises(UserError, match="fewer than 2 batches"):
+        next(Packer([store], [1.0], target_budget=20, seed=0, world=2).batches())
+    with pytest.raises(UserError, match="too few"):
+        Packer([store], [0.25], target_budget=20, seed=0).batch_at(0)
+
+
+def test_fill_is_the_fraction_of_tokens():
+    # sources of 2 and 4 tokens in a row of 8; targets of 3 and 3 in a row of 10; padded: 2 * 4 + 2 * 3 cells
+    batch = PairBatch.of([[7, END], [7, 7, 7, END]], [[8, 8, END]] * 2, begin=BEGIN, source_size=8, target_size=10)
+    assert fill(batch) == {"source": 6 / 8, "target": 6 / 10, "padded": 12 / 14}
+
+
+def test_rows_are_well_filled_for_an_ordinary_corpus():
+    draw = np.random.default_rng(0)
+    targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
+    sources = np.clip(targets * draw.lognormal(0, 0.2, 20_000), 2, 100).astype(int)
+    store = TokenStore.of([[7] * n for n in sources], [[8] * n for n in targets])
+    packer = Packer([store], [1.0], target_budget=1024, seed=1, static=True)
+    fills = [fill(batch) for batch in epoch_of(packer)]
+    mean = {name: np.mean([one[name] for one in fills]) for name in fills[0]}
+    assert mean["target"] > 0.9 and mean["source"] > 0.8 and mean["padded"] > 0.85
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 100))
+def test_decoding_batches_hold_every_sentence_once_within_the_budget(lengths, budget):
+    groups = sentence_batches(lengths, budget)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(lengths[index] for index in group) <= budget
+    for one, other in pairwise(groups):
+        assert lengths[one[-1]] <= lengths[other[0]]
+        assert (len(one) + 1) * lengths[other[0]] > budget, "a sentence that would have fitted was put off"

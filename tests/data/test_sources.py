@@ -1,0 +1,142 @@
+"""Reading pairs: what is in the files comes out, and what is wrong with them is said with file and line."""
+
+import gzip
+import lzma
+
+import pytest
+
+from regard.data.sources import held_out, locate, read_lines, read_pairs
+from regard.errors import UserError
+from regard.recipes.schema import Data
+
+
+def pairs(folder, **settings):
+    data = Data(folder=str(folder), **settings)
+    return list(read_pairs(data, data))
+
+
+def write(folder, **contents):
+    for name, content in contents.items():
+        (folder / name.replace("_", ".")).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def test_two_line_aligned_files(tmp_path):
+    write(tmp_path, a_en="one\ntwo\n", a_de="eins\nzwei")  # the last line may end without a line feed
+    assert pairs(tmp_path, source="a.en", target="a.de") == [("one", "eins"), ("two", "zwei")]
+    assert pairs(tmp_path, source="a.en", target="a.de", count=1) == [("one", "eins")]
+
+
+def test_compressed_files_are_found_without_their_suffix(tmp_path):
+    write(tmp_path, a_en_gz=gzip.compress(b"one\ntwo\n"), a_de_xz=lzma.compress("größer\nzwei\n".encode()))
+    assert pairs(tmp_path, source="a.en", target="a.de") == [("one", "größer"), ("two", "zwei")]
+    assert pairs(tmp_path, source="a.en.gz", target="a.de.xz") == [("one", "größer"), ("two", "zwei")]
+
+
+def test_absolute_names_leave_the_folder_aside(tmp_path):
+    write(tmp_path, a_tsv="one\teins\n")
+    assert pairs("/elsewhere", pairs=str(tmp_path / "a.tsv")) == [("one", "eins")]
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    write(tmp_path, a_txt="\ufeffone\x0b\x0c\x1c\u2028\x85two\rthree\r\n\r\nfour\r\r\n")
+    assert list(read_lines(tmp_path / "a.txt")) == ["one\x0b\x0c\x1c\u2028\x85two\rthree", "", "four\r"]
+
+
+def test_tab_separated_pairs(tmp_path):
+    write(tmp_path, a_tsv="one\teins\r\n two \tzwei\n", b_tsv_gz=gzip.compress(b"a\tb\n"))
+    assert pairs(tmp_path, pairs="a.tsv") == [("one", "eins"), (" two ", "zwei")]
+    assert pairs(tmp_path, pairs="b.tsv") == [("a", "b")]
+
+
+@pytest.mark.parametrize(("line", "columns"), [("one", 1), ("one\ttwo\tthree", 3), ("", 1)])
+def test_other_columns_than_two(tmp_path, line, columns):
+    write(tmp_path, a_tsv=f"a\tb\n{line}\n")
+    with pytest.raises(UserError, match=rf"a\.tsv, line 2: .*not {columns}"):
+        pairs(tmp_path, pairs="a.tsv")
+
+
+def test_json_lines(tmp_path):
+    write(tmp_path, a_jsonl='{"source": "a\\tb", "target": "c\\n", "more": 1}\n{"target": "d", "source": ""}')
+    assert pairs(tmp_path, pairs="a.jsonl") == [("a\tb", "c\n"), ("", "d")]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "3", '"ab"', "null", '{"source": "a"}', '{"source": "a", "target": 3}',
+             '{"source": ["a"], "target": ["b"]}', '{"source": "\\ud800", "target": "b"}']
+)  # fmt: skip
+def test_json_that_is_no_pair(tmp_path, line):
+    write(tmp_path, a_jsonl='{"source": "a", "target": "b"}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: expected"):
+        pairs(tmp_path, pairs="a.jsonl")
+
+
+def test_a_file_of_pairs_says_its_kind_in_its_name(tmp_path):
+    write(tmp_path, a_txt="one\teins\n")
+    with pytest.raises(UserError, match=r"a\.txt.*\.tsv or \.jsonl"):
+        pairs(tmp_path, pairs="a.txt")
+
+
+@pytest.mark.parametrize(("left", "right"), [(5, 2), (2, 5), (1, 0)])
+def test_files_of_different_length(tmp_path, left, right):
+    write(tmp_path, a_en="x\n" * left, a_de="y\n" * right)
+    with pytest.raises(UserError, match=rf"a\.en has {left} lines, .*a\.de has {right}"):
+        pairs(tmp_path, source="a.en", target="a.de")
+
+
+def test_bytes_that_are_not_utf8(tmp_path):
+    write(tmp_path, a_tsv=b"a\tb\nc\td\xff\n")
+    with pytest.raises(UserError, match=r"a\.tsv, line 2: not valid UTF-8 \(byte 4"):
+        pairs(tmp_path, pairs="a.tsv")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    whole = gzip.compress(b"a\tb\n" * 1000)
+    write(
+        tmp_path, cut_tsv_gz=whole[:-9], broken_tsv_gz=whole[:15] + b"\xff" * 20, no_tsv_gz="a\tb\n", no_tsv_xz="a\tb\n"
+    )
+    (tmp_path / "folder.tsv").mkdir()
+    for name in ("cut.tsv.gz", "broken.tsv.gz", "no.tsv.gz", "no.tsv.xz", "folder.tsv"):
+        with pytest.raises(UserError, match=f"cannot read .*{name}"):
+            pairs(tmp_path, pairs=name)
+    with pytest.raises(UserError, match=r"no such file: .*absent\.tsv"):
+        pairs(tmp_path, pairs="absent.tsv")
+    with pytest.raises(UserError, match="no such file"):
+        locate("absent")
+
+
+def test_an_empty_corpus(tmp_path):
+    write(tmp_path, a_tsv="")
+    with pytest.raises(UserError, match=r"a\.tsv: no sentence pairs"):
+        pairs(tmp_path, pairs="a.tsv")
+
+
+def test_lower_case_applies_to_both_sides(tmp_path):
+    write(tmp_path, a_tsv="One\tÄpfel\n")
+    assert pairs(tmp_path, pairs="a.tsv", lowercase=True) == [("one", "äpfel")]
+
+
+def test_held_out_files(tmp_path):
+    write(tmp_path, a_tsv="a\tb\n", v_en="One\n", v_de="Eins\n", t_jsonl='{"source": "X", "target": "Y"}\n')
+    data = Data(folder=str(tmp_path), pairs="a.tsv", valid=["v.en", "v.de"], test=["t.jsonl"], lowercase=True)
+    assert held_out(data, "valid") == [("one", "eins")]
+    assert held_out(data, "test") == [("x", "y")]
+
+
+def test_no_held_out_pairs(tmp_path):
+    data = Data(folder=str(tmp_path), pairs="a.tsv")
+    with pytest.raises(UserError, match=r"no valid pairs: set data\.valid"):
+        held_out(data, "valid")
+    with pytest.raises(UserError, match="no shapes pairs: only built-in"):
+        held_out(data, "shapes")
+
+
+def test_a_built_in_corpus_has_splits_of_its_own():
+    data = Data(corpus="reverse", count=20)
+    trained, held = list(read_pairs(data, data)), held_out(data, "test")
+    assert len(trained) == 20 and held
+    assert all(target.split() == source.split()[::-1] for source, target in trained + held)
+
+
+def test_files_named_for_validation_come_before_a_built_in_split(tmp_path):
+    write(tmp_path, v_tsv="a\tb\n")
+    assert held_out(Data(corpus="reverse", valid=["v.tsv"], folder=str(tmp_path)), "valid") == [("a", "b")]

@@ -1,0 +1,262 @@
+"""Stored tokens: what the tokenizer says, kept once, and made anew when the input changes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from regard.data import store as module
+from regard.data.store import Ragged, TokenStore, build, cache_folder, learn_tokenizers
+from regard.errors import UserError
+from regard.recipes.schema import Recipe
+from regard.text import END, train
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tokens"
+
+
+def recipe(folder, lines="one two\teins zwei\n", text=None, **settings):
+    (folder / "a.tsv").write_text(lines)
+    data = {} if "mix" in settings else {"pairs": "a.tsv"}
+    return Recipe.model_validate(
+        {"data": {"folder": str(folder), **data, **settings}, "text": text or {"unit": "word"}}
+    )
+
+
+def made(plan):
+    """The stores of a recipe with tokenizers of its own, and whether anything had to be read for them."""
+    read = []
+    stores = build(plan, *learn_tokenizers(plan), progress=lambda name, pairs: read.append((name, pairs)))
+    return stores, read
+
+
+def lists(ragged):
+    return [ragged[index].tolist() for index in range(len(ragged))]
+
+
+def test_stored_tokens_are_the_tokenizers_with_an_end_mark(tmp_path):
+    plan = recipe(tmp_path, "b a\tx\na b b\ty x\n", {"unit": "word", "shared": False})
+    source, target = learn_tokenizers(plan)  # b 3, a 2; x 2, y 1: ids from 4
+    [store] = build(plan, source, target)
+    assert lists(store.source) == [[4, 5, END], [5, 4, 4, END]]
+    assert lists(store.target) == [[4, END], [5, 4, END]]
+    assert (store.source.ids.dtype, store.source.offsets.dtype) == (np.uint16, np.int64)
+    assert store.report == module.Report(2, 0, 0, 7, 5) and len(store) == 2
+
+
+def test_tags_go_in_front(tmp_path):
+    (tmp_path / "b.tsv").write_text("a\tc\n")
+    mix = [{"pairs": "a.tsv", "source_tag": "<2de>"}, {"pairs": "b.tsv", "source_tag": "<2fr>", "target_tag": "<fr>"}]
+    plan = recipe(tmp_path, "a\tb\n", mix=mix)  # ids: <2de> 4, <2fr> 5, <fr> 6; a 7 (seen twice), b 8, c 9
+    [one, other] = made(plan)[0]
+    assert (lists(one.source), lists(one.target)) == ([[4, 7, 2]], [[8, 2]])
+    assert (lists(other.source), lists(other.target)) == ([[5, 7, 2]], [[6, 9, 2]])
+
+
+def test_tags_belong_to_their_side_unless_the_vocabulary_is_shared(tmp_path):
+    plan = recipe(tmp_path, text={"shared": False}, source_tag="<2de>", target_tag="<de>")
+    source, target = learn_tokenizers(plan)
+    assert (source.tags, target.tags) == (("<2de>",), ("<de>",))
+    one, other = learn_tokenizers(recipe(tmp_path, source_tag="<2de>", target_tag="<de>"))
+    assert one is other and one.tags == ("<2de>", "<de>")
+
+
+def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
+    # with the end mark: 2 and 2, blank, blank, 3 and 4 (one too long), 3 and 3
+    plan = recipe(tmp_path, "a\tb\n\tb\na\t \na b\ta b c\na b\ta b\n", max_length=3)
+    [store], _ = made(plan)
+    assert store.report == module.Report(pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5)
+    with pytest.raises(UserError, match=r"a\.tsv: no usable sentence pairs \(1 blank, 1 longer than max_length 2\)"):
+        made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
+
+
+def test_a_corpus_of_several_chunks_equals_one_of_one(tmp_path, monkeypatch):
+    lines = "".join(f"{'a ' * (n % 5 + 1)}b\tc {n}\n" for n in range(25))
+    [whole], _ = made(recipe(tmp_path, lines))
+    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "other"))
+    [parts], read = made(recipe(tmp_path, lines))
+    assert [pairs for _, pairs in read] == [10, 20, 25]
+    assert lists(parts.source) == lists(whole.source) and lists(parts.target) == lists(whole.target)
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    plan = recipe(tmp_path)
+    small = train([" ".join(map(str, range(65532)))], "word", 65536)
+    large = train([" ".join(map(str, range(65533)))], "word", 65537)
+    [store] = build(plan, small, large)
+    assert (store.source.ids.dtype, store.target.ids.dtype) == (np.uint16, np.uint32)
+
+
+def test_the_second_time_nothing_is_read(tmp_path):
+    plan = recipe(tmp_path)
+    assert made(plan)[1] == [("a.tsv", 1)]
+    stores, read = made(plan)
+    assert read == [] and stores[0].report.pairs == 1
+
+
+def test_any_change_that_matters_makes_it_anew(tmp_path):
+    tokenizer = train(["one two eins zwei"], "word", 300, ["<t>"])
+    base = recipe(tmp_path)
+    build(base, tokenizer, tokenizer)
+
+    def read(plan, source=tokenizer):
+        seen = []
+        build(plan, source, tokenizer, lambda name, pairs: seen.append(pairs))
+        return bool(seen)
+
+    assert not read(base)
+    os.utime(tmp_path / "a.tsv", ns=(1, 1))
+    assert read(base) and not read(base), "the file was written again"
+    for change in ({"max_length": 9}, {"lowercase": True}, {"count": 1}, {"source_tag": "<t>"}, {"target_tag": "<t>"}):
+        plan = recipe(tmp_path, **change)
+        os.utime(tmp_path / "a.tsv", ns=(1, 1))
+        assert read(plan) and not read(plan), change
+    assert read(base, train(["one"], "word", 300)), "another tokenizer"
+    plan = recipe(tmp_path, weight=2.0)
+    os.utime(tmp_path / "a.tsv", ns=(1, 1))
+    assert not read(plan), "a weight changes how often pairs are visited, not the pairs"
+
+
+def test_a_damaged_entry_is_replaced(tmp_path, cache):
+    plan = recipe(tmp_path)
+    made(plan)
+    [folder] = cache.iterdir()
+    for damage in ("source.ids", "target.offsets", "about.json"):
+        content = (folder / damage).read_bytes()
+        (folder / damage).write_bytes(content[: len(content) // 2])
+        stores, read = made(plan)
+        assert read and lists(stores[0].source)[0][-1] == END
+        (folder / damage).unlink()
+        assert made(plan)[1] and not made(plan)[1]
+
+
+def test_a_failed_build_leaves_nothing_behind(tmp_path, cache):
+    plan = recipe(tmp_path, "one\teins\n")
+    tokenizers = learn_tokenizers(plan)
+    (tmp_path / "a.tsv").write_text("one\teins\nbroken\n")
+    with pytest.raises(UserError, match="line 2"):
+        build(plan, *tokenizers)
+    assert list(cache.iterdir()) == []
+
+
+def test_drafts_of_killed_processes_go_after_a_day(tmp_path, cache):
+    for name, age in (("old", 2 * 24 * 3600), ("new", 3600)):
+        draft = cache / f"{name}.draft"
+        draft.mkdir(parents=True)
+        (draft / "source.ids").write_bytes(b"12")
+        for path in (draft / "source.ids", draft):
+            os.utime(path, (time.time() - age,) * 2)
+    made(recipe(tmp_path))
+    assert not (cache / "old.draft").exists() and (cache / "new.draft").exists()
+
+
+def test_two_processes_at_once_both_end_well(tmp_path, cache):
+    plan = recipe(tmp_path, "".join(f"a b {n}\tc {n}\n" for n in range(2000)))
+    (tmp_path / "recipe.json").write_text(plan.model_dump_json())
+    program = (
+        "import sys; from regard.data.store import *; from regard.recipes.schema import Recipe\n"
+        "plan = Recipe.model_validate_json(open(sys.argv[1]).read())\n"
+        "[store] = build(plan, *learn_tokenizers(plan)); print(store.source.ids.sum(), len(store))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "recipe.json")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert answers[0] == answers[1] and answers[0].endswith(" 2000\n")
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_whoever_comes_second_takes_what_is_there(tmp_path, cache):
+    plan = recipe(tmp_path)
+    tokenizers = learn_tokenizers(plan)
+
+    def overtake(name, pairs):
+        nested = build(plan, *tokenizers)  # another build of the same ends while this one is under way
+        assert len(nested[0]) == 1
+
+    assert len(build(plan, *tokenizers, overtake)[0]) == 1
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    plan = recipe(tmp_path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot keep tokens in .*REGARD_CACHE"):
+        made(plan)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk(tmp_path, monkeypatch, cache):
+    real = open
+    monkeypatch.setattr(
+        module, "open", lambda path, mode: real("/dev/full" if path.name == "target.ids" else path, mode), raising=False
+    )
+    with pytest.raises(UserError, match="No space left"):
+        made(recipe(tmp_path))
+    assert list(cache.iterdir()) == []
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("REGARD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "regard" / "tokens"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "regard" / "tokens"
+
+
+def test_the_layout_is_plain(tmp_path, cache):
+    made(recipe(tmp_path))
+    [folder] = cache.iterdir()
+    names = ["about.json", "source.ids", "source.offsets", "target.ids", "target.offsets"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert np.fromfile(folder / "source.offsets", np.int64).tolist() == [0, 3]
+    assert json.loads((folder / "about.json").read_text())["report"]["pairs"] == 1
+
+
+def test_the_vocabulary_is_learnt_from_a_sample_drawn_by_seed(tmp_path):
+    lines = "".join(f"s{n}\tt{n}\n" for n in range(200))
+
+    def words(seed):
+        plan = recipe(tmp_path, lines, {"unit": "word", "sample": 20, "shared": False})
+        plan = plan.model_copy(update={"training": plan.training.model_copy(update={"seed": seed})})
+        return [sorted(tokenizer.words) for tokenizer in learn_tokenizers(plan)]
+
+    sources, targets = words(1)
+    assert len(sources) == 20 and [word[1:] for word in sources] == [word[1:] for word in targets]
+    assert words(1) == [sources, targets] and words(2) != [sources, targets]
+    assert any(int(word[1:]) >= 100 for word in sources), "not only the beginning of the file"
+
+
+def test_every_pair_is_equally_likely_in_the_sample():
+    # 4000 draws of 2 from 8: each is kept with probability 1/4, standard deviation of a count 27
+    counts = np.zeros(8)
+    for seed in range(4000):
+        for source, _ in module._sample(((str(n), "") for n in range(8)), 2, seed):
+            counts[int(source)] += 1
+    assert abs(counts - 1000).max() < 5 * 27
+
+
+def test_gathering_equals_slicing():
+    ragged = Ragged.of([[5, 6, 2], [2], [7, 8, 9, 2], [4, 2]])
+    for which in ([2, 0], [1], [3, 3, 1, 0, 2], []):
+        expected = [token for index in which for token in ragged[index].tolist()]
+        assert ragged.gather(np.array(which, int)).tolist() == expected
+    assert ragged.lengths().tolist() == [3, 1, 4, 2]
+    assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == module.Report(1, 0, 0, 2, 3)
+
+
+def test_a_built_in_corpus_is_stored_too():
+    plan = Recipe.model_validate({"data": {"corpus": "copy", "count": 50}, "text": {"unit": "word"}})
+    [store], _ = made(plan)
+    assert len(store) == 50 and lists(store.source) == lists(store.target)
+    assert made(plan)[1] == []

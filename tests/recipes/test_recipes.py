@@ -1,0 +1,388 @@
+"""Recipes: what loads, what is refused and in which words, and what survives the way to TOML and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from regard.errors import UserError
+from regard.recipes import Recipe, describe, differences, load, names, parse, to_toml
+from regard.recipes.schema import PRESETS
+
+BUILT_IN = [name for name, _ in names()]
+COPY = '[data]\ncorpus = "copy"\n'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own, so that relative names in messages are short and known."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, text: str) -> str:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return name
+
+
+def complaint(name: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(name, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Built-in recipes
+
+
+def test_the_built_in_recipes_are_these_and_each_says_what_it_is_for():
+    assert BUILT_IN == [
+        "copy",
+        "en-es",
+        "iwslt14-de-en",
+        "multi30k-de-en",
+        "multi30k-en-de",
+        "reverse",
+        "sort",
+        "tatoeba-en-es",
+        "wmt14-en-de-base",
+        "wmt14-en-de-big",
+    ]
+    abouts = [about for _, about in names()]
+    assert all(abouts) and len(set(abouts)) == len(abouts)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_recipe_loads_and_leaves_the_folder_to_the_user(name):
+    recipe = load(name)
+    assert recipe.data.folder is None
+    assert recipe.about == dict(names())[name]
+
+
+def test_the_wmt_recipes_are_the_papers():
+    base, big = load("wmt14-en-de-base"), load("wmt14-en-de-big")
+    assert (base.model.width, base.model.inner, base.model.heads, base.model.dropout) == (512, 2048, 8, 0.1)
+    assert (big.model.width, big.model.inner, big.model.heads, big.model.dropout) == (1024, 4096, 16, 0.3)
+    for recipe, steps, snapshots in ((base, 100_000, 5), (big, 300_000, 20)):
+        assert recipe.model.encoder_layers == recipe.model.decoder_layers == 6
+        assert not recipe.model.norm_first
+        assert (recipe.training.steps, recipe.training.average) == (steps, snapshots)
+        assert (recipe.training.warmup, recipe.training.label_smoothing) == (4000, 0.1)
+        assert recipe.training.learning_rate is None and recipe.training.betas == (0.9, 0.98)
+        assert (recipe.decoding.beam, recipe.decoding.length_penalty) == (4, 0.6)
+
+
+def test_multi30k_the_other_way_round_swaps_the_files_and_nothing_else():
+    changed = differences(load("multi30k-en-de"), load("multi30k-de-en"))
+    assert set(changed) == {"about", "data.source", "data.target", "data.valid", "data.test"}
+    assert all(list(reversed(old)) == new for old, new in (changed["data.valid"], changed["data.test"]))
+
+
+def test_importing_recipes_does_not_import_torch_and_loading_is_quick():
+    code = "import sys, regard.recipes; regard.recipes.load('en-es'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    began = time.perf_counter()
+    load("wmt14-en-de-big")
+    assert time.perf_counter() - began < 0.2
+
+
+# --set
+
+
+def test_set_takes_toml_values_and_bare_words():
+    recipe = load(
+        "en-es",
+        [
+            "model.size=small",
+            "training.steps = 100",
+            'data.valid=["a", "b"]',
+            "data.test=[a,b]",  # what is left when the shell has eaten the quotes
+            "training.learning_rate=5e-4",
+            "training.betas=[0.9, 0.999]",
+            "data.lowercase=true",
+            "about=my own words, a=b",
+            'data.source_tag="<2es>"',
+        ],
+    )
+    assert recipe.model.size == "small" and recipe.training.steps == 100
+    assert recipe.data.valid == recipe.data.test == ["a", "b"]
+    assert recipe.training.learning_rate == 5e-4 and recipe.training.betas == (0.9, 0.999)
+    assert recipe.data.lowercase is True
+    assert recipe.about == "my own words, a=b" and recipe.data.source_tag == "<2es>"
+
+
+@pytest.mark.parametrize("word", ["2024", "true", "1979-05-27", "[draft]"])
+def test_free_text_stays_text_even_where_toml_would_read_something_else(word):
+    assert load("copy", [f"about={word}"]).about == word
+
+
+def test_the_last_set_of_a_key_wins():
+    assert load("copy", ["training.steps=5", "training.steps=7"]).training.steps == 7
+
+
+def test_a_new_size_brings_its_own_fields_but_fields_set_beside_it_stay():
+    everything = write("all.toml", describe(load("multi30k-en-de")))
+    tiny = load(everything, ["model.size=tiny", "model.width=64"])
+    assert tiny.model.width == 64
+    for field in ("heads", "encoder_layers", "decoder_layers", "inner", "dropout"):
+        assert getattr(tiny.model, field) == PRESETS["tiny"][field]
+
+
+def test_naming_the_data_another_way_lets_go_of_the_inherited_way():
+    assert load("multi30k-en-de", ["data.corpus=copy"]).data.source is None
+    assert load("copy", ["data.source=a", "data.target=b"]).data.corpus is None
+    mixed = load("copy", ['data.mix=[{corpus = "sort"}, {corpus = "reverse", weight = 0.5}]'])
+    assert mixed.data.corpus is None and [part.weight for part in mixed.data.mix] == [1.0, 0.5]
+
+
+# Files, extends and folders
+
+
+def test_a_file_extends_a_built_in_recipe_and_changes_only_what_it_says():
+    mine = load(write("mine.toml", 'extends = "en-es"\n[training]\nsteps = 7\n'))
+    assert differences(load("en-es"), mine) == {"training.steps": (1500, 7)}
+
+
+def test_a_file_extends_another_file_relative_to_itself():
+    write("base.toml", COPY + "[training]\nsteps = 3\nwarmup = 5\n")
+    write("sub/mine.toml", 'extends = "../base.toml"\n[training]\nsteps = 4\n')
+    recipe = load("sub/mine.toml", ["training.seed=9"])
+    assert (recipe.training.steps, recipe.training.warmup, recipe.training.seed) == (4, 5, 9)
+
+
+def test_a_recipe_beside_its_data_works_from_anywhere(here):
+    files = '[data]\nsource = "train.en"\ntarget = "train.de"\n'
+    write("corpus/plain.toml", files)
+    write("corpus/given.toml", files + 'folder = "raw"\n')
+    write("corpus/rooted.toml", files + 'folder = "/corpora"\n')
+    write("corpus/built-in.toml", 'extends = "multi30k-en-de"\n')
+    write("elsewhere/child.toml", 'extends = "../corpus/plain.toml"\n')
+    write("toy.toml", COPY)
+    assert load("corpus/plain.toml").data.folder == str(here / "corpus")
+    assert load("corpus/given.toml").data.folder == str(here / "corpus" / "raw")
+    assert load("corpus/rooted.toml").data.folder == "/corpora"
+    assert load("corpus/built-in.toml").data.folder == str(here / "corpus")
+    assert load("elsewhere/child.toml").data.folder == str(here / "corpus")
+    assert load("corpus/plain.toml", ["data.folder=mine"]).data.folder == str(here / "mine")
+    assert load("toy.toml").data.folder is None, "a built-in corpus has no files to look for"
+
+
+def test_a_byte_order_mark_is_no_error():
+    assert load(write("bom.toml", "\ufeff" + COPY)).data.corpus == "copy"
+
+
+# Errors: one line each, in these words
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest_names():
+    assert complaint("en-ess") == "unknown recipe 'en-ess'; did you mean en-es? regard recipes lists them"
+    assert complaint("wmt14") == (
+        "unknown recipe 'wmt14'; did you mean wmt14-en-de-base or wmt14-en-de-big? regard recipes lists them"
+    )
+    assert complaint("zzz") == "unknown recipe 'zzz'; regard recipes lists them"
+    write("mine.toml", COPY)
+    assert complaint("mine") == "unknown recipe 'mine'; did you mean mine.toml? regard recipes lists them"
+
+
+def test_a_path_that_is_no_recipe_file():
+    assert complaint("no.toml") == "no.toml: no such file"
+    assert complaint("runs/no") == "runs/no: no such file"
+    write("runs/one/recipe.toml", COPY)
+    assert complaint("runs/one") == "runs/one: a folder, not a recipe; its recipe is runs/one/recipe.toml"
+    assert complaint("runs/") == "runs/: a folder, not a recipe"
+    Path("latin.toml").write_bytes('about = "año"'.encode("latin-1"))
+    assert complaint("latin.toml") == "latin.toml: not a text file in UTF-8"
+
+
+def test_a_syntax_error_says_where():
+    write("bad.toml", COPY + "[training]\nsteps 5\n")
+    assert complaint("bad.toml").startswith("bad.toml, line 4, column 7: not valid TOML: expected '='")
+    write("open.toml", 'about = "')
+    assert complaint("open.toml").startswith("open.toml, ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("[training]\nstep = 5", "line 4: unknown key training.step; did you mean training.steps?"),
+        ("\n# step\ntraining.step = 5", "line 5: unknown key data.training; did you mean training?"),
+        ("[trainning]\nsteps = 5", "line 3: unknown key trainning; did you mean training?"),
+        ("[model]\nlabel_smoothing = 0", "line 4: unknown key model.label_smoothing; "
+                                         "did you mean training.label_smoothing?"),
+        ("[model]\nzzzzz = 0", "line 4: unknown key model.zzzzz; regard recipes NAME shows every key"),
+        ("[training]\nsteps = -3", "line 4: training.steps = -3: must be at least 1"),
+        ("[training]\nlearning_rate = 0", "line 4: training.learning_rate = 0: must be more than 0"),
+        ("[model]\ndropout = 1", "line 4: model.dropout = 1: must be less than 1"),
+        ("[decoding]\ntop_p = 1.5", "line 4: decoding.top_p = 1.5: must be at most 1"),
+        ("[training]\nsteps = 'many'", 'line 4: training.steps = "many": must be a whole number'),
+        ("[training]\nsteps = 1.5", "line 4: training.steps = 1.5: must be a whole number"),
+        ("[training]\nclip = 'a\\nb'", 'line 4: training.clip = "a\\\\nb": must be a number'),
+        ("[text]\nshared = 'perhaps'", 'line 4: text.shared = "perhaps": must be true or false'),
+        ("folder = 5", "line 3: data.folder = 5: must be text in quotes"),
+        ("valid = 'a'", 'line 3: data.valid = "a": must be a list, such as ["a", "b"]'),
+        ("valid = []", "line 3: data.valid = []: must have at least 1 entry"),
+        ("valid = [\n'a',\n'b', 'c',\n]", 'line 3: data.valid = ["a", "b", "c"]: must have at most 2 entries'),
+        ("[training]\nbetas = [0.9]", "line 4: training.betas = [0.9]: must have 2 entries"),
+        ("[training]\nbetas = 0.9", "line 4: training.betas = 0.9: must be a list, such as [0.9, 0.98]"),
+        ("[model]\nsize = 'huge'", 'line 4: model.size = "huge": must be tiny, small, base or big'),
+        ("[model]\nsize = 'tiny'\nheads = 3", "line 3: model: width 128 is not a multiple of heads 3"),
+        ("source = 'a'", "line 1: data: give one of corpus, pairs, or source with target"),
+        ("[training]\nstep = 5\nsteps = 0\nseed = -1",
+         "line 4: unknown key training.step; did you mean training.steps? (and 2 more)"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_file_is_told_in_one_line(lines, expected):
+    write("my.toml", COPY + lines + "\n")
+    assert complaint("my.toml") == f"my.toml, {expected}"
+
+
+def test_faults_in_whole_sections_and_in_the_entries_of_mix():
+    write("flat.toml", "training = 5\n" + COPY)
+    assert complaint("flat.toml") == ("flat.toml, line 1: training = 5: must be a section of its own, [training]")
+    write("none.toml", "[text]\nunit = 'word'\n")
+    assert complaint("none.toml") == "none.toml: the section [data] is missing"
+    assert complaint("none.toml", "training.steps=5") == "none.toml: the section [data] is missing"
+    write("mix.toml", "[[data.mix]]\ncorpus = 'copy'\n[[data.mix]]\ncorpus = 'sort'\nwieght = 2\n")
+    assert complaint("mix.toml") == ("mix.toml, line 5: unknown key data.mix[1].wieght; did you mean data.mix.weight?")
+    write("mix.toml", "[[data.mix]]\ncorpus = 'copy'\n[[data.mix]]\ncorpus = 'sort'\nweight = 0\n")
+    assert complaint("mix.toml") == "mix.toml, line 5: data.mix[1].weight = 0: must be more than 0"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.step=5", "--set training.step=5: unknown key training.step; did you mean training.steps?"),
+        ("steps=5", "--set steps=5: unknown key steps; did you mean training.steps?"),
+        ("training.steps=-3", "--set training.steps=-3: must be at least 1"),
+        ("training.steps=many", "--set training.steps=many: must be a whole number"),
+        ("model.size=huge", "--set model.size=huge: must be tiny, small, base or big"),
+        ("model.heads=3", "--set model.heads=3: model: width 128 is not a multiple of heads 3"),
+        ("training=5", "--set training=5: must be a section of its own, [training]"),
+        (
+            "data.mix=[{corpus = 3}]",
+            "--set data.mix=[{corpus = 3}]: data.mix[0].corpus = 3: must be text in quotes",
+        ),
+        (
+            "data.mix.0.weight=2",
+            '--set data.mix.0.weight=2: data.mix = {"0" = {"weight" = 2}}: must be a list, such as ["a", "b"]',
+        ),
+        ("training.steps", "--set training.steps: must look like section.key=value"),
+        ("=5", "--set =5: must look like section.key=value"),
+        ("training.=5", "--set training.=5: must look like section.key=value"),
+        ('data.valid=["a"', '--set data.valid=["a": the value is neither valid TOML nor a bare word'),
+        ("data.source=a", "--set data.source=a: data: source and target go together"),
+    ],
+)
+def test_a_fault_in_set_says_so(override, expected):
+    assert complaint("copy", override) == expected
+
+
+def test_blame_goes_to_the_layer_that_brought_the_fault_in():
+    write("base.toml", COPY + "[training]\nsteps = 0\n")
+    write("child.toml", 'extends = "base.toml"\n[training]\nwarmup = 5\n')
+    expected = "base.toml, line 4: training.steps = 0: must be at least 1"
+    assert complaint("child.toml") == complaint("child.toml", "training.seed=3", "training.clip=2") == expected
+    assert load("child.toml", ["training.steps=1"]).training.steps == 1, "a later layer mends it"
+    write("half.toml", '[data]\nsource = "a"\n')
+    expected = "half.toml, line 1: data: source and target go together"
+    assert complaint("half.toml", "data.lowercase=true") == expected
+    several = complaint("copy", "training.seed=2", "model.heads=3", "model.width=100")
+    assert several == "--set model.heads=3 --set model.width=100: model: width 100 is not a multiple of heads 3"
+
+
+def test_extends_that_leads_nowhere_or_round_in_a_circle():
+    write("a.toml", 'extends = "b.toml"\n')
+    write("b.toml", '# a comment\nextends = "a.toml"\n')
+    assert complaint("a.toml") == ("b.toml, line 2: extends goes round in a circle: a.toml -> b.toml -> a.toml")
+    write("self.toml", 'extends = "self.toml"\n')
+    assert complaint("self.toml") == "self.toml, line 1: extends goes round in a circle: self.toml -> self.toml"
+    write("lost.toml", 'extends = "no.toml"\n')
+    assert complaint("lost.toml") == "lost.toml, line 1: no.toml: no such file"
+    write("typo.toml", 'extends = "multi30k"\n')
+    assert complaint("typo.toml") == (
+        "typo.toml, line 1: unknown recipe 'multi30k'; "
+        "did you mean multi30k-en-de or multi30k-de-en? regard recipes lists them"
+    )
+    write("two.toml", 'extends = ["copy", "sort"]\n')
+    assert complaint("two.toml") == (
+        'two.toml, line 1: extends = ["copy", "sort"]: must be the name of one recipe, in quotes'
+    )
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_described_recipe_reads_back_as_itself(name, here):
+    recipe = load(name)
+    assert parse(describe(recipe)) == parse(to_toml(recipe)) == recipe
+    placed = load(write("written.toml", describe(recipe)))
+    expected = {} if recipe.data.corpus else {"data.folder": (None, str(here))}
+    assert differences(recipe, placed) == expected
+    assert load(write("deeper/again.toml", describe(placed))) == placed, "a folder once found stays where it is"
+
+
+@pytest.mark.parametrize(
+    "awkward",
+    [
+        'say "hi"',
+        "back\\slash",
+        "two\nlines\r\n\tand a tab",
+        "ñandú 漢字 🙂",
+        "\x00\x1f\x7f\x85\u2028",
+        "# = [x]",
+        "'''",
+        '"""',
+    ],
+)
+def test_any_text_survives_the_way_to_toml_and_back(awkward):
+    recipe = Recipe.model_validate(
+        {"about": awkward, "data": {"mix": [{"corpus": awkward}, {"pairs": "x", "source_tag": awkward, "count": 3}]}}
+    )
+    assert parse(describe(recipe)) == recipe
+
+
+@pytest.mark.parametrize("number", [1e-9, 5e-4, 0.1, 1.0, 123456789.125, 1e22])
+def test_any_number_survives_the_way_to_toml_and_back(number):
+    recipe = load("copy", [f"training.learning_rate={number!r}"])
+    assert recipe.training.learning_rate == number
+    assert parse(describe(recipe)).training.learning_rate == number
+
+
+def test_a_description_names_every_setting_with_its_meaning():
+    recipe = load("multi30k-en-de")
+    lines = describe(recipe).splitlines()
+    for section in (recipe.data, recipe.text, recipe.model, recipe.training, recipe.decoding):
+        for key, field in type(section).model_fields.items():
+            begin = f"# {key} =" if getattr(section, key) is None else f"{key} = "
+            assert any(line.startswith(begin) and line.endswith(f"  # {field.description}") for line in lines)
+    at = lines.index("[training]")
+    assert lines[at - 1] == "# How the weights are found."
+    meanings = {line.rindex("  # ") for line in lines[at + 1 : lines.index("", at)]}
+    assert len(meanings) == 1, "the meanings stand in one column"
+    assert list(tomllib.loads(describe(recipe))) == list(Recipe.model_fields)
+
+
+def test_a_stored_recipe_is_checked_under_its_own_name():
+    with pytest.raises(UserError, match=r"^runs/x/recipe.toml, line 4: training.steps = 0: must be at least 1$"):
+        parse(COPY + "[training]\nsteps = 0\n", name="runs/x/recipe.toml")
+
+
+def test_differences_are_old_and_new_by_dotted_key():
+    old = load("copy")
+    new = load("copy", ["training.steps=601", "decoding.beam=1", "training.learning_rate=0.1"])
+    assert differences(old, old) == {}
+    assert differences(old, new) == {
+        "training.steps": (600, 601),
+        "training.learning_rate": (0.002, 0.1),
+        "decoding.beam": (4, 1),
+    }
+    mixed = load("copy", ['data.mix=[{corpus = "sort"}]'])
+    assert set(differences(old, mixed)) == {"data.corpus", "data.mix"}

@@ -1,0 +1,172 @@
+"""Tokenizers: what comes back is what went in, and nothing in a text is ever taken for a mark."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import UserError
+from regard.text import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
+TAGS = ("<2de>", "<2en>")
+BPE = train(TEXTS, "bpe", 300, TAGS)
+CHAR = train(TEXTS, "char", 300, TAGS)
+WORD = train(TEXTS, "word", 300, TAGS)
+
+awkward = st.sampled_from(
+    ["\n", "\r\n", "\x00", "</s>", "<s>", "<2de>", "<unk>", "  ", "🙂", "👩‍👩‍👧", "é", "e\u0301", "\u2028", "the cat"]
+)
+texts = st.lists(st.one_of(st.text(max_size=8), awkward), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHAR], ids=["bpe", "char"])
+@settings(max_examples=200, deadline=None)
+@given(text=texts)
+def test_every_text_comes_back_unchanged(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(6 <= token < len(tokenizer) for token in ids), "text never becomes a special id or a tag"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(texts, max_size=5))
+def test_many_texts_encode_as_each_alone(many):
+    for tokenizer in (BPE, CHAR, WORD):
+        assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts)
+def test_pieces_join_to_the_text_where_no_character_is_cut(text):
+    for tokenizer in (BPE, CHAR):
+        pieces = tokenizer.pieces(tokenizer.encode(text))
+        if not any("⟨" in piece for piece in pieces):
+            assert "".join(pieces) == text
+
+
+def test_special_ids_and_tags_come_first():
+    assert (FILL, BEGIN, END, UNKNOWN) == (0, 1, 2, 3)
+    for tokenizer in (BPE, CHAR, WORD):
+        assert tokenizer.tags == TAGS
+        assert [tokenizer.tag("<2de>"), tokenizer.tag("<2en>")] == [4, 5]
+    with pytest.raises(UserError, match="<2fr>"):
+        BPE.tag("<2fr>")
+
+
+def test_bytes_follow_the_tags_in_order():
+    assert train([], "bpe", 262, TAGS).encode("a\n") == [6 + 97, 6 + 10]
+    assert train([], "char", 262, TAGS).encode("é") == [6 + 0xC3, 6 + 0xA9]
+
+
+def test_bpe_joins_the_most_frequent_pair_first():
+    # "aab" 3 times: pairs are a-a 3 and a-b 3; the tie goes to the smaller pair, a-a; then aa-b.
+    tokenizer = train(["aab", "aab", "aab"], "bpe", 400)
+    assert len(tokenizer) == 4 + 256 + 2
+    assert tokenizer.encode("aab") == [4 + 256 + 1]
+    assert tokenizer.encode("aa") == [4 + 256]
+    assert tokenizer.encode("ab") == [4 + 97, 4 + 98]
+
+
+def test_size_counts_everything_and_is_never_exceeded():
+    assert len(train(["ab cd ef gh"] * 9, "bpe", 263)) == 263
+    assert len(train(["äöüß"], "char", 262)) == 262
+    assert len(train(["a b c d"], "word", 6)) == 6
+
+
+def test_too_small_a_vocabulary_is_refused():
+    for unit in ("bpe", "char"):
+        assert len(train(["ab"], unit, 262, TAGS)) == 262
+        with pytest.raises(UserError, match="at least 262"):
+            train(["ab"], unit, 261, TAGS)
+    with pytest.raises(UserError, match="at least 5"):
+        train(["ab"], "word", 4)
+    with pytest.raises(UserError, match="syllable"):
+        train(["ab"], "syllable", 400)
+    with pytest.raises(UserError, match="tags"):
+        train(["ab"], "bpe", 400, ["<a>", "<a>"])
+
+
+def test_characters_outside_the_vocabulary_are_spelt_in_bytes():
+    tokenizer = train(["ää ö"], "char", 261)  # room for one: ä, the more frequent
+    assert tokenizer.encode("äö") == [260, 4 + 0xC3, 4 + 0xB6]
+    assert tokenizer.pieces(tokenizer.encode("äö")) == ["ä", "⟨c3⟩", "⟨b6⟩"]
+
+
+def test_words_are_ranked_by_frequency_then_by_text():
+    tokenizer = train(["b a c c", "d a b"], "word", 7)  # a 2, b 2, c 2, d 1
+    assert tokenizer.encode(" c  b\ta d ") == [6, 5, 4, UNKNOWN]
+    assert tokenizer.decode([BEGIN, 6, 5, UNKNOWN, 4, END]) == "c b a"
+    assert tokenizer.pieces([BEGIN, 6, 5, UNKNOWN, END]) == ["<s>", "c", " b", "<unk>", "</s>"]
+
+
+def test_decoding_skips_marks_and_pieces_name_them():
+    ids = [FILL, BEGIN, 4, *BPE.encode("the cat"), UNKNOWN, END]
+    assert BPE.decode(ids) == "the cat"
+    pieces = BPE.pieces(ids)
+    assert pieces[:3] == ["<fill>", "<s>", "<2de>"] and pieces[-2:] == ["<unk>", "</s>"]
+    assert "".join(pieces[3:-2]) == "the cat"
+
+
+def test_half_a_character_decodes_to_a_stand_in():
+    first_byte = BPE.first + 0xE2
+    assert BPE.decode([first_byte]) == "\ufffd"
+    assert BPE.pieces([first_byte, BPE.first + 65]) == ["⟨e2⟩", "A"]
+
+
+def test_marks_and_line_breaks_are_never_generated():
+    tokenizer = train(["a \n\n b \n\n", "a \n\n c \n\n"] * 5, "bpe", 400, TAGS)
+    forbidden = tokenizer.forbidden()
+    assert forbidden[:5] == [FILL, BEGIN, UNKNOWN, 4, 5] and END not in forbidden
+    for token in range(tokenizer.first, len(tokenizer)):
+        breaks = any(sign in tokenizer.decode([token]) for sign in "\n\r")
+        assert breaks == (token in forbidden)
+    assert len(forbidden) > 7, "longer pieces than the two bytes were learnt here"
+    assert WORD.forbidden() == [FILL, BEGIN, UNKNOWN, 4, 5]
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHAR, WORD], ids=["bpe", "char", "word"])
+def test_json_brings_the_same_tokenizer_back(tokenizer):
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.to_json() == tokenizer.to_json()
+    assert (len(again), again.tags, again.forbidden()) == (len(tokenizer), TAGS, tokenizer.forbidden())
+    for text in [*TEXTS, "unseen ☃ </s>"]:
+        assert again.encode(text) == tokenizer.encode(text)
+
+
+def test_other_json_is_refused():
+    newer = json.dumps(json.loads(BPE.to_json()) | {"version": 99})
+    for wrong in ("", "[]", "{}", '{"format": "regard tokenizer", "version": 1}', newer):
+        with pytest.raises(UserError, match="tokenizer"):
+            Tokenizer.from_json(wrong)
+
+
+def test_a_lone_surrogate_is_the_users_error():
+    for tokenizer in (BPE, CHAR):
+        with pytest.raises(UserError, match=r"udc80"):
+            tokenizer.encode("a\udc80")
+
+
+def test_the_same_texts_give_the_same_tokenizer_in_another_process():
+    program = f"from regard.text import train; print(ascii(train({TEXTS!r}, 'bpe', 300, {TAGS!r}).to_json()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ascii(BPE.to_json())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_after_encoding_prints_nothing_and_still_encodes():
+    program = (
+        "import os, regard.text as r; t = r.train(['a b c'] * 9, 'bpe', 300); t.encode_batch(['a b'] * 999)\n"
+        "child = os.fork()\n"
+        "if child == 0: t.encode_batch(['a b'] * 999); os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment, check=True
+    )
+    assert (done.stdout.strip(), done.stderr) == ("7", "")
