@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +27,19 @@ class BlockSettings:
     activation: Literal["relu", "gelu", "gated"] = "relu"
     norm: Literal["layer", "rms", "batch"] = "layer"
     norm_first: bool = True
+
+
+_again: ContextVar[bool] = ContextVar("regard_again", default=False)
+
+
+@contextmanager
+def computed_again() -> Iterator[None]:
+    """While a block is computed a second time, for its gradients: running statistics have counted it already."""
+    token = _again.set(True)
+    try:
+        yield
+    finally:
+        _again.reset(token)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -68,9 +83,10 @@ class BatchNorm(nn.Module):
             mean = counted.sum(0) / n
             spread = counted - mean if real is None else torch.where(real[:, None], counted - mean, 0.0)
             variance = spread.square().sum(0) / n
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
+            if not _again.get():
+                with torch.no_grad():
+                    self.running_mean.lerp_(mean, self.momentum)
+                    self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
         return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
 

@@ -58,16 +58,16 @@ class Run:
     def create(cls, path: str | Path, recipe: Recipe) -> Run:
         """A new run directory with its recipe in it."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not _ours(file) for file in path.iterdir())):
             raise UserError(f"{path} exists and is no run directory: choose another --out")
-        write_text(path / "recipe.toml", to_toml(recipe))
         info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
         write_text(path / "run.json", json.dumps(info, indent=2) + "\n")
+        write_text(path / "recipe.toml", to_toml(recipe))
         return cls(path)
 
     @staticmethod
     def exists(path: str | Path) -> bool:
-        return (Path(path) / "run.json").exists()
+        return all((Path(path) / name).exists() for name in ("run.json", "recipe.toml"))
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -144,6 +144,11 @@ class Run:
         model = self.fresh_model()
         tensors.into_model(model, loaded, file)
         return model.to(device).eval()
+
+
+def _ours(file: Path) -> bool:
+    """Whether a file may be what was left of a run that ended before its recipe was written."""
+    return file.name == "run.json" or file.name.startswith((".run.json.", ".recipe.toml."))
 
 
 def kept_snapshots(steps: list[int], every: int, average: int) -> set[int]:

@@ -232,6 +232,7 @@ def test_a_syntax_error_says_where():
         ("[training]\nbetas = [0.9]", "line 4: training.betas = [0.9]: must have 2 entries"),
         ("[training]\nbetas = 0.9", "line 4: training.betas = 0.9: must be a list, such as [0.9, 0.98]"),
         ("[model]\nsize = 'huge'", 'line 4: model.size = "huge": must be tiny, small, base or big'),
+        ("[model]\nsize = [1]", "line 4: model.size = [1]: must be tiny, small, base or big"),
         ("[model]\nsize = 'tiny'\nheads = 3", "line 3: model: width 128 is not a multiple of heads 3"),
         ("source = 'a'", "line 1: data: give one of corpus, pairs, or source with target"),
         ("[training]\nstep = 5\nsteps = 0\nseed = -1",

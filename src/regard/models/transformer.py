@@ -6,6 +6,7 @@ T target tokens and S source tokens in flat rows, D width, V vocabulary, N sente
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard import positions, taps
 from regard.attention import Cached, Causal, Memory, Packed
-from regard.blocks import NORMS, BlockSettings, DecoderBlock, EncoderBlock
+from regard.blocks import NORMS, BlockSettings, DecoderBlock, EncoderBlock, computed_again
 from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
@@ -100,7 +101,8 @@ class Transformer(Translator):
     def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
         """Run a block, keeping its inner activations or computing them again in the backward pass."""
         if self.checkpoint_activations and self.training:
-            return checkpoint(block, *arguments, use_reentrant=False)
+            contexts = (nullcontext(), computed_again())  # of the first and of the second time
+            return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
         return block(*arguments)
 
     def encode(self, source: TokenRow) -> Tensor:

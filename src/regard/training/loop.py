@@ -252,14 +252,13 @@ class Trainer:
     # -- remembering --------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        if not self.run.resume.exists():
-            return
-        self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+        if self.run.resume.exists():
+            self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
             file = self.run.path / name
             if file.exists():
                 lines = file.read_text(encoding="utf-8").splitlines()
-                kept = [line for line in lines if _step_of(line) <= self.progress.step]
+                kept = [line for line in lines if not _comes_again(line, self.progress)]
                 write_text(file, "".join(line + "\n" for line in kept))
 
     def _save(self) -> None:
@@ -300,9 +299,12 @@ def _borrowed(model: Translator, tensors: weights.Tensors) -> Iterator[None]:
         weights.into_model(model, own, "the model")
 
 
-def _step_of(line: str) -> int:
-    """The step a line of metrics belongs to; a line cut short by a crash belongs to none that stays."""
+def _comes_again(line: str, progress: state.Progress) -> bool:
+    """Whether a line of metrics was written after this state was saved, or was cut short by a crash."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 1 << 62
+        facts = json.loads(line)
+        step, average = int(facts["step"]), str(facts.get("weights", "")).startswith("average")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return True
+    # the average is judged at the last step, after its state was saved
+    return step > progress.step or (step == progress.step and average and not progress.finished)

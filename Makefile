@@ -1,0 +1,45 @@
+# Everything a newcomer needs. `make demo` and `make test` set up all they use, in .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+DEMO   := runs/en-es
+SENTENCE := this cat is very large
+
+.PHONY: help demo test test-slow lint wheel numbers clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# torch is pinned in constraints.txt: without that, pip may fetch gigabytes of GPU libraries or replace a GPU build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("regard needs Python 3.11 or newer, not %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## train English to Spanish, score it, translate a sentence, draw its attention
+	@$(BIN)/regard train en-es --out $(DEMO)
+	@echo; echo '== held-out pairs: noun with adjective, subject with verb, verb with object never seen together in training'
+	@$(BIN)/regard evaluate $(DEMO)
+	@echo; echo '== $(SENTENCE)'
+	@$(BIN)/regard translate $(DEMO) '$(SENTENCE)'
+	@echo; $(BIN)/regard draw $(DEMO) '$(SENTENCE)'
+	@$(BIN)/regard draw $(DEMO) '$(SENTENCE)' --out $(DEMO)/attention.svg
+
+test: $(READY) lint ## the everyday tests
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-slow: $(READY) ## the long ones: kills at random moments, large corpora, both ends of the version range
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+wheel: $(READY) ## build a wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean: ## remove the environment and what was built (runs stay)
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,208 @@
+"""Checking a recipe, and saying what is wrong with it.
+
+Whatever is wrong is reported as one line that says where (file and line, or `--set`), what, and what is allowed,
+because a settings error is the first thing a newcomer meets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from regard.errors import UserError
+from regard.recipes.schema import Recipe
+from regard.recipes.write import toml_value
+
+Table = dict[str, Any]
+Key = tuple[str | int, ...]  # ("data", "mix", 0, "weight") is data.mix[0].weight
+
+LONGEST_VALUE = 60  # characters of a wrong value that a message repeats
+ALLOWED = {  # by how pydantic's name of the fault begins
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text in quotes",
+    "list": 'a list, such as ["a", "b"]',
+    "tuple": "a list, such as [0.9, 0.98]",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One place where settings were written: a built-in recipe, a file, or the command line."""
+
+    name: str
+    table: Table
+    text: str = ""  # the TOML, to find line numbers in
+    folder: str | None = None  # of a file given by its path
+    sets: tuple[str, ...] = ()  # of the command line: section.key=value, as typed
+
+    def where(self, key: Key) -> str:
+        """`my.toml, line 3`, or `--set training.steps=-3`: what the user has to look at to mend `key`."""
+        if self.sets:
+            typed = [entry for entry in self.sets if _overlap(_key_of(entry), _dotted(key))]
+            return " ".join(f"--set {entry}" for entry in typed or self.sets)
+        line = _line_of(key, self.text)
+        return f"{self.name}, line {line}" if line else self.name
+
+
+def complaint(text: str) -> UserError:
+    """An error of one line, whatever line breaks a file name or a value in it has."""
+    return UserError(re.sub(r"\s*[\r\n]\s*", " ", text))
+
+
+def check(layers: Sequence[Layer], merge: Callable[[Sequence[Layer]], Table]) -> Recipe:
+    """The recipe that the layers merge into, or a `UserError` that blames the layer which brought the fault in."""
+    try:
+        return Recipe.model_validate(merge(layers))
+    except ValidationError:
+        first, *others = _faults(merge(layers))
+    # The layer to blame is the last one without which the fault would not be there.
+    while len(layers) > 1 and _essence(first) in map(_essence, _faults(merge(layers[:-1]))):
+        layers = layers[:-1]
+    more = f" (and {len(others)} more)" if others else ""
+    raise complaint(_explain(first, layers[-1]) + more)
+
+
+def fields_at(sections: Sequence[str]) -> dict[str, FieldInfo]:
+    """The settings in a section: of () the recipe's, of ("data", "mix") a corpus's; none if it is not a section."""
+    fields = Recipe.model_fields
+    for section in sections:
+        annotation = fields[section].annotation if section in fields else None
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        fields = next((kind.model_fields for kind in kinds if issubclass(kind, BaseModel)), {})
+    return fields
+
+
+def _faults(table: Table) -> list[ErrorDetails]:
+    """Unknown keys first (they cause the rest), and no "missing" that only follows from another fault beside it."""
+    try:
+        Recipe.model_validate(table)
+        return []
+    except ValidationError as error:
+        faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
+    hurt = {fault["loc"][:-1] for fault in faults if fault["type"] != "missing"}
+    return [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in hurt]
+
+
+def _essence(fault: ErrorDetails) -> tuple[Any, ...]:
+    """What two layers' faults have in common if they are the same one."""
+    given = fault["input"]  # a section's content differs between layers even where its fault does not
+    return fault["loc"], fault["msg"], None if isinstance(given, dict) else repr(given)
+
+
+def _explain(fault: ErrorDetails, layer: Layer) -> str:
+    """`my.toml, line 3: training.steps = -3: must be at least 1`."""
+    key, kind, given = fault["loc"], fault["type"], fault["input"]
+    if kind == "missing" and isinstance(key[-1], int):  # a pair with one entry
+        key = key[:-1]
+        rule = f"must have {len(given) + 1} entries"
+    elif kind == "missing":
+        what = f"the section [{_dotted(key)}]" if fields_at([str(part) for part in key]) else _dotted(key)
+        return f"{layer.where(key)}: {what} is missing"
+    elif kind == "extra_forbidden":
+        return f"{layer.where(key)}: unknown key {_dotted(key)}{_nearest_key(key)}"
+    elif kind == "value_error":
+        return f"{layer.where(key)}: {_dotted(key)}: {fault['ctx']['error']}"
+    else:
+        rule = _rule(fault)
+    if _dotted(key) in map(_key_of, layer.sets):  # then `where` shows key and value already
+        return f"{layer.where(key)}: {rule}"
+    value = toml_value(given)
+    value = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
+    return f"{layer.where(key)}: {_dotted(key)} = {value}: {rule}"
+
+
+def _rule(fault: ErrorDetails) -> str:
+    """What is allowed, in plain words."""
+    limits = fault.get("ctx", {})
+    match fault["type"]:
+        case "greater_than_equal":
+            return f"must be at least {limits['ge']:g}"
+        case "greater_than":
+            return f"must be more than {limits['gt']:g}"
+        case "less_than_equal":
+            return f"must be at most {limits['le']:g}"
+        case "less_than":
+            return f"must be less than {limits['lt']:g}"
+        case "literal_error":
+            return "must be " + limits["expected"].replace("'", "")
+        case "too_short":
+            return f"must have at least {_entries(limits['min_length'])}"
+        case "too_long":
+            return f"must have at most {_entries(limits['max_length'])}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"must be a section of its own, [{_dotted(fault['loc'])}]"
+    for start, allowed in ALLOWED.items():
+        if fault["type"].startswith(start):
+            return f"must be {allowed}"
+    return fault["msg"].replace("Input should be", "must be")
+
+
+def _entries(count: int) -> str:
+    return f"{count} entry" if count == 1 else f"{count} entries"
+
+
+def _nearest_key(key: Key) -> str:
+    """`; did you mean training.steps?`: a like name in the same section, else the same or a like name in another."""
+    *section, last = (str(part) for part in key if not isinstance(part, int))
+    if near := difflib.get_close_matches(last, fields_at(section), n=1):
+        return f"; did you mean {'.'.join([*section, near[0]])}?"
+    every: dict[str, str] = {}  # where each name first occurs
+    for name in Recipe.model_fields:
+        every.setdefault(name, name)
+        for inner in fields_at([name]):
+            every.setdefault(inner, f"{name}.{inner}")
+    if near := difflib.get_close_matches(last, every, n=1):
+        return f"; did you mean {every[near[0]]}?"
+    return "; regard recipes NAME shows every key"
+
+
+def _line_of(key: Key, text: str) -> int | None:
+    """The line where `key` is first written: the end of the shortest beginning of the text that has it.
+
+    Asking the TOML parser, rather than looking for the name, is right for every way to write a key.
+    """
+    lines, statement = text.split("\n"), 1
+    for end in range(1, len(lines) + 1):
+        try:
+            table = tomllib.loads("\n".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue  # in the middle of a statement of several lines
+        if _has(table, key):
+            return statement
+        statement = end + 1
+    return None
+
+
+def _has(table: Any, key: Key) -> bool:
+    for part in key:
+        if isinstance(part, int):
+            if not isinstance(table, list) or part >= len(table):
+                return False
+        elif not isinstance(table, dict) or part not in table:
+            return False
+        table = table[part]
+    return True
+
+
+def _dotted(key: Key) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
+
+
+def _key_of(entry: str) -> str:
+    """`training.steps` of `training.steps = 5`."""
+    return entry.partition("=")[0].strip()
+
+
+def _overlap(typed: str, key: str) -> bool:
+    """Whether one of two dotted keys is the other or lies within it."""
+    return (key + ".").startswith((typed + ".", typed + "[")) or (typed + ".").startswith(key + ".")

@@ -1,0 +1,82 @@
+"""From a `Recipe` to TOML that explains itself, and to the settings in which two recipes differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from regard.recipes.schema import Recipe
+
+
+def describe(recipe: Recipe) -> str:
+    """The whole recipe as TOML, with every setting's meaning beside it; `parse` reads back an equal recipe.
+
+    Optional settings that are not set appear as comments, so that the text is also the list of what could be set.
+    """
+    parts = [_comment(recipe), *_lines(recipe), ""]
+    for name, section in recipe:
+        if isinstance(section, BaseModel):
+            parts += [_comment(section), f"[{name}]", *_lines(section), ""]
+            for key, value in section:
+                for table in _tables(value):
+                    parts += [f"[[{name}.{key}]]", *_lines(table, unset=False), ""]
+    return "\n".join(parts)
+
+
+to_toml = describe  # what a run keeps as recipe.toml
+
+
+def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Every setting in which two recipes differ: `{"training.steps": (100, 200)}`, in the schema's order."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
+    return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
+
+
+def toml_value(value: Any) -> str:
+    """A Python value as TOML: `toml_value([True, "a"])` is `[true, "a"]`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for one character that TOML wants escaped too
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_value(str(key))} = {toml_value(entry)}" for key, entry in value.items()) + "}"
+    return str(value)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _comment(section: BaseModel) -> str:
+    """The first paragraph of a section's docstring."""
+    paragraph = (type(section).__doc__ or "").strip().split("\n\n")[0]
+    return "\n".join(f"# {line.strip()}" for line in paragraph.splitlines())
+
+
+def _tables(value: Any) -> list[BaseModel]:
+    """The entries that get a [[table]] each, as those of data.mix do."""
+    return [entry for entry in value if isinstance(entry, BaseModel)] if isinstance(value, list) else []
+
+
+def _lines(section: BaseModel, unset: bool = True) -> list[str]:
+    """`key = value    # meaning`, the meanings in one column unless a value is too long for that."""
+    rows: list[tuple[str, str]] = []
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel) or _tables(value):
+            continue  # has a table of its own
+        if value is not None:
+            rows.append((f"{key} = {toml_value(value)}", field.description or ""))
+        elif unset:
+            rows.append((f"# {key} =", field.description or ""))
+    column = max((len(setting) for setting, _ in rows if len(setting) <= 40), default=0)
+    return [f"{setting:<{column}}  # {meaning}" if meaning else setting for setting, meaning in rows]

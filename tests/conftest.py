@@ -1,0 +1,98 @@
+"""What all tests share: a cache of their own, and the table of invariants printed at the end of a run.
+
+Every test marked `invariant` fills a cell of the table of invariant by model family. Workers of pytest-xdist send their
+cells along with their reports, so the table is put together here, where the run is summed up. A run that selected the
+whole table and left a cell empty fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("patient")
+
+INVARIANTS = Path(__file__).parent / "invariants"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokens of test corpora go to a folder that ends with the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class Table:
+    """Which invariant was seen to hold for which family."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.columns: list[str] = []
+        self.outcomes: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.notes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties = dict(report.user_properties)
+        if "cell" not in properties:
+            return
+        self.rows, self.columns = properties["table"]
+        cell = tuple(properties["cell"])
+        if report.when == "call" or report.failed:
+            self.outcomes[cell].append(report.outcome)
+        if report.when == "call" and "close" in properties:
+            self.notes[cell].append(tuple(properties["close"]))
+
+    def empty(self) -> list[tuple[str, str]]:
+        """Cells that nothing but skipped tests came for."""
+        filled = {cell for cell, outcomes in self.outcomes.items() if set(outcomes) - {"skipped"}}
+        return [(row, column) for row in self.rows for column in self.columns if (row, column) not in filled]
+
+    def cell(self, row: str, column: str) -> str:
+        outcomes = self.outcomes[row, column]
+        ran = [outcome for outcome in outcomes if outcome != "skipped"]
+        failed = ran.count("failed")
+        return "-" if not ran else f"{failed} of {len(ran)} FAILED" if failed else f"holds ({len(ran)})"
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if _whole_table(session) and (self.empty() or not self.rows) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.rows:
+            return
+        write = terminalreporter.write_line
+        terminalreporter.section("invariants by model family")
+        wide = max(map(len, self.rows)) + 2
+        write(" " * wide + "".join(f"{column:<18}" for column in self.columns))
+        for row in self.rows:
+            write(f"{row:<{wide}}" + "".join(f"{self.cell(row, column):<18}" for column in self.columns))
+        for (row, column), counts in self.notes.items():
+            close, total = (sum(numbers) for numbers in zip(*counts, strict=True))
+            write(f"{row}, {column}: {close} of {total} decisions had a margin below 1e-5")
+        for row, column in self.empty() if _whole_table(terminalreporter._session) else []:
+            write(f"ERROR: no test ran for {row!r} of the {column} family", red=True)
+
+
+def _whole_table(session: pytest.Session | None) -> bool:
+    """Whether the run was asked for every invariant and went to its end."""
+    if session is None or session.shouldstop or session.shouldfail:
+        return False
+    options = session.config.option
+    narrowed = options.keyword or options.deselect or options.ignore or options.ignore_glob or options.collectonly
+    if narrowed or getattr(options, "lf", False) or options.markexpr not in ("", "not slow"):
+        return False
+    given = [Path(session.config.invocation_params.dir, arg.split("::")[0]).resolve() for arg in session.config.args]
+    return any(path in (INVARIANTS, *INVARIANTS.parents) for path in given)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "invariant(name): fills this row of the table of invariants")
+    if not hasattr(config, "workerinput") and os.environ.get("PYTEST_XDIST_WORKER") is None:
+        config.pluginmanager.register(Table(), "regard-invariants")

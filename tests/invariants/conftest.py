@@ -1,0 +1,41 @@
+"""Each test here is asked of every family, and fills a cell of the table that tests/conftest.py prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from families import FAMILIES, INVARIANTS, Case, make
+from sittings import tiny
+
+from regard.recipes.schema import Recipe
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", list(FAMILIES))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marker = item.get_closest_marker("invariant")
+        if marker is None:
+            continue
+        (name,) = marker.args
+        if name not in INVARIANTS:
+            raise pytest.UsageError(f"{item.nodeid}: {name!r} is no row of the table; add it to INVARIANTS")
+        item.user_properties.append(("cell", [name, item.callspec.params["family"]]))  # type: ignore[attr-defined]
+        item.user_properties.append(("table", [list(INVARIANTS), list(FAMILIES)]))
+
+
+@pytest.fixture
+def case(family: str) -> Callable[..., Case]:
+    """`case(seed)`: a tiny random model of the family with random sentences."""
+    return lambda seed, **changes: make(family, seed, **changes)
+
+
+@pytest.fixture
+def recipe(family: str, tmp_path: Path) -> Callable[..., Recipe]:
+    """`recipe(seed, **training)`: a training run of a few quick steps."""
+    return lambda seed, **training: tiny(family, seed, tmp_path, **training)

@@ -1,0 +1,136 @@
+"""The families that the invariants are asked of, and the tiny random models and sentences they are asked about.
+
+A new family is one entry in FAMILIES: a function from a seed to the [model] section of a tiny recipe. What can differ
+in kind goes round with the seed, so that a handful of seeds sees all of it; sizes are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models import Translator, build
+from regard.recipes.schema import ModelSettings, Recipe
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN, END
+
+INVARIANTS = (
+    "fused = plain",
+    "flat = padded = one by one",
+    "fill is never read",
+    "cached = uncached",
+    "beam of one = greedy",
+    "widest beam = exhaustive search",
+    "batch size and order change nothing",
+    "resumed = uninterrupted",
+    "failed writes lose nothing",
+    "accumulated = one big batch",
+    "recorder on = off",
+    "checkpointed = plain",
+    "n lines in = n lines out",
+)
+SEEDS = range(6)
+FIRST_WORD = 4  # after the special ids
+
+
+def transformer(seed: int) -> dict[str, Any]:
+    random = Random(f"transformer {seed}")
+    heads = random.choice([1, 2, 4])
+    return {
+        "family": "transformer",
+        "width": heads * random.choice([4, 8]) * (4 // heads),
+        "heads": heads,
+        "inner": random.randint(8, 32),
+        "encoder_layers": random.randint(1, 2),
+        "decoder_layers": 2,
+        "dropout": 0.0,
+        "norm": ["layer", "rms", "batch"][seed % 3],
+        "norm_first": seed % 2 == 0,
+        "positions": ["sinusoidal", "learned", "fraction", "index"][seed % 4],
+        "activation": ["relu", "gelu", "gated"][(seed // 2) % 3],
+        "tied": seed % 4 < 2,
+        "max_positions": 64,
+    }
+
+
+FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {"transformer": transformer}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model with random weights, and random sentence pairs that carry their end marks."""
+
+    model: Translator
+    sources: list[list[int]]
+    targets: list[list[int]]
+    vocabulary: int  # of the target
+
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> PairBatch:
+        """All pairs in this order (or only some, in theirs), with `spare` places of fill in either row."""
+        chosen = range(len(self.sources)) if only is None else only
+        sources, targets = [self.sources[i] for i in chosen], [self.targets[i] for i in chosen]
+        sizes = [sum(map(len, side)) + spare for side in (sources, targets)]
+        return PairBatch.of(sources, targets, begin=BEGIN, source_size=sizes[0], target_size=sizes[1])
+
+    def source(self, only: list[int] | None = None) -> TokenRow:
+        return self.batch(only=only).source
+
+    def next_logits(self, source: list[int], history: list[int]) -> Tensor:
+        """[V] by one full forward pass, for what follows `history` (which begins with the begin mark)."""
+        return self.model(PairBatch.of([source], [[*history[1:], END]], begin=BEGIN))[-1]
+
+
+def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
+    model = {**FAMILIES[family](seed), **changes}
+    return Recipe.model_validate({"data": {"corpus": "copy"}, "model": model}).model
+
+
+def make(
+    family: str,
+    seed: int,
+    *,
+    pairs: int = 5,
+    longest: int = 8,
+    vocabulary: int | None = None,
+    **changes: Any,
+) -> Case:
+    """A random model in evaluation mode; a `vocabulary` that is given serves both sides."""
+    random = Random(f"{family} {seed} sentences")
+    shared = vocabulary is not None or seed % 3 != 1
+    source_size = vocabulary or random.randint(12, 24)
+    target_size = source_size if shared else random.randint(12, 24)
+    torch.manual_seed(seed)
+    model = build(settings(family, seed, **changes), source_size, target_size, shared)
+    with torch.no_grad():  # biases and gains that start as zeros or ones would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+    def sentences(size: int) -> list[list[int]]:
+        lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
+        return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), END] for n in lengths]
+
+    made = Case(model, sentences(source_size), sentences(target_size), target_size)
+    if any("running" in name for name, _ in model.named_buffers()):  # statistics that fit the model
+        with torch.no_grad():
+            for _ in range(20):
+                model(made.batch())
+    model.eval()
+    return made
+
+
+def gradients(model: Translator, objective: Tensor) -> dict[str, Tensor]:
+    """By name; zeros for parameters that took no part."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(objective, parameters, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def logits_of(case: Case, batch: PairBatch) -> list[Tensor]:
+    """Per sentence of the batch, [its target's length, V]."""
+    with torch.no_grad():
+        return batch.inputs.rows.split(case.model(batch))

@@ -1,0 +1,68 @@
+"""Tiny training runs, and what it means that two of them are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from families import FAMILIES
+from torch import Tensor
+
+from regard import weights
+from regard.recipes.schema import Recipe
+
+STEPS = 12
+
+
+def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
+    """A run of a few quick steps with everything in it that a run has to remember; held-out pairs go to `folder`."""
+    files = [folder / "held-out.source", folder / "held-out.target"]
+    for file in files:
+        file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))
+    return Recipe.model_validate(
+        {
+            "data": {"corpus": "copy", "count": 40, "valid": [str(file) for file in files]},
+            "text": {"unit": "word", "vocabulary": 260},
+            "model": {**FAMILIES[family](seed), "dropout": 0.2},
+            "training": {
+                "steps": STEPS,
+                "batch_tokens": 64,
+                "accumulate": 2,
+                "warmup": 4,
+                "ema": 0.8 if seed % 2 else 0.0,
+                "average": 2,
+                "validate_every": 3,
+                "validate_lines": 2,
+                "save_every": 4,
+                "seed": seed,
+                **training,
+            },
+        }
+    )
+
+
+def remembered(run: Path) -> dict[str, Tensor]:
+    """Every tensor of every weights file of a run."""
+    files = sorted(run.glob("**/*.safetensors"))
+    assert {"model.safetensors", "resume.safetensors"} <= {file.name for file in files}
+    return {
+        f"{file.relative_to(run)} {name}": tensor for file in files for name, tensor in weights.load(file)[0].items()
+    }
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics and samples, without the time they took."""
+    lines = [line for name in ("metrics.jsonl", "samples.jsonl") for line in (run / name).read_text().splitlines()]
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def assert_same_runs(one: Path, other: Path) -> None:
+    left, right = remembered(one), remembered(other)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+    assert measured(one) == measured(other)
+    about = [weights.load(run / "resume.safetensors")[1] for run in (one, other)]
+    assert {**about[0], "seconds": 0} == {**about[1], "seconds": 0}

@@ -1,0 +1,184 @@
+"""A run survives whatever ends it: a full disk at any write, a kill at any moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from sittings import assert_same_runs
+
+from regard import weights
+from regard.errors import UserError
+from regard.recipes import to_toml
+from regard.training import loop, train
+
+
+class Disk:
+    """Counts what can fail when a file is written, and lets one such call fail for want of room."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.full_at: int | None = None
+        patch.setattr(os, "replace", self._failing(os.replace))
+        patch.setattr(os, "fsync", self._failing(os.fsync))
+        patch.setattr(weights, "save_file", self._failing(weights.save_file))
+        patch.setattr(loop, "open", self._failing(open), raising=False)  # metrics and samples are appended to
+
+    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(call.__name__)
+            if len(self.calls) - 1 == self.full_at:
+                if call.__name__ == "save_file":  # it got half-way
+                    Path(arguments[1]).write_bytes(b"half a header")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(*arguments, **named)
+
+        return run
+
+    def again(self, full_at: int | None) -> None:
+        self.calls, self.full_at = [], full_at
+
+
+@pytest.mark.invariant("failed writes lose nothing")
+def test_a_disk_that_is_full_at_any_write_costs_nothing_but_the_time_since_the_last_save(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(1, steps=4, save_every=2, validate_every=2, validate_lines=1)
+    disk = Disk(monkeypatch)
+    whole = tmp_path / "whole"
+    train(settings, whole, device="cpu", quiet=True)
+    kinds = list(disk.calls)
+    assert set(kinds) == {"replace", "fsync", "save_file", "open"} and len(kinds) > 40
+    for number, kind in enumerate(kinds):
+        run = tmp_path / f"{kind} {number}"
+        disk.again(full_at=number)
+        with pytest.raises(UserError, match=r"could not be written: the disk is full"):
+            train(settings, run, device="cpu", quiet=True)
+        assert disk.calls == kinds[: number + 1]
+        for file in run.rglob("*.safetensors"):
+            weights.load(file)  # the old file or the new one, whole, with its checksum
+        assert not list(run.rglob("*.tmp"))
+        disk.again(full_at=None)
+        train(settings, run, device="cpu", quiet=True)
+        assert_same_runs(whole, run)
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "w.safetensors"
+    old, new = {"a": torch.zeros(3)}, {"a": torch.ones(3)}
+    weights.save(file, old, {"step": 1})
+    disk = Disk(monkeypatch)
+    weights.save(tmp_path / "other", new, {"step": 2})
+    assert disk.calls == ["save_file", "fsync", "replace", "fsync"]
+    for number in range(3):
+        disk.again(full_at=number)
+        with pytest.raises(UserError, match="the disk is full"):
+            weights.save(file, new, {"step": 2})
+        tensors, about = weights.load(file)
+        assert torch.equal(tensors["a"], old["a"]) and about == {"step": 1}
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "w.safetensors"]
+    disk.again(full_at=None)
+    weights.save(file, new, {"step": 2})
+    assert torch.equal(weights.load(file)[0]["a"], new["a"])
+
+
+def test_the_librarys_own_words_for_a_full_disk_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors hands on the system's reason as text, the way Rust writes it."""
+
+    def save_file(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(weights, "save_file", save_file)
+    with pytest.raises(UserError, match=r"w\.safetensors could not be written: the disk is full"):
+        weights.save(tmp_path / "w.safetensors", {"a": torch.zeros(3)}, {})
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "w.safetensors"
+    weights.save(file, {"a": torch.arange(100.0)}, {})
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        content = content[:-7]
+    elif damage == "flipped":
+        content[-5] ^= 1
+    else:
+        content = bytearray(b"" if damage == "empty" else b"hello")
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"w\.safetensors (is damaged|was altered)"):
+        weights.load(file)
+
+
+SCRIPT = """
+import sys
+from regard.recipes import load
+from regard.training import train
+from regard.training.loop import Trainer
+
+start = Trainer.train
+Trainer.train = lambda self: (print("go", flush=True), start(self))
+train(load(sys.argv[1]), sys.argv[2], device="cpu", quiet=True)
+"""
+
+
+class Sitting:
+    """A training run in a process of its own."""
+
+    def __init__(self, recipe: Path, run: Path, cache: Path) -> None:
+        self.began = time.monotonic()
+        environment = {**os.environ, "REGARD_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SCRIPT, str(recipe), str(run)]
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def wait_for_steps(self) -> float:
+        """Seconds until the first step."""
+        assert self.process.stdout is not None and self.process.stdout.readline() == "go\n"
+        return time.monotonic() - self.began
+
+    def kill_after(self, seconds: float) -> bool:
+        """Whether it was still running by then."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return True
+        assert self.process.returncode == 0
+        return False
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_twenty_random_moments_ends_like_one_that_was_not(recipe: Any, tmp_path: Path) -> None:
+    """Killed while starting (every fourth time) and while training, which is saving most of the time."""
+    settings = recipe(1, steps=400, save_every=2, validate_every=3, accumulate=1)
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(settings))
+    whole, parts, cache = tmp_path / "whole", tmp_path / "parts", tmp_path / "cache"
+    sitting = Sitting(file, whole, tmp_path / "other cache")
+    startup = sitting.wait_for_steps()
+    assert not sitting.kill_after(600)
+    training = time.monotonic() - sitting.began - startup
+    random, kills = Random(), 0  # other moments each time
+    while kills < 20:
+        sitting = Sitting(file, parts, cache)
+        if kills % 4 == 0:
+            killed = sitting.kill_after(random.uniform(0, 1.2 * startup))
+        else:
+            sitting.wait_for_steps()
+            killed = sitting.kill_after(random.uniform(0, training / 10))
+        if not killed:
+            break
+        kills += 1
+    assert kills >= 12
+    assert not Sitting(file, parts, cache).kill_after(600)
+    assert_same_runs(whole, parts)

@@ -1,0 +1,150 @@
+"""Invariants of training: however it is cut into batches or sittings, the same weights come out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import SEEDS, Case
+from sittings import assert_same_runs, measured
+from torch import Tensor
+
+from regard import weights
+from regard.data.packing import Packer
+from regard.rows import PairBatch
+from regard.runs import Run
+from regard.training import train
+from regard.training.loop import Interrupted, Trainer
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.invariant("resumed = uninterrupted")
+@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(
+    recipe: Any, seed: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(seed)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(settings, whole, device="cpu", quiet=True)
+    assert len(measured(whole)) > 5
+    update, stops = Trainer._update, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
+
+    def stopping(self: Trainer, batches: list[PairBatch]) -> None:
+        update(self, batches)
+        if stops and self.progress.step == stops[0]:
+            stops.pop(0)
+            if how == "crash":
+                raise Crash
+            os.kill(os.getpid(), getattr(signal, how))
+
+    monkeypatch.setattr(Trainer, "_update", stopping)
+    sittings = 0
+    while True:
+        sittings += 1
+        try:
+            train(settings, parts, device="cpu", quiet=True)
+            break
+        except (Crash, Interrupted):
+            assert sittings < 9
+    assert sittings == 5 and not stops
+    assert_same_runs(whole, parts)
+
+
+@pytest.mark.invariant("resumed = uninterrupted")
+def test_training_longer_is_training_on(recipe: Any, tmp_path: Path) -> None:
+    """A run that was finished at 8 steps and taken up to 12 has the weights of one of 12 steps."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(recipe(0), whole, device="cpu", quiet=True)
+    train(recipe(0, steps=8), parts, device="cpu", quiet=True)
+    train(recipe(0), parts, device="cpu", quiet=True)
+    one, other = (weights.load(run / "resume.safetensors")[0] for run in (whole, parts))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.invariant("resumed = uninterrupted")
+def test_a_finished_run_is_left_alone(recipe: Any, tmp_path: Path) -> None:
+    train(recipe(0), tmp_path / "run", device="cpu", quiet=True)
+    before = {file: file.read_bytes() for file in sorted((tmp_path / "run").rglob("*")) if file.is_file()}
+    train(recipe(0), tmp_path / "run", device="cpu", quiet=True)
+    assert {file: file.read_bytes() for file in sorted((tmp_path / "run").rglob("*")) if file.is_file()} == before
+
+
+@pytest.mark.invariant("accumulated = one big batch")
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 3 != 2])  # batch norm: another batch, another mean
+def test_k_small_batches_make_the_update_of_one_large(case: Any, recipe: Any, seed: int, tmp_path: Path) -> None:
+    made: Case = case(seed, pairs=9)
+    run = Run.create(tmp_path / "run", recipe(seed, clip=0.0, label_smoothing=0.1))
+
+    def gradients(batches: list[PairBatch]) -> dict[str, Tensor]:
+        """What the optimiser is given by one update on these batches."""
+        trainer = Trainer(run, made.model, None, None, None, torch.device("cpu"))  # type: ignore[arg-type]
+        given: dict[str, Tensor] = {}
+
+        def look(*_: Any) -> None:
+            given.update({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
+
+        trainer.optimizer.step = look  # type: ignore[method-assign]
+        trainer._update(batches)
+        return given
+
+    large = gradients([made.batch()])
+    small = gradients([made.batch(only=[0, 1, 2, 3]), made.batch(only=[4]), made.batch(spare=3, only=[5, 6, 7, 8])])
+    assert large.keys() == small.keys() and any(g.abs().max() > 1e-3 for g in large.values())
+    for name, tensor in large.items():
+        torch.testing.assert_close(small[name], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.invariant("accumulated = one big batch")
+def test_the_loop_feeds_as_many_batches_as_it_is_told(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Update s of k batches is made of batches (s - 1) k ... s k - 1 of the stream, and of no others."""
+    seen: list[list[list[int]]] = []
+    monkeypatch.setattr(
+        Trainer, "_update", lambda self, batches: seen.append([batch.labels.tolist() for batch in batches])
+    )
+    monkeypatch.setattr(Trainer, "_save", lambda self: None)
+    packers: list[Packer] = []
+    start = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self: (packers.append(self.packer), start(self)))
+    train(
+        recipe(0, accumulate=3, steps=4, average=0, patience=0, save_every=50),
+        tmp_path / "run",
+        device="cpu",
+        quiet=True,
+    )
+    expected = [packers[0].batch_at(n).labels.tolist() for n in range(12)]
+    assert seen == [expected[n : n + 3] for n in range(0, 12, 3)]
+
+
+def test_each_step_of_each_seed_draws_its_own_dropout(
+    recipe: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[float, ...]] = []
+    update = Trainer._update
+
+    def listening(self: Trainer, batches: list[PairBatch]) -> None:
+        loss = self.model.loss
+
+        def drawing(*arguments: Any) -> Tensor:
+            state = torch.random.get_rng_state()
+            drawn.append(tuple(torch.rand(4).tolist()))  # what dropout is about to be drawn from
+            torch.random.set_rng_state(state)
+            return loss(*arguments)
+
+        monkeypatch.setattr(self.model, "loss", drawing)
+        update(self, batches)
+        monkeypatch.setattr(self.model, "loss", loss)
+
+    monkeypatch.setattr(Trainer, "_update", listening)
+    for seed in (0, 1):
+        train(recipe(seed, steps=5, accumulate=2), tmp_path / str(seed), device="cpu", quiet=True)
+    assert len(drawn) == len(set(drawn)) == 2 * 5 * 2  # seeds, steps, and batches of one step

@@ -1,0 +1,276 @@
+"""The Transformer is PyTorch's, weight for weight, and has as many parameters as the paper says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import weights
+from regard.models import build
+from regard.models.transformer import Transformer
+from regard.recipes.schema import PRESETS, TransformerSettings
+from regard.rows import PairBatch
+from regard.text import BEGIN, END
+
+TINY = {"width": 16, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "inner": 24, "dropout": 0.0}
+
+
+def settings(**changes: Any) -> TransformerSettings:
+    return TransformerSettings.model_validate({**TINY, **changes})
+
+
+def randomised(model: nn.Module) -> Any:
+    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model.eval()
+
+
+# -- against PyTorch ---------------------------------------------------------------------------------------------------
+
+
+def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
+    """PyTorch stacks query, key and value; so does our self-attention, and cross-attention holds them apart."""
+    if ours.cross:
+        weight, bias = (
+            torch.cat([getattr(ours.query, name), getattr(ours.key_value, name)]) for name in ("weight", "bias")
+        )
+    else:
+        weight, bias = ours.query_key_value.weight, ours.query_key_value.bias
+    theirs.in_proj_weight.copy_(weight)
+    theirs.in_proj_bias.copy_(bias)
+    theirs.out_proj.load_state_dict(ours.out.state_dict())
+
+
+def pytorch_stacks(model: Transformer, activation: str) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
+    """PyTorch's encoder and decoder with our weights."""
+    s = model.settings
+    kind = dict(dim_feedforward=s.inner, dropout=0.0, activation=activation, batch_first=True, norm_first=s.norm_first)
+    final = [nn.LayerNorm(s.width) if s.norm_first else None for _ in range(2)]
+    encoder_layer = nn.TransformerEncoderLayer(s.width, s.heads, **kind)
+    encoder = nn.TransformerEncoder(encoder_layer, s.encoder_layers, final[0], enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(s.width, s.heads, **kind), s.decoder_layers, norm=final[1]
+    )
+    with torch.no_grad():
+        for ours, theirs in [*zip(model.encoder, encoder.layers), *zip(model.decoder, decoder.layers)]:  # noqa: B905
+            copy_attention(ours.own, theirs.self_attn)
+            theirs.linear1.load_state_dict(ours.feed_forward.into.state_dict())
+            theirs.linear2.load_state_dict(ours.feed_forward.out.state_dict())
+            norms = [ours.own_residual.norm, ours.feed_forward_residual.norm]
+            if hasattr(ours, "cross"):
+                copy_attention(ours.cross, theirs.multihead_attn)
+                norms.insert(1, ours.cross_residual.norm)
+            for number, norm in enumerate(norms, 1):
+                getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
+        if s.norm_first:
+            final[0].load_state_dict(model.encoder_norm.state_dict())  # type: ignore[union-attr]
+            final[1].load_state_dict(model.decoder_norm.state_dict())  # type: ignore[union-attr]
+    return encoder.double().train(), decoder.double().train()  # training, so that no inference fast path is taken
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    table = [
+        [(math.cos if c % 2 else math.sin)(pos / 10000 ** (2 * (c // 2) / width)) for c in range(width)]
+        for pos in range(length)
+    ]
+    return torch.tensor(table, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activation: str) -> None:
+    torch.manual_seed(1)
+    model = randomised(Transformer(settings(norm_first=norm_first, activation=activation), 30, 30)).double()
+    encoder, decoder = pytorch_stacks(model, activation)
+    sources = [[5, 6, END], [7, 8, 9, 10, 11, END], [END]]
+    targets = [[12, 13, 14, 15, END], [END], [16, 17, END]]
+    batch = PairBatch.of(sources, targets, begin=BEGIN, source_size=12, target_size=13)
+    logits = model(batch)
+
+    table, rows, source_rows = model.source_embedding.table, batch.inputs.rows, batch.source.rows
+
+    def embed(ids: Tensor) -> Tensor:
+        return table[ids] * math.sqrt(16) + sinusoids(ids.shape[1], 16)
+
+    memory = encoder(embed(source_rows.pad(batch.source.ids)), src_key_padding_mask=~source_rows.present)
+    future = torch.ones(rows.longest, rows.longest, dtype=torch.bool).triu(1)
+    out = decoder(
+        embed(rows.pad(batch.inputs.ids)),
+        memory,
+        tgt_mask=future,
+        memory_key_padding_mask=~source_rows.present,
+    )
+    expected = out @ table.T
+    torch.testing.assert_close(rows.pad(logits)[rows.present], expected[rows.present], atol=1e-5, rtol=1e-5)
+
+    loss = nn.functional.cross_entropy(
+        expected[rows.present].float(), batch.labels[: rows.tokens], label_smoothing=0.1, reduction="sum"
+    )
+    assert model.loss(batch, 0.1).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_the_loss_is_the_smoothed_cross_entropy_written_out() -> None:
+    torch.manual_seed(2)
+    model = randomised(Transformer(settings(), 9, 9))
+    batch = PairBatch.of([[5, END], [6, 7, END]], [[8, END], [END]], begin=BEGIN, target_size=6)
+    logp = model(batch).log_softmax(-1)
+    labels = [8, END, END]
+    expected = 0.0
+    for place, label in enumerate(labels):
+        expected -= 0.8 * logp[place, label].item() + 0.2 * sum(logp[place].tolist()) / 9
+    assert model.loss(batch, 0.2).item() == pytest.approx(expected, rel=1e-5)
+
+
+# -- how many parameters -----------------------------------------------------------------------------------------------
+
+
+def attention(d: int) -> int:
+    return 4 * (d * d + d)  # query, key, value and output, with biases
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def formula(d: int, inner: int, layers: int, final_norms: bool) -> int:
+    """Parameters of the layers, without embeddings: N encoder and N decoder layers with post- or pre-norm."""
+    feed_forward = d * inner + inner + inner * d + d
+    norm = 2 * d
+    encoder = attention(d) + feed_forward + 2 * norm
+    decoder = 2 * attention(d) + feed_forward + 3 * norm
+    return layers * (encoder + decoder) + (2 * norm if final_norms else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "d", "inner", "million"),
+    # Vaswani et al. 2017, table 3: 65M (base) and 213M (big), with a shared vocabulary of "about 37000 tokens" and
+    # without saying which biases were counted; ours are 63.1M and 214.2M, within 3% of what was printed.
+    [("base", 512, 2048, 65), ("big", 1024, 4096, 213)],
+)
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_papers_models_have_the_papers_size(size: str, d: int, inner: int, million: int, norm_first: bool) -> None:
+    vocabulary = 37_000
+    made = TransformerSettings.model_validate({"size": size, "norm_first": norm_first})
+    assert (made.width, made.inner, made.encoder_layers, made.decoder_layers) == (d, inner, 6, 6)
+    with torch.device("meta"):
+        model = build(made, vocabulary, vocabulary, shared=True)
+    assert count(model) == vocabulary * d + formula(d, inner, 6, final_norms=norm_first)
+    assert count(model) == pytest.approx(million * 1e6, rel=0.03)
+
+
+def test_the_papers_heads_and_dropout() -> None:
+    assert (PRESETS["base"]["heads"], PRESETS["base"]["dropout"]) == (8, 0.1)
+    assert (PRESETS["big"]["heads"], PRESETS["big"]["dropout"]) == (16, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("tied", "shared", "tables"),
+    [
+        (True, True, lambda source, target: target),  # one table for all three
+        (False, True, lambda source, target: 2 * target),  # the output has its own
+        (True, False, lambda source, target: source + target),
+        (False, False, lambda source, target: source + 2 * target),
+    ],
+)
+def test_tying_and_sharing_tables(tied: bool, shared: bool, tables: Any) -> None:
+    source, target = (40, 40) if shared else (40, 30)
+    s = settings(tied=tied, encoder_layers=2, decoder_layers=2)
+    model = build(s, source, target, shared)
+    assert count(model) == tables(source, target) * 16 + formula(16, 24, 2, final_norms=True)
+    same = model.source_embedding.table is model.target_embedding.table
+    assert same is shared
+    assert model(PairBatch.of([[39, END]], [[29, END]], begin=BEGIN)).shape == (2, target)
+
+
+def test_tying_really_ties() -> None:
+    """Moving the source table moves the logits of the output by what the output table alone would move them."""
+    torch.manual_seed(3)
+    batch = PairBatch.of([[5, END]], [[6, END]], begin=BEGIN)
+    for tied in (True, False):
+        model = randomised(Transformer(settings(tied=tied), 20, 20))
+        before = model(batch)
+        with torch.no_grad():
+            model.source_embedding.table[17] *= 2  # a token that is neither in the source nor in the target
+        after = model(batch)
+        factor = torch.ones(20)
+        factor[17] = 2 if tied else 1
+        torch.testing.assert_close(after, before * factor)
+
+
+def test_a_tied_table_is_stored_once_and_comes_back_tied() -> None:
+    model = Transformer(settings(), 20, 20)
+    stored = weights.of_model(model)
+    assert [name for name in stored if "table" in name] == ["source_embedding.table"]
+    other = Transformer(settings(), 20, 20)
+    weights.into_model(other, stored, "memory")
+    assert torch.equal(other.target_embedding.table, model.source_embedding.table)
+    assert other.target_embedding.table is other.source_embedding.table
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"activation": "gated"}, 5 * (16 * 24 + 24)),  # a second way in, for each of the 2 + 3 blocks
+        ({"norm": "rms"}, -16 * (2 * 2 + 3 * 3 + 2)),  # no bias in any norm
+        ({"norm": "batch"}, 0),
+        ({"norm_first": False}, -2 * 2 * 16),
+        ({"positions": "learned", "max_positions": 50}, 2 * 50 * 16),  # one table a side
+        ({"positions": "index"}, 0),
+    ],
+)
+def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
+    assert count(Transformer(settings(**changes), 20, 20)) == count(Transformer(settings(), 20, 20)) + more
+
+
+# -- positions in the model --------------------------------------------------------------------------------------------
+
+
+def test_fractions_stay_between_0_and_1_in_the_encoder_and_follow_the_source_in_the_decoder() -> None:
+    model = Transformer(settings(positions="fraction"), 20, 20)
+    heard: list[Tensor] = []
+    for side in (model.source_embedding, model.target_embedding):
+        side.positions.register_forward_hook(lambda module, args, out: heard.append(out[..., 0]))
+    batch = PairBatch.of([[5, 6, 7, END], [END]], [[8, END], [9, 10, END]], begin=BEGIN, source_size=7, target_size=6)
+    model(batch)
+    source, target = heard
+    assert source.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 0, 0, 0])
+    assert target.tolist() == pytest.approx([0, 1 / 3, 0, 1, 2, 0])  # of the source's 4 tokens, and of its 1
+
+
+def test_without_positions_the_encoder_sees_a_bag_of_words_and_with_them_a_sentence() -> None:
+    torch.manual_seed(4)
+    model = randomised(Transformer(settings(), 20, 20))
+    order = [2, 0, 1]
+    tokens = [5, 6, 7]
+    shuffled = [tokens[i] for i in order]
+    one, other = (PairBatch.of([t], [[END]], begin=BEGIN).source for t in (tokens, shuffled))
+    assert (model.encode(one)[order] - model.encode(other)).abs().max() > 0.01
+    model.source_embedding.positions.forward = lambda position, length: torch.zeros(*position.shape, 16)
+    torch.testing.assert_close(model.encode(one)[order], model.encode(other), atol=1e-5, rtol=1e-4)
+
+
+def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
+    model = Transformer(settings(positions="index"), 20, 20).eval()
+    out = model.source_embedding(torch.tensor([3]), torch.tensor([0]), torch.tensor([1]))
+    torch.testing.assert_close(out[0], model.source_embedding.table[3] * 4)
+
+
+def test_logits_do_not_depend_on_what_comes_later() -> None:
+    torch.manual_seed(5)
+    model = randomised(Transformer(settings(), 20, 20))
+    one = model(PairBatch.of([[5, END]], [[6, 7, 8, END]], begin=BEGIN))
+    other = model(PairBatch.of([[5, END]], [[6, 7, 19, END]], begin=BEGIN))
+    torch.testing.assert_close(one[:3], other[:3])
+    assert (one[3] - other[3]).abs().max() > 0.01
+
+
+def test_the_logits_of_fill_are_zero_so_that_no_gradient_starts_there() -> None:
+    model = randomised(Transformer(settings(), 20, 20))
+    logits = model(PairBatch.of([[5, END]], [[6, END]], begin=BEGIN, source_size=4, target_size=5))
+    assert logits[:2].abs().min() > 0 and not logits[2:].any()

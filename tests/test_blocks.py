@@ -1,0 +1,201 @@
+"""Feed-forward layers, norms and residual connections, against their formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Packed
+from regard.blocks import BatchNorm, BlockSettings, EncoderBlock, FeedForward, LayerNorm, Residual, RMSNorm
+from regard.rows import Rows
+
+
+def settings(**changes: Any) -> BlockSettings:
+    return BlockSettings(**{"width": 6, "heads": 2, "inner": 5, **changes})
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
+# -- feed-forward ------------------------------------------------------------------------------------------------------
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+def gelu(x: float) -> float:
+    return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+def linear(layer: nn.Linear, x: list[float]) -> list[float]:
+    weight, bias = layer.weight.tolist(), layer.bias.tolist()
+    return [sum(w * a for w, a in zip(row, x, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+
+
+@pytest.mark.parametrize(("activation", "f"), [("relu", relu), ("gelu", gelu)])
+def test_feed_forward_is_two_linear_maps_with_a_bend_between(activation: Any, f: Any) -> None:
+    torch.manual_seed(1)
+    layer = randomised(FeedForward(settings(activation=activation)))
+    x = torch.randn(4, 6)
+    expected = [linear(layer.out, [f(h) for h in linear(layer.into, row)]) for row in x.tolist()]
+    torch.testing.assert_close(layer(x), torch.tensor(expected))
+
+
+def test_the_gated_feed_forward_multiplies_by_a_gate() -> None:
+    torch.manual_seed(2)
+    layer = randomised(FeedForward(settings(activation="gated")))
+    x = torch.randn(4, 6)
+    expected = []
+    for row in x.tolist():
+        both = linear(layer.into, row)  # the gate first, then what it lets through
+        expected.append(linear(layer.out, [silu(g) * h for g, h in zip(both[:5], both[5:], strict=True)]))
+    torch.testing.assert_close(layer(x), torch.tensor(expected))
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+def test_layer_norm_takes_mean_and_deviation_over_the_features_of_a_token() -> None:
+    norm = randomised(LayerNorm(6))
+    x = torch.randn(5, 6) * 3 + 2
+    expected = []
+    for row in x.tolist():
+        mean = sum(row) / 6
+        deviation = math.sqrt(sum((a - mean) ** 2 for a in row) / 6 + norm.eps)
+        expected.append([(a - mean) / deviation for a in row])
+    torch.testing.assert_close(norm(x), torch.tensor(expected) * norm.weight + norm.bias)
+
+
+def test_rms_norm_divides_by_the_root_mean_square() -> None:
+    norm = randomised(RMSNorm(6))
+    x = torch.randn(5, 6) * 3 + 2
+    expected = [[a / math.sqrt(sum(b * b for b in row) / 6) for a in row] for row in x.tolist()]
+    torch.testing.assert_close(norm(x), torch.tensor(expected) * norm.weight)
+    assert [name for name, _ in norm.named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize("poison", [0.0, 1e4, math.nan])
+def test_batch_norm_is_pytorchs_on_the_real_tokens_whatever_the_fill_holds(poison: float) -> None:
+    torch.manual_seed(3)
+    ours, theirs = BatchNorm(6), nn.BatchNorm1d(6)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight.normal_())
+        theirs.bias.copy_(ours.bias.normal_())
+    real = torch.tensor([True] * 5 + [False] * 3)
+    for _ in range(3):  # running statistics build up over batches
+        x = torch.randn(8, 6) * 2 + 1
+        x[5:] = poison
+        mine, other = x.clone().requires_grad_(), x[:5].clone().requires_grad_()
+        out, expected = ours(mine, real)[:5], theirs(other)
+        torch.testing.assert_close(out, expected)
+        cause = torch.randn(5, 6)
+        gradient = torch.autograd.grad((out * cause).sum(), mine)[0]
+        if math.isfinite(poison):  # a gradient of zero times NaN is NaN, in any layer; fill is always finite
+            torch.testing.assert_close(gradient[:5], torch.autograd.grad((expected * cause).sum(), other)[0])
+            assert not gradient[5:].any()
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_variance, theirs.running_var)
+    ours.eval(), theirs.eval()
+    x = torch.randn(8, 6)
+    torch.testing.assert_close(ours(x, real), theirs(x))
+    assert not torch.equal(ours.running_mean, torch.zeros(6))
+
+
+def test_batch_norm_counts_everything_when_nothing_is_said_to_be_fill() -> None:
+    ours, theirs = BatchNorm(6), nn.BatchNorm1d(6)
+    x = torch.randn(8, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_variance, theirs.running_var)
+
+
+def test_a_batch_of_one_token_leaves_finite_statistics() -> None:
+    norm = BatchNorm(6)
+    assert norm(torch.randn(3, 6), torch.tensor([True, False, False])).isfinite().all()
+    assert norm.running_variance.isfinite().all()
+
+
+# -- residual connections ----------------------------------------------------------------------------------------------
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def test_the_norm_stands_before_the_sublayer_or_after_the_sum() -> None:
+    x = torch.randn(4, 6)
+    before = randomised(Residual(settings(norm_first=True)))
+    torch.testing.assert_close(before(x, double, None), x + 2 * before.norm(x))
+    after = randomised(Residual(settings(norm_first=False)))
+    torch.testing.assert_close(after(x, double, None), after.norm(x + 2 * x))
+
+
+def test_dropout_falls_on_what_the_sublayer_adds_and_nowhere_else() -> None:
+    torch.manual_seed(4)
+    x = torch.randn(400, 6) + 10
+    way = Residual(settings(norm_first=True, dropout=0.25))
+    added = way(x, torch.ones_like, None) - x  # ones, dropped or scaled up by 1 / 0.75
+    kept = added > 0.5
+    torch.testing.assert_close(added[kept], torch.full_like(added[kept], 4 / 3), atol=1e-5, rtol=1e-5)
+    assert added[~kept].abs().max() < 1e-5  # where it is dropped, x itself comes through whole
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.04)  # 2400 draws: a deviation is 0.009
+    way.eval()
+    torch.testing.assert_close(way(x, torch.ones_like, None), x + 1)
+
+
+def test_dropout_after_which_comes_the_norm() -> None:
+    torch.manual_seed(5)
+    way = Residual(settings(norm_first=False, dropout=0.5))
+    x = torch.randn(50, 6)
+    torch.manual_seed(6)
+    out = way(x, torch.ones_like, None)
+    torch.manual_seed(6)
+    dropped = nn.functional.dropout(torch.ones_like(x), 0.5)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    torch.testing.assert_close(out, way.norm(x + dropped))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bool) -> None:
+    """The whole block written out, with dropout where the paper puts it: on the output of each sub-layer."""
+    torch.manual_seed(7)
+    block = randomised(EncoderBlock(settings(dropout=0.4, norm_first=norm_first)))
+    rows = Rows([3, 2])
+    own, x = Packed(rows, rows), torch.randn(5, 6)
+    torch.manual_seed(8)
+    out = block(x, own, rows.real)
+    torch.manual_seed(8)
+    first, second = block.own_residual.norm, block.feed_forward_residual.norm
+
+    def drop(t: Tensor) -> Tensor:
+        return nn.functional.dropout(t, 0.4)
+
+    if norm_first:
+        x = x + drop(block.own(first(x), own))
+        x = x + drop(block.feed_forward(second(x)))
+    else:
+        x = first(x + drop(block.own(x, own)))
+        x = second(x + drop(block.feed_forward(x)))
+    assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
+def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
+    block = EncoderBlock(settings(norm=norm))
+    rows = Rows([3, 2], size=6)
+    kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+    assert type(block.own_residual.norm) is type(block.feed_forward_residual.norm) is kinds[norm]
+    assert block(torch.randn(6, 6), Packed(rows, rows), rows.real).shape == (6, 6)

@@ -1,0 +1,105 @@
+"""Position vectors, against the formulas they are defined by."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import positions
+from regard.positions import Sinusoidal
+from regard.recipes.schema import TransformerSettings
+
+
+def vectors(made: positions.Positions, places: list[int], length: int = 1) -> Tensor:
+    position = torch.tensor(places)
+    return made(position, torch.full_like(position, length)).detach()
+
+
+@pytest.mark.parametrize("width", [2, 7, 8, 9, 64])
+@pytest.mark.parametrize("base", [10000.0, 100.0])
+def test_sine_on_even_and_cosine_on_odd_columns_with_the_same_exponent(width: int, base: float) -> None:
+    places = [0, 1, 2, 17, 100, 1000]
+    table = vectors(Sinusoidal(width, base), places)
+    assert table.shape == (len(places), width)
+    for row, pos in zip(table.tolist(), places, strict=True):
+        for column, value in enumerate(row):
+            angle = pos / base ** (2 * (column // 2) / width)
+            expected = math.cos(angle) if column % 2 else math.sin(angle)
+            # a float32 angle of up to 1000 is off by up to half a unit in its last place, 2^-15
+            assert value == pytest.approx(expected, abs=1e-6 + pos * 2**-23)
+
+
+def test_place_zero_is_zeros_and_ones() -> None:
+    assert vectors(Sinusoidal(6), [0]).tolist() == [[0, 1, 0, 1, 0, 1]]
+
+
+def test_wavelengths_run_from_2_pi_to_nearly_base_times_2_pi() -> None:
+    width = 4096
+    wavelength = 2 * math.pi / Sinusoidal(width).frequency.double()
+    ratio = wavelength[1:] / wavelength[:-1]
+    assert wavelength[0].item() == pytest.approx(2 * math.pi, rel=1e-7)
+    assert wavelength[-1].item() == pytest.approx(10000 ** (1 - 2 / width) * 2 * math.pi, rel=1e-6)
+    assert wavelength[-1].item() == pytest.approx(10000 * 2 * math.pi, rel=0.005)  # the limit as i -> d/2
+    assert torch.allclose(ratio, torch.full_like(ratio, 10000 ** (2 / width)), rtol=1e-6)  # a geometric progression
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_a_shift_by_k_is_one_rotation_wherever_it_starts(k: int) -> None:
+    width, base = 16, 10000.0
+    rotation = torch.zeros(width, width, dtype=torch.float64)  # built from k alone
+    for i in range(0, width, 2):
+        w = base ** (-i / width)
+        cos, sin = math.cos(k * w), math.sin(k * w)
+        rotation[i : i + 2, i : i + 2] = torch.tensor([[cos, sin], [-sin, cos]])  # sin(a+b), cos(a+b)
+    assert torch.allclose(rotation @ rotation.T, torch.eye(width, dtype=torch.float64))
+    starts = list(range(0, 100, 3))
+    here = vectors(Sinusoidal(width, base), starts).double()
+    there = vectors(Sinusoidal(width, base), [pos + k for pos in starts]).double()
+    assert torch.allclose(here @ rotation.T, there, atol=2e-5)
+
+
+def test_sinusoids_need_no_longest_sentence_and_are_not_saved() -> None:
+    made = Sinusoidal(8)
+    assert vectors(made, [10**6]).isfinite().all()
+    assert made.state_dict() == {}
+
+
+def test_the_bare_index_stands_in_the_first_feature() -> None:
+    assert vectors(positions.make("index", 3), [0, 4, 900]).tolist() == [[0, 0, 0], [4, 0, 0], [900, 0, 0]]
+
+
+def test_the_fraction_runs_from_0_to_1_over_every_sentence() -> None:
+    made = positions.make("fraction", 3)
+    assert vectors(made, [0, 1, 2, 3, 4], length=5).tolist() == [[n / 4, 0, 0] for n in range(5)]
+    assert vectors(made, [0], length=1).tolist() == [[0, 0, 0]]  # a single word: nothing has passed
+    for length in range(1, 60):
+        passed = vectors(made, list(range(length)), length)[:, 0]
+        assert passed.min() == 0 and passed.max() == (1 if length > 1 else 0)
+
+
+def test_learned_places_are_rows_of_a_trained_table() -> None:
+    made = positions.Learned(4, longest=6)
+    assert made.table.shape == (6, 4) and made.table.requires_grad
+    assert torch.equal(vectors(made, [5, 0, 5]), made.table[[5, 0, 5]])
+    with pytest.raises(IndexError):
+        vectors(made, [6])
+
+
+def test_positions_by_name() -> None:
+    kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in ("sinusoidal", "learned", "index", "fraction")}
+    assert kinds == {"sinusoidal": "Sinusoidal", "learned": "Learned", "index": "Index", "fraction": "Fraction"}
+    assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
+    offered = TransformerSettings.model_json_schema()["properties"]["positions"]["enum"]
+    assert set(offered) == set(kinds)  # what a recipe may name can be made
+
+
+def test_places_of_any_shape() -> None:
+    place = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    for kind in ("sinusoidal", "learned", "index", "fraction"):
+        made = positions.make(kind, 5)
+        table = made(place, torch.tensor([[6], [6]]))
+        assert table.shape == (2, 3, 5)
+        assert torch.equal(table[1, 2], made(torch.tensor(5), torch.tensor(6)))
