@@ -36,7 +36,10 @@ def atomic(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # a library that replaced the file with one of its own may have made it private
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
@@ -50,6 +53,24 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder for one process; `what` says what the other one is doing. Where locks are not to be had, go on."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(folder / ".lock", "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process is {what} there; wait for it, or stop it") from None
+        except OSError:
+            pass
+        yield
 
 
 def write_text(path: Path, text: str) -> None:

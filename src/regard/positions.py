@@ -71,7 +71,7 @@ class Index(Positions):
 
 
 class Fraction(Index):
-    """How much of the sentence has passed, pos / (length - 1): bounded, but a step means less the longer the sentence."""
+    """How much of the sentence has passed, pos / (length - 1): bounded, but a step means less in a longer sentence."""
 
     def number(self, position: Tensor, length: Tensor) -> Tensor:
         return position / (length - 1).clamp(min=1)

@@ -2,7 +2,7 @@
 
 A module says `x = tap(self, "stream", x)` where something is worth seeing. With nobody listening that costs one look at
 an empty tuple. A listener is called with the module, the kind and the value, and may return another value to put in its
-place. Values that cost work (attention weights beside a fused kernel) are offered as a function, called only if a
+place. Values that cost work (attention weights beside a fused kernel) are offered lazily, and computed only if a
 listener wants them.
 """
 
@@ -11,11 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor, nn
 
-Value = Tensor | Callable[[], Any]
+
+class Lazy(Protocol):
+    """Something worth seeing that costs work: called for its value, or given another one."""
+
+    def __call__(self) -> Tensor: ...
+
+    def replaced(self, value: Tensor) -> Lazy: ...
+
+
+Value = Tensor | Lazy
 Listener = Callable[[nn.Module, str, Value], Tensor | None]
 
 # One set of listeners a thread or task: requests served side by side do not hear each other.
@@ -33,7 +42,8 @@ def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
     for listener in _listeners.get():
         answer = listener(module, kind, value)
         if answer is not None:
-            value = replacement = answer
+            replacement = answer
+            value = answer if isinstance(value, Tensor) else value.replaced(answer)
     return replacement
 
 

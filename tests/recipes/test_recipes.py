@@ -352,9 +352,9 @@ def test_any_text_survives_the_way_to_toml_and_back(awkward):
 
 @pytest.mark.parametrize("number", [1e-9, 5e-4, 0.1, 1.0, 123456789.125, 1e22])
 def test_any_number_survives_the_way_to_toml_and_back(number):
-    recipe = load("copy", [f"training.learning_rate={number!r}"])
-    assert recipe.training.learning_rate == number
-    assert parse(describe(recipe)).training.learning_rate == number
+    recipe = load("copy", [f"data.weight={number!r}"])
+    assert recipe.data.weight == number
+    assert parse(describe(recipe)).data.weight == number
 
 
 def test_a_description_names_every_setting_with_its_meaning():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ def kernel(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one attention, offered at a tap: computed beside the kernel, from its queries and keys, if asked."""
+    """The weights of one attention, offered at a tap: computed beside the kernel from its queries and keys, if asked."""
 
     query: Tensor
     key: Tensor
@@ -81,10 +81,16 @@ class Weights:
     allowed: Allowed
     score: Score
     layout: Layout
+    written: Tensor | None = None  # what a listener put in their place
+
+    def replaced(self, value: Tensor) -> Weights:
+        return replace(self, written=value)
 
     def __call__(self) -> Tensor:
         """[..., Q, K]; for flat rows in the padded view, [N, H, Q, K]."""
-        return plain_weights(self.query, self.key, self.allowed, self.score)
+        return (
+            self.written if self.written is not None else plain_weights(self.query, self.key, self.allowed, self.score)
+        )
 
 
 def attend(

@@ -36,7 +36,7 @@ class LineTranslator:
     model: Translator
     tokenizers: tuple[Tokenizer, Tokenizer]
     settings: Decoding
-    longest: int  # source tokens the model reads
+    longest: int  # the most tokens the model reads or writes
     lowercase: bool = False
     source_tag: str | None = None
     target_tag: str | None = None
@@ -67,7 +67,7 @@ class LineTranslator:
         )
 
     def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
-        """Source tokens of each line with tag and end mark, cut to the longest; and which were cut. Blank: no tokens."""
+        """Source tokens of each line with tag and end mark, none for a blank one; and which had to be cut."""
         tag = [self.tokenizers[0].tag(self.source_tag)] if self.source_tag else []
         texts = [line.lower() if self.lowercase else line for line in lines]
         pieces = self.tokenizers[0].encode_batch([text if text.strip() else "" for text in texts])
@@ -101,7 +101,7 @@ class LineTranslator:
     def _prefixes(self, count: int, prefixes: Sequence[str] | None) -> list[list[int]]:
         tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
         texts = prefixes if prefixes is not None else [""] * count
-        return [[*tag, *self.tokenizers[1].encode(text)] for text in texts]
+        return [[*tag, *self.tokenizers[1].encode(text)][: self.longest - 1] for text in texts]
 
     def _search(
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
@@ -117,4 +117,5 @@ class LineTranslator:
                 seed=self.seed,
                 lines=[first + i for i in lines],
                 nbest=nbest,
+                longest=self.longest,
             )

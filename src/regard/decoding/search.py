@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -42,13 +43,14 @@ def search(
     seed: int = 0,
     lines: Sequence[int] | None = None,
     nbest: int = 1,
+    longest: int | None = None,
     report: Report | None = None,
 ) -> list[list[Hypothesis]]:
     """Per sentence of `source` (on the model's device, end marks included) up to `nbest` hypotheses, best first.
 
     There are fewer only where fewer exist. `forbidden` ids are never generated; `prefixes` are what the outputs have to
     begin with, one a sentence; `seed` and `lines`, the sentences' numbers in the whole text, key the random draws;
-    `nbest` random samples are drawn. What a sentence gets does not depend on the rest of the batch.
+    `nbest` random samples are drawn; `longest` is the most tokens the model can write. What a sentence gets does not depend on the rest of the batch.
 
     >>> search(model, source, Decoding(beam=4))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
@@ -62,6 +64,8 @@ def search(
     if count == 0:
         return []
     rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device)
+    if longest is not None:
+        rules = replace(rules, limit=rules.limit.clamp(max=longest))
     penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
     chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
     with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training

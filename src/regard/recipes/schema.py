@@ -177,3 +177,11 @@ class Recipe(Settings):
     model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
     training: Training = Field(default_factory=lambda: Training())
     decoding: Decoding = Field(default_factory=lambda: Decoding())
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.data.max_length > self.model.max_positions:
+            raise ValueError(
+                f"data.max_length {self.data.max_length} is more than model.max_positions {self.model.max_positions}"
+            )
+        return self

@@ -103,6 +103,8 @@ class Trainer:
         """Go on to the recipe's number of steps, or until patience runs out or a signal comes."""
         self._resume()
         progress, settings = self.progress, self.settings
+        if progress.finished and progress.step >= settings.steps:
+            self.reporter.say(f"already trained to step {progress.step:,}; raise training.steps to go on")
         batches = self.packer.batches(progress.position)
         with catch_signals() as signals, self.reporter:
             self.reporter.start(progress.step, settings.steps)
@@ -254,6 +256,8 @@ class Trainer:
     def _resume(self) -> None:
         if self.run.resume.exists():
             self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+        for half_written in self.run.path.glob("**/.*.tmp"):  # by a process that was killed
+            half_written.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
             file = self.run.path / name
             if file.exists():

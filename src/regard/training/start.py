@@ -11,6 +11,7 @@ from regard.data.packing import Packer, fill
 from regard.data.sources import held_out
 from regard.data.store import TokenStore, build, learn_tokenizers
 from regard.errors import UserError
+from regard.files import alone
 from regard.models import Translator
 from regard.recipes import differences
 from regard.recipes.schema import Recipe
@@ -64,8 +65,8 @@ def train(
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
     validator = Validator(recipe, run.tokenizers, held_out(recipe.data, "valid"), where)
-    trainer = Trainer(run, model, packer, validator, reporter, where)
-    trainer.train()
+    with alone(run.path, "training"):
+        Trainer(run, model, packer, validator, reporter, where).train()
     return run
 
 
@@ -78,8 +79,8 @@ def _open(recipe: Recipe, out: Path) -> Run:
     for key, (old, new) in changed.items():
         if key not in MAY_CHANGE and not key.startswith("decoding."):
             raise UserError(
-                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}. Choose another --out, or keep "
-                f"it as it was (only {', '.join(sorted(MAY_CHANGE))} and decoding.* may change)"
+                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}. Choose another --out, "
+                f"or keep it as it was (only {', '.join(sorted(MAY_CHANGE))} and decoding.* may change)"
             )
     if changed:
         run.change_recipe(recipe)

@@ -47,7 +47,7 @@ def pair_batches(
     for side, (tokenizer, tag) in enumerate(zip(tokenizers, tags, strict=True)):
         start = [tokenizer.tag(tag)] if tag else []
         tokens = tokenizer.encode_batch([pair[side] for pair in pairs])
-        sides.append([[*start, *t][: longest - 1] + [END] for t in tokens])
+        sides.append([[*[*start, *t][: longest - 1], END] for t in tokens])
     sources, targets = sides
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))

@@ -157,18 +157,18 @@ class Grammar(Clauses):
         """One sentence of the shapes that training sees."""
         s = Sentence()
         roll = self.random()
-        if roll < 0.46:
+        if roll < 0.54:
             self.clause(s, self.tense(s), rich=True)
-        elif roll < 0.55:
+        elif roll < 0.63:
             self.question(s, lambda: self.yes_no(s))
-        elif roll < 0.66:
+        elif roll < 0.74:
             self.question(s, lambda: self.wh(s))
-        elif roll < 0.78:
+        elif roll < 0.84:
             self.report(s, lambda: self.clause(s, self.tense(s)), self.tense(s))
-        elif roll < 0.9:
+        elif roll < 0.93:
             self.adverbial(s)
         else:
-            self.two_clauses(s, long=roll > 0.99)
+            self.two_clauses(s, long=roll > 0.996)
         s.close()
         return s
 
