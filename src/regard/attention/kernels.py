@@ -73,7 +73,7 @@ def kernel(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one attention, offered at a tap: computed beside the kernel from its queries and keys, if asked."""
+    """The weights of one attention, offered at a tap: computed on demand, from the kernel's own queries and keys."""
 
     query: Tensor
     key: Tensor

@@ -51,6 +51,9 @@ def translate(
     source_tag: Annotated[
         str | None, typer.Option(help="Tag in front of every source. [default: the recipe's]")
     ] = None,
+    target_tag: Annotated[
+        str | None, typer.Option(help="Tag every translation begins with. [default: the recipe's]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -83,8 +86,8 @@ def translate(
         no_repeat=no_repeat,
     )
     translator = replace(load(run, device=device).translator(**settings), seed=seed)
-    if source_tag is not None:
-        translator = replace(translator, source_tag=source_tag)
+    tags = options.changed(source_tag=source_tag, target_tag=target_tag)
+    translator = replace(translator, **tags)  # type: ignore[arg-type]
     with _opened(output) as out:
         job = _Job(translator, form, nbest, prefix, quiet)
         for first, lines in _chunks(text, input):

@@ -50,7 +50,8 @@ def search(
 
     There are fewer only where fewer exist. `forbidden` ids are never generated; `prefixes` are what the outputs have to
     begin with, one a sentence; `seed` and `lines`, the sentences' numbers in the whole text, key the random draws;
-    `nbest` random samples are drawn; `longest` is the most tokens the model can write. What a sentence gets does not depend on the rest of the batch.
+    `nbest` random samples are drawn; `longest` is the most tokens the model can write. What a sentence gets does not
+    depend on the rest of the batch.
 
     >>> search(model, source, Decoding(beam=4))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)

@@ -222,20 +222,21 @@ class Trainer:
         self.progress.seconds += now - self._clock
         self._clock = now
 
-    def _look(self) -> Look:
+    def _look(self) -> None:
         """Measure on held-out pairs and keep the weights if they are the best so far."""
         if self.ema is None:
-            look = self._judge(self.model, "step")
+            look, better = self._judge(self.model, "step")
         else:
             with _borrowed(self.model, self.ema.tensors):
-                look = self._judge(self.model, "ema")
+                look, better = self._judge(self.model, "ema")
+        self.progress.looks_since_best = 0 if better else self.progress.looks_since_best + 1
         for sample in look.samples:
             line = {"step": self.progress.step, **sample}
             self._append("samples.jsonl", json.dumps(line, ensure_ascii=False))
         self.reporter.samples(look.samples)
-        return look
 
-    def _judge(self, model: Translator, what: str) -> Look:
+    def _judge(self, model: Translator, what: str) -> tuple[Look, bool]:
+        """How good weights are on the held-out pairs, and whether they are the best so far: then they are kept."""
         progress = self.progress
         look = self.validator.look(model)
         self._tick()
@@ -244,12 +245,9 @@ class Trainer:
         self._write("valid", weights=what, **look.numbers(), better=better, seconds=round(progress.seconds, 1))
         if better:
             progress.best, progress.best_step, progress.best_is = value, progress.step, what
-            progress.looks_since_best = 0
             about = {"step": progress.step, "weights": what, **look.numbers()}
             weights.save(self.run.best, weights.of_model(model), about)
-        else:
-            progress.looks_since_best += 1
-        return look
+        return look, better
 
     # -- remembering --------------------------------------------------------------------------------------------------
 
@@ -287,7 +285,9 @@ class Trainer:
         last = [f for step, f in self.run.snapshots().items() if step <= self.progress.step][-self.settings.average :]
         if self.settings.average > 1 and len(last) > 1:
             with _borrowed(self.model, state.mean(last)):
-                self._judge(self.model, f"average of {len(last)}")
+                self._judge(self.model, f"average of {len(last)}")  # no look of its own: patience does not count it
+        if self._out_of_patience() and self.progress.step < self.settings.steps:
+            self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
         self.progress.finished = True
         self._save()
 
@@ -307,8 +307,9 @@ def _comes_again(line: str, progress: state.Progress) -> bool:
     """Whether a line of metrics was written after this state was saved, or was cut short by a crash."""
     try:
         facts = json.loads(line)
-        step, average = int(facts["step"]), str(facts.get("weights", "")).startswith("average")
+        step = int(facts["step"])
+        closing = facts.get("kind") == "stop" or str(facts.get("weights", "")).startswith("average")
     except (ValueError, KeyError, TypeError, AttributeError):
         return True
-    # the average is judged at the last step, after its state was saved
-    return step > progress.step or (step == progress.step and average and not progress.finished)
+    # a run is closed at its last step, after the state of that step was saved
+    return step > progress.step or (step == progress.step and closing and not progress.finished)

@@ -82,6 +82,8 @@ class Plain(Reporter):
     def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
         if kind == "train":
             self.loss = numbers["loss"]
+        elif kind == "stop":
+            self.say(f"stopped after step {step:,}: nothing better in {numbers['looks']} looks at the held-out pairs")
         else:
             self.say(_look_line(step, numbers))
 

@@ -76,6 +76,11 @@ def _open(recipe: Recipe, out: Path) -> Run:
         return Run.create(out, recipe)
     run = Run(out)
     changed = differences(run.recipe, recipe)
+    if changed and not any(out.rglob("*.safetensors")):  # it failed before it had learnt anything: start over
+        for file in out.glob("*tokenizer.json"):
+            file.unlink()
+        run.change_recipe(recipe)
+        return run
     for key, (old, new) in changed.items():
         if key not in MAY_CHANGE and not key.startswith("decoding."):
             raise UserError(
