@@ -264,7 +264,7 @@ def test_faults_in_whole_sections_and_in_the_entries_of_mix():
         ("training.steps=-3", "--set training.steps=-3: must be at least 1"),
         ("training.steps=many", "--set training.steps=many: must be a whole number"),
         ("model.size=huge", "--set model.size=huge: must be tiny, small, base or big"),
-        ("model.heads=3", "--set model.heads=3: model: width 128 is not a multiple of heads 3"),
+        ("model.heads=3", "--set model.heads=3: model: width 64 is not a multiple of heads 3"),
         ("training=5", "--set training=5: must be a section of its own, [training]"),
         (
             "data.mix=[{corpus = 3}]",
@@ -381,8 +381,8 @@ def test_differences_are_old_and_new_by_dotted_key():
     new = load("copy", ["training.steps=601", "decoding.beam=1", "training.learning_rate=0.1"])
     assert differences(old, old) == {}
     assert differences(old, new) == {
-        "training.steps": (600, 601),
-        "training.learning_rate": (0.002, 0.1),
+        "training.steps": (1200, 601),
+        "training.learning_rate": (0.004, 0.1),
         "decoding.beam": (4, 1),
     }
     mixed = load("copy", ['data.mix=[{corpus = "sort"}]'])

@@ -6,10 +6,11 @@ Exit statuses: 0 all well; 1 a fault in regard itself; 2 something the user can 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -20,43 +21,60 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str], debug: bool) -> int:
-    from regard.cli.app import app
-    from regard.errors import UserError
-
     try:
-        status = app(words, standalone_mode=False)
+        from regard.cli.app import command
+
+        # Not the parser's own `main`: that would turn Ctrl-C and a broken pipe into exit statuses of its own.
+        with command().make_context("regard", words) as context:
+            command().invoke(context)
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
-    except UserError as error:
-        if debug:
-            raise
-        return _complain(str(error), 2)
+        return 0
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal has written ^C
         return _complain("stopped", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        _let_go_of_stdout()
         return 141
     except Exception as error:
-        return _unexpected(error, debug)
+        return _failed(error, debug)
 
 
-def _unexpected(error: Exception, debug: bool) -> int:
-    """Usage mistakes, signals that asked training to stop, the system's refusals, and our own faults."""
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # how the argument parser reports misuse
-        context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        return _complain(f"{error.format_message()}{hint}", 2)
-    if type(error).__name__ in ("Interrupted", "Abort"):
-        return _complain(str(error) or "stopped", getattr(error, "status", 130))
+def _failed(error: Exception, debug: bool) -> int:
+    """What the user can mend, usage mistakes, signals that asked training to stop, and our own faults."""
+    from regard.errors import UserError
+
+    if hasattr(error, "exit_code"):  # how the argument parser leaves after --help and --version, or reports misuse
+        return _misuse(error) if hasattr(error, "format_message") else error.exit_code
+    if type(error).__name__ == "Interrupted":
+        return _complain(str(error), getattr(error, "status", 130))
     if debug:
         raise error
+    if isinstance(error, UserError):
+        return _complain(str(error), 2)
     if isinstance(error, OSError) and error.errno is not None:
         from regard.files import reason
 
-        return _complain(f"{error.filename or 'a file'}: {reason(error)}", 2)
+        if error.filename is None:  # files that are written go by name, so it was the output
+            _let_go_of_stdout()
+        return _complain(f"{error.filename or 'standard output'}: {reason(error)}", 2)
     if isinstance(error, MemoryError) or "out of memory" in str(error):
         return _complain("out of memory: lower training.batch_tokens (or decoding.batch_tokens)", 2)
     return _complain(f"a fault in regard: {type(error).__name__}: {error} (--debug shows where; please report it)", 1)
+
+
+def _misuse(error: Any) -> int:
+    """A wrong or missing argument, in a line; after the help that a bare `regard` shows there is nothing to add."""
+    said = error.format_message().replace("Input should be", "must be").replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return _complain(f"{said}{hint}", 2) if said else 2
+
+
+def _let_go_of_stdout() -> None:
+    """What is still in its buffer cannot be written; without this, Python would try and complain once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(line: str, status: int) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
 from regard import __version__
 from regard.cli import draw, evaluate, fetch, recipes, train, translate
+
+HELP = ["-h", "--help"]
 
 app = typer.Typer(
     name="regard",
@@ -17,11 +20,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     epilog="Start with `regard train en-es`, then `regard translate runs/en-es 'this cat is very large'`.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP},
 )
 
 for verb in (train, translate, evaluate, draw, recipes, fetch):
-    app.command(no_args_is_help=verb is not recipes)(getattr(verb, verb.__name__.rsplit(".", 1)[-1]))
+    app.command()(getattr(verb, verb.__name__.rsplit(".", 1)[-1]))
 
 
 def _version(wanted: bool) -> None:
@@ -38,3 +41,14 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
 ) -> None:
     """`--debug` is read before the arguments are parsed, so that it may stand anywhere."""
+
+
+@cache
+def command() -> Any:
+    """The parser that these verbs make."""
+    top: Any = typer.main.get_command(app)
+    for one in (top, *top.commands.values()):
+        for option in (*one.params, one.get_help_option(typer.Context(one, help_option_names=HELP))):
+            if getattr(option, "is_flag", False):
+                option.metavar = ""  # or the help shows a type beside what takes no value
+    return top

@@ -13,7 +13,7 @@ from regard.cli import options
 
 def draw(
     run: options.RunPath,
-    text: Annotated[str, typer.Argument(help="The sentence to translate and look into.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The sentence to translate and look into.")],
     out: Annotated[Path | None, typer.Option(help="An .svg file. None: the terminal.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Draw this translation instead of the model's own.")] = None,
     layer: Annotated[int | None, typer.Option(min=1, help="One decoder layer. [default: mean of all]")] = None,
@@ -35,23 +35,29 @@ def draw(
     """
     from regard.api import load
     from regard.errors import UserError
-    from regard.files import write_text
     from regard.inside import svg, terminal
 
     if not text.strip():
         raise UserError("there is nothing to draw: the sentence is blank")
-    if out is not None and out.suffix != ".svg":
+    options.readable(TEXT=text, **{"--target": target})
+    if out is not None and out.suffix.lower() != ".svg":
         raise UserError(f"{out}: only .svg files can be drawn (without --out it is drawn in the terminal)")
     model = load(run, device=device)
+    translator = model.translator()
+    if target is not None and len(translator.tokenizers[1].encode(target)) >= translator.longest:
+        raise UserError(f"--target is longer than the {translator.longest - 1} tokens that this model writes")
     translation = model.translate(text) if target is None else model.forced(text, target)
     attention = translation.attention
     layers, heads = attention.weights.shape[:2]
-    for name, given, most in (("--layer", layer, layers), ("--head", head, heads)):
+    for name, given, most, what in (("--layer", layer, layers, "decoder layer"), ("--head", head, heads, "head")):
         if given is not None and given > most:
-            raise UserError(f"{name} {given}: this model has {most}")
+            raise UserError(f"{name} {given}: this model has {most} {what}{'s' if most > 1 else ''}")
+    if translator.encode([text])[1][0]:
+        typer.echo(f"regard: warning: the sentence is longer than {translator.longest} tokens and was cut", err=True)
     map = attention.map(layer and layer - 1, head and head - 1, words=not pieces)
     if out is not None:
-        write_text(out, svg.draw(map))
+        with options.written(out) as file:
+            file.write(svg.draw(map))
         typer.echo(f"{out}: {translation.text}", err=True)
         return
     width, colour = terminal.capabilities(sys.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,10 @@ def evaluate(
         str | None,
         typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
     ] = None,
+    moses_reference: Annotated[
+        Path | None,
+        typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -51,34 +56,61 @@ def evaluate(
     """
     from regard.data.sources import read_lines
     from regard.errors import UserError
-    from regard.evaluation import moses_tokenized_bleu, score_texts
+    from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
 
-    if run is None:
-        if outputs is None or reference is None:
-            raise UserError("give a RUN, or --outputs with --reference")
-        hypotheses, references = list(read_lines(outputs)), list(read_lines(reference))
+    with ExitStack() as stack:
+        saved = (
+            stack.enter_context(options.written(save)) if save is not None else None
+        )  # opened first: a wrong path fails at once
         perplexity = None
-    else:
-        pairs = _pairs(run, split, source, reference, data)
-        references = [target for _, target in pairs]
-        hypotheses, perplexity = _translate(
-            run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
-        )
+        if run is None:
+            hypotheses, references = _files(outputs, source, reference)
+        elif outputs is not None:
+            raise UserError("give a RUN, or --outputs with --reference, but not both")
+        else:
+            pairs = _pairs(run, split, source, reference, options.folder(data))
+            references = [target for _, target in pairs]
+            hypotheses, perplexity = _translate(
+                run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
+            )
+        if saved is not None:
+            saved.writelines(line + "\n" for line in hypotheses)
     scores = score_texts(hypotheses, references, lowercase=lowercase)
     tokenized = None
     if moses is not None:
-        tokenized = moses_tokenized_bleu(hypotheses, references, language=moses)
-    if save is not None:
-        from regard.files import write_text
-
-        write_text(save, "".join(line + "\n" for line in hypotheses))
+        made = (
+            moses_tokenize(references, language=moses) if moses_reference is None else list(read_lines(moses_reference))
+        )
+        tokenized = moses_tokenized_bleu(hypotheses, made, language=moses)
     _print(scores, perplexity, tokenized, as_json)
+
+
+def _files(outputs: Path | None, source: Path | None, reference: Path | None) -> tuple[list[str], list[str]]:
+    from regard.errors import UserError
+
+    if outputs is None or reference is None:
+        raise UserError("give a RUN, or --outputs with --reference")
+    if source is not None:
+        raise UserError("--source is for a RUN to translate; --outputs needs --reference only")
+    return _aligned(outputs, reference)
+
+
+def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
+    from regard.data.sources import read_lines
+    from regard.errors import UserError
+
+    left, right = list(read_lines(one)), list(read_lines(other))
+    if len(left) != len(right):
+        raise UserError(f"not line-aligned: {one} has {len(left)} lines, {other} has {len(right)}")
+    if not left:
+        raise UserError(f"no lines to score: {one} is empty")
+    return left, right
 
 
 def _pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
-    from regard.data.sources import held_out, read_lines
+    from regard.data.sources import held_out
     from regard.errors import UserError
     from regard.runs import Run
 
@@ -86,10 +118,7 @@ def _pairs(
     if (source is None) != (reference is None):
         raise UserError("--source and --reference go together")
     if source is not None and reference is not None:
-        left, right = list(read_lines(source)), list(read_lines(reference))
-        if len(left) != len(right):
-            raise UserError(f"not line-aligned: {source} has {len(left)} lines, {reference} has {len(right)}")
-        return list(zip(left, right, strict=True))
+        return list(zip(*_aligned(source, reference), strict=True))
     if data is not None:
         settings = settings.model_copy(update={"folder": str(data)})
     return held_out(settings, split)
@@ -106,7 +135,7 @@ def _translate(
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
     with counted("translating", len(pairs), quiet) as progress:
-        answers = model.translator(**settings)([source for source, _ in pairs], progress=progress)
+        answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
     return [answer.texts[0] for answer in answers], perplexity
 
 

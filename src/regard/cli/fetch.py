@@ -24,6 +24,12 @@ def fetch(
     """Download a public data set that a recipe names. A broken download goes on where it stopped.
 
     Set REGARD_MIRROR to take the files from another server with the same paths.
+
+    Examples:
+
+        regard fetch
+
+        regard fetch multi30k --to ~/data && regard train multi30k-en-de --data ~/data/multi30k
     """
     from regard.data.fetch import fetch as download
     from regard.data.fetch import sets

@@ -1,17 +1,24 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and how their values are checked."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from regard.api import Model
+    from regard.decoding.lines import LineTranslator
 
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/en-es.", show_default=False)
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]
 LengthPenalty = Annotated[float | None, typer.Option(min=0, help="GNMT's alpha. [default: the recipe's]")]
 Data = Annotated[
@@ -23,3 +30,63 @@ Data = Annotated[
 def changed(**settings: object) -> dict[str, object]:
     """Only the settings that were given."""
     return {key: value for key, value in settings.items() if value is not None}
+
+
+def folder(data: Path | None) -> Path | None:
+    """The folder of `--data`, which has to be there."""
+    from regard.errors import UserError
+
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data {data}: {'not a folder' if data.exists() else 'no such folder'}")
+    return data
+
+
+def readable(**texts: str | None) -> None:
+    """Text from the command line has to be UTF-8; other bytes reach Python as halves of surrogate pairs."""
+    from regard.errors import UserError
+
+    for name, text in texts.items():
+        if text is not None and any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise UserError(f"{name}: not valid UTF-8: {text!a}")
+
+
+def translator(model: Model, settings: dict[str, object]) -> LineTranslator:
+    """A translator with the settings that were given; one that cannot be is an error that names its option."""
+    from pydantic import ValidationError
+
+    from regard.errors import UserError
+
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{_option(name)} {value}: must be a finite number")
+    try:
+        return model.translator(**settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        rule = fault["msg"].replace("Input should be", "must be")
+        raise UserError(f"{_option(str(fault['loc'][0]))} {fault['input']}: {rule}") from error
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[str]]:
+    """A text file that appears whole when the block ends well; a device or a pipe is written to as it is."""
+    from regard.errors import UserError
+    from regard.files import atomic, reason
+
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        try:
+            with open(path, "w", encoding="utf-8", newline="\n") as file:
+                yield file
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UserError(f"{path} could not be written: {reason(error)}") from error
+        return
+    with atomic(path.resolve()) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        yield file

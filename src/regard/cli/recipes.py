@@ -13,13 +13,22 @@ def recipes(
 ) -> None:
     """List the built-in recipes, or print one whole: every setting resolved, with a comment beside it.
 
-    To start a recipe of your own: `regard recipes en-es > mine.toml`, then `regard train mine.toml`.
+    What it prints is a recipe again, so it is the way to start one of your own.
+
+    Examples:
+
+        regard recipes
+
+        regard recipes en-es > mine.toml && regard train mine.toml
     """
+    from regard.errors import UserError
     from regard.recipes import describe, load, names
 
     if name is not None:
         typer.echo(describe(load(name, set_ or [])), nl=False)
         return
+    if set_:
+        raise UserError("--set changes a recipe: name one")
     listed = names()
     width = max(len(known) for known, _ in listed)
     for known, about in listed:

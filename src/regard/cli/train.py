@@ -45,8 +45,8 @@ def train(
     from regard.training import train as run_training
 
     changes = list(set_ or [])
-    if data is not None:
-        changes.append(f"data.folder={data.resolve()}")
+    if options.folder(data) is not None:
+        changes.append(f"data.folder={Path(str(data)).resolve()}")
     if seed is not None:
         changes.append(f"training.seed={seed}")
     chosen = load(recipe, changes)

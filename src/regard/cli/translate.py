@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +32,9 @@ class Form(StrEnum):
 
 def translate(
     run: options.RunPath,
-    text: Annotated[list[str] | None, typer.Argument(help="Sentences. None: standard input, line by line.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Sentences. None: standard input, line by line.")
+    ] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="A file (plain, .gz, .xz) to translate.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write. [default: stdout]")] = None,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
@@ -54,7 +58,7 @@ def translate(
     target_tag: Annotated[
         str | None, typer.Option(help="Tag every translation begins with. [default: the recipe's]")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Sampling: another seed, other translations.")] = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -74,10 +78,19 @@ def translate(
     from dataclasses import replace
 
     from regard.api import load
+    from regard.errors import UserError
+    from regard.text import UNKNOWN
 
+    for sentence in text or []:
+        options.readable(TEXT=sentence)
+    options.readable(**{"--prefix": prefix})
+    if text and input is not None:
+        raise UserError("give sentences or --input, not both")
+    model = load(run, device=device)
+    usual = model.run.recipe.decoding
     settings = options.changed(
         method="sample" if sample else None,
-        beam=max(beam or 0, nbest) if beam is not None or nbest > 1 else None,
+        beam=max(usual.beam if beam is None else beam, nbest),
         length_penalty=length_penalty,
         temperature=temperature,
         top_k=top_k,
@@ -85,9 +98,16 @@ def translate(
         min_length=min_length,
         no_repeat=no_repeat,
     )
-    translator = replace(load(run, device=device).translator(**settings), seed=seed)
+    idle = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
+    if idle and not sample and usual.method != "sample":
+        raise UserError(f"--{next(iter(idle)).replace('_', '-')} has no effect without --sample")
+    translator = replace(options.translator(model, settings), seed=seed)
     tags = options.changed(source_tag=source_tag, target_tag=target_tag)
     translator = replace(translator, **tags)  # type: ignore[arg-type]
+    if prefix is not None and UNKNOWN in translator.tokenizers[1].encode(prefix):
+        raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
+    if not text and input is None and not quiet and sys.stdin is not None and sys.stdin.isatty():
+        typer.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
     with _opened(output) as out:
         job = _Job(translator, form, nbest, prefix, quiet)
         for first, lines in _chunks(text, input):
@@ -130,7 +150,7 @@ def _chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, li
     if text:
         yield 0, [line for sentence in text for line in sentence.split("\n")]
         return
-    lines = decode_lines(sys.stdin.buffer, "standard input") if file is None else read_lines(file)
+    lines = decode_lines(_standard_input(), "standard input") if file is None else read_lines(file)
     waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * MOST_AT_ONCE)
     threading.Thread(target=_pour, args=(lines, waiting), daemon=True).start()
     first = 0
@@ -143,6 +163,18 @@ def _chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, li
             raise end
         if end is None:
             return
+
+
+def _standard_input() -> Iterator[bytes]:
+    """Its lines, past Python's buffer: that is locked while a thread waits in it, and the program could not end."""
+    if sys.stdin is None:
+        return
+    begun = b""
+    while block := os.read(sys.stdin.fileno(), 1 << 16):
+        *whole, begun = (begun + block).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if begun:
+        yield begun
 
 
 def _pour(lines: Iterator[str], into: queue.Queue[str | BaseException | None]) -> None:
@@ -168,23 +200,9 @@ def _take(waiting: queue.Queue[str | BaseException | None]) -> tuple[list[str], 
     return chunk, ""
 
 
-class _opened:
+def _opened(path: Path | None) -> AbstractContextManager[IO[str]]:
     """Standard output, or a file that appears whole at the end."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-
-    def __enter__(self):  # type: ignore[no-untyped-def]
-        if self.path is None:
-            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-            return sys.stdout
-        from regard.files import atomic
-
-        self.writing = atomic(self.path)
-        self.file = open(self.writing.__enter__(), "w", encoding="utf-8", newline="\n")
-        return self.file
-
-    def __exit__(self, *error: object) -> None:
-        if self.path is not None:
-            self.file.close()
-            self.writing.__exit__(*error)  # type: ignore[arg-type]
+    if path is not None:
+        return options.written(path)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    return nullcontext(sys.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -74,22 +75,27 @@ def _open(recipe: Recipe, out: Path) -> Run:
     """A new run, or the one that is there if it has the same recipe but for what may change."""
     if not Run.exists(out):
         return Run.create(out, recipe)
-    run = Run(out)
-    changed = differences(run.recipe, recipe)
-    if changed and not any(out.rglob("*.safetensors")):  # it failed before it had learnt anything: start over
-        for file in out.glob("*tokenizer.json"):
-            file.unlink()
-        run.change_recipe(recipe)
-        return run
+    with alone(out, "training"):
+        run = Run(out)
+        changed = differences(run.recipe, recipe)
+        if changed and not any(out.rglob("*.safetensors")):  # it failed before it had learnt anything: start over
+            for file in out.glob("*tokenizer.json"):
+                file.unlink()
+        else:
+            _refuse_another(changed, out)
+        if changed:
+            run.change_recipe(recipe)
+    return run
+
+
+def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
+    """Complain of the first difference that makes it another run."""
     for key, (old, new) in changed.items():
         if key not in MAY_CHANGE and not key.startswith("decoding."):
             raise UserError(
                 f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}. Choose another --out, "
                 f"or keep it as it was (only {', '.join(sorted(MAY_CHANGE))} and decoding.* may change)"
             )
-    if changed:
-        run.change_recipe(recipe)
-    return run
 
 
 def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Packer:
@@ -110,6 +116,7 @@ def _say_what(
     kept, empty, long = (
         sum(getattr(store.report, name) for store in stores) for name in ("pairs", "dropped_empty", "dropped_long")
     )
+    kept, long = kept - packer.dropped_long, long + packer.dropped_long  # too long for a batch is too long
     dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
     full = fill(packer.batch_at(0))
     source, target = run.tokenizers

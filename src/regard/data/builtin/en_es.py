@@ -28,7 +28,7 @@ FEATURES = (
     "determiner", "agreement", "adjective", "tense", "negation", "question", "number", "relative", "subordinate",
     "coordination",
 )  # fmt: skip
-SHORTEST, LONGEST = 3, 40  # English words
+SHORTEST, LONG, LONGEST = 3, 18, 40  # English words
 VALID_ONE_IN = 25
 
 
@@ -241,8 +241,14 @@ def derivations(split: str, seed: int = 0) -> Iterator[Sentence]:
     """An endless stream of the split's sentences with their derivations."""
     rng = Random(f"en-es {split} {seed}")
     sentences = {"train": _train, "valid": _valid, "test": _test, "shapes": _shapes}[split](rng)
-    fitting = (s for s in sentences if SHORTEST <= len(s.source) <= LONGEST)
+    fitting = (s for s in sentences if _fits(s))
     return fitting if split == "train" else _distinct(fitting)
+
+
+def _fits(s: Sentence) -> bool:
+    """Within the limits; of the long ones, which the rules make more of than anyone speaks, one in four stays."""
+    length = len(s.source)
+    return SHORTEST <= length <= LONG or (LONG < length <= LONGEST and crc32(" ".join(s.target).encode()) % 4 == 0)
 
 
 def _belongs_to_valid(s: Sentence) -> bool:

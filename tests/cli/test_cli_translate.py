@@ -1,0 +1,238 @@
+"""As many lines come out as went in, each as soon as it can, whatever is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+LETTERS = list("abcdefghijklmnopqrst")
+
+
+def _sentences(count: int) -> list[str]:
+    return [" ".join(LETTERS[(n * 7 + i * (n % 5 + 1)) % 20] for i in range(n % 4 + 1)) for n in range(count)]
+
+
+@pytest.fixture
+def translate(regard, trained, tmp_path):
+    """The lines that come out for some bytes in a file."""
+
+    def call(content: bytes, *words: object, name: str = "in.txt") -> list[str]:
+        (tmp_path / name).write_bytes(content)
+        result = regard("translate", trained, "--input", tmp_path / name, *words)
+        assert result.status == 0, result.err
+        assert result.out == "" or result.out.endswith("\n")
+        return result.out.split("\n")[:-1]
+
+    return call
+
+
+@pytest.fixture
+def alone(regard, trained):
+    """The translation of one sentence by itself."""
+    return lambda text, *words: regard("translate", trained, text, *words).out.removesuffix("\n")
+
+
+AWKWARD = {
+    "nothing": (b"", []),
+    "one blank line": (b"\n", [""]),
+    "no newline at the end": (b"a b\nc", ["a b", "c"]),
+    "blank lines": (b"\n\na b\n\n", ["", "", "a b", ""]),
+    "blanks": (b"  \n\t\na b\n\xc2\xa0\n", ["", "", "a b", ""]),
+    "unknown symbols": ("a b\nzzz ☃\n\U0001f600\n".encode(), ["a b", "zzz ☃", "\U0001f600"]),
+    "carriage returns": (b"a b\r\n\r\nc\r\n", ["a b", "", "c"]),
+    "a carriage return inside": (b"a\rb\nc\n", ["a\rb", "c"]),
+    "byte-order mark": (b"\xef\xbb\xbfa b\nc\n", ["a b", "c"]),
+    "other line breaks": ("a\u2028b\n\x0c\na\x85b\x1eb\n".encode(), ["a\u2028b", "", "a\x85b\x1eb"]),
+    "null bytes": (b"a\x00b\n\x00\nc\n", ["a\x00b", "\x00", "c"]),
+}
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+def test_lines_in_are_lines_out(translate, alone, case):
+    content, lines = AWKWARD[case]
+    assert translate(content) == [alone(line) if line else "" for line in lines]
+
+
+def test_three_thousand_lines(translate, alone):
+    lines = _sentences(3000)
+    lines[100] = lines[2999] = ""
+    out = translate("\n".join(lines).encode() + b"\n", "--beam", 1)
+    assert len(out) == 3000
+    assert out[100] == out[2999] == ""
+    assert [out[n] for n in (0, 1, 2500)] == [alone(lines[n], "--beam", 1) for n in (0, 1, 2500)]
+
+
+def test_a_line_that_is_too_long_is_cut_and_named(regard, trained, tmp_path, alone):
+    long = "a b " * 30
+    (tmp_path / "in.txt").write_text(f"a\n\n{long}\nb\n")
+    result = regard("translate", trained, "--input", tmp_path / "in.txt")
+    assert result.err == "regard: warning: line 3 is longer than 40 tokens and was cut there\n"
+    assert result.out.splitlines() == [alone("a"), "", alone(" ".join(long.split()[:39])), alone("b")]
+    quiet = regard("translate", trained, "--input", tmp_path / "in.txt", "--quiet")
+    assert (quiet.out, quiet.err) == (result.out, "")
+    assert "cut" in regard("draw", trained, long).err
+
+
+def test_what_is_given_together_does_not_matter(translate, regard, trained, copied):
+    lines = _sentences(40)
+    content = "".join(line + "\n" for line in lines).encode()
+    recipe = copied / "recipe.toml"
+    text = recipe.read_text()
+    assert "batch_tokens = 4096" in text
+    recipe.write_text(text.replace("batch_tokens = 4096", "batch_tokens = 9"))
+    for words in ([], ["--sample", "--seed", "3"]):
+        out = translate(content, *words)
+        assert regard("translate", copied, *lines, *words).out.splitlines() == out
+        assert regard("translate", trained, *lines, *words).out.splitlines() == out
+
+
+def test_compressed_files(translate, alone):
+    expected = [alone("a b"), alone("c")]
+    assert translate(gzip.compress(b"a b\nc\n"), name="in.txt.gz") == expected
+    assert translate(lzma.compress(b"a b\nc\n"), name="in.txt.xz") == expected
+
+
+def test_output_is_whole_or_not_there(translate, regard, trained, tmp_path, alone):
+    out = tmp_path / "deep" / "out.txt"
+    assert translate(b"a b\n\nc\n", "--output", out) == []
+    assert out.read_bytes() == f"{alone('a b')}\n\n{alone('c')}\n".encode()
+    before = out.read_bytes()
+    (tmp_path / "bad.txt").write_bytes(b"a\n\xff\n")
+    assert "line 2" in regard("translate", trained, "--input", tmp_path / "bad.txt", "--output", out).complaint
+    assert out.read_bytes() == before
+    assert [file.name for file in out.parent.iterdir()] == ["out.txt"]
+
+
+def test_output_may_take_the_place_of_the_input(regard, trained, tmp_path, alone):
+    (tmp_path / "text").write_text("a b\nc\n")
+    assert regard("translate", trained, "-i", tmp_path / "text", "-o", tmp_path / "text").status == 0
+    assert (tmp_path / "text").read_text().splitlines() == [alone("a b"), alone("c")]
+
+
+def test_json_lines(translate, alone):
+    out = [json.loads(line) for line in translate("a b\n\nzzz ☃\n".encode(), "--format", "jsonl")]
+    assert [entry["source"] for entry in out] == ["a b", "", "zzz ☃"]
+    assert [entry["text"] for entry in out] == [alone("a b"), "", alone("zzz ☃")]
+    assert out[0]["score"] < 0 and out[1]["score"] == 0 and "nbest" not in out[0]
+    best = json.loads(translate(b"a b\n", "--format", "jsonl", "--nbest", 3)[0])["nbest"]
+    assert len({entry["text"] for entry in best}) == 3
+    assert [entry["score"] for entry in best] == sorted((entry["score"] for entry in best), reverse=True)
+
+
+def test_n_best_lines(regard, trained):
+    lines = regard("translate", trained, "a b", "--nbest", 3).out.splitlines()
+    scores = [float(line.split("\t")[0]) for line in lines]
+    assert len(lines) == 3 and scores == sorted(scores, reverse=True)
+    assert lines[0].split("\t")[1] == regard("translate", trained, "a b", "--beam", 3).out.strip()
+
+
+def test_fewer_best_than_beams_search_as_widely_as_ever(regard, copied):
+    recipe = copied / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("beam = 2 ", "beam = 5 "))
+    first = [regard("translate", copied, s, "--nbest", 2).out.split("\n")[0].split("\t")[1] for s in LETTERS]
+    assert first == [regard("translate", copied, s).out.removesuffix("\n") for s in LETTERS]
+
+
+def test_sampling_depends_on_the_seed_alone(regard, trained):
+    def draw(*words):
+        return regard("translate", trained, "a b", "c d", "--sample", *words).out
+
+    assert draw("--seed", 1) == draw("--seed", 1)
+    assert len({draw("--seed", seed) for seed in range(5)}) > 1
+    assert draw("--top-k", 1) == regard("translate", trained, "a b", "c d", "--beam", 1).out
+
+
+def test_prefix_and_lengths(regard, trained):
+    assert regard("translate", trained, "a b", "--prefix", "q r").out.startswith("q r")
+    words = regard("translate", trained, "a b", "--no-repeat", 1).out.split()
+    assert len(words) == len(set(words)) > 0
+
+
+# -- in a process of its own: pipes and signals ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _ending(process: subprocess.Popen[str], seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
+    """Nothing that hangs may hang the tests."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def test_standard_input_is_answered_line_by_line_until_ctrl_c(start, trained, alone):
+    with _ending(start("translate", trained)) as process:
+        for text in ("a b", "", "c"):
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == (alone(text) if text else "") + "\n"
+        process.send_signal(signal.SIGINT)  # while it waits for the next line
+        assert process.wait() == 130
+        assert process.stderr.read() == "regard: stopped\n"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(start, trained):
+    """`regard translate RUN | head -1`, with more input still to come."""
+    with _ending(start("translate", trained)) as process:
+        process.stdin.write("a b\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write("c\n")
+        process.stdin.flush()
+        assert process.wait() == 141
+        assert process.stderr.read() == ""
+
+
+def test_standard_input_in_this_process(regard, trained, tmp_path, monkeypatch, alone):
+    (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
+    with open(tmp_path / "in.txt") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        out = regard("translate", trained, "--beam", 1, "--no-repeat", 1).out.splitlines()
+    assert len(out) == 5000
+    monkeypatch.setattr("sys.stdin", None)  # `<&-`
+    assert regard("translate", trained).out == ""
+
+
+def test_training_stops_on_signals_and_goes_on(start, train_copy, trained, tmp_path):
+    """Ctrl-C saves; the same command goes on; SIGTERM saves too."""
+    run = tmp_path / "run"
+    words = [*train_copy, "--out", run, "--set", "training.steps=1000000", "--set", "training.validate_every=1000000"]
+    with _ending(start(*words)) as process:
+        while not (run / "metrics.jsonl").exists() and process.poll() is None:
+            threading.Event().wait(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        *_, last = process.stderr.read().splitlines()
+    assert last.startswith("regard: stopped after step ") and "same command" in last
+    step = last.split("step ")[1].split(";")[0]
+    with _ending(start(*words)) as process:
+        news = []
+        for line in process.stderr:
+            news.append(line)
+            if line.startswith("resuming"):
+                break
+        assert f"resuming after step {int(step):,} of 1,000,000\n" == news[-1]
+        threading.Event().wait(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+        *_, last = process.stderr.read().splitlines()
+    assert last.startswith("regard: stopped after step ") and int(last.split("step ")[1].split(";")[0]) >= int(step)
+    assert not [name for name in os.listdir(run) if name.endswith(".tmp")]

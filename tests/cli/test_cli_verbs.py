@@ -1,0 +1,145 @@
+"""Help, recipes, evaluate and draw as a newcomer meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from xml.etree import ElementTree
+
+import pytest
+import sacrebleu
+
+from regard.cli.app import command
+from regard.recipes import load, names
+
+VERBS = ["train", "translate", "evaluate", "draw", "recipes", "fetch"]
+
+
+def _plain(text: str) -> str:
+    """Without colours, which some CI systems ask for."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_every_verb_is_tested_here():
+    assert set(command().commands) >= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", sorted(command().commands))
+def test_the_help_of_every_verb_shows_an_example(regard, verb):
+    result = regard(verb, "--help")
+    assert result.status == 0 and result.err == ""
+    assert "Example" in result.out and f"  regard {verb}" in _plain(result.out)
+    assert regard(verb, "-h").out == result.out
+
+
+def test_the_help_lists_the_verbs_and_says_how_to_start(regard):
+    result = regard("--help")
+    assert result.status == 0
+    assert all(f" {verb} " in _plain(result.out) for verb in VERBS)
+    assert "regard train en-es" in _plain(result.out)
+
+
+def test_regard_alone_shows_the_help_and_nothing_else(regard):
+    result = regard()
+    assert result.out.rstrip() == regard("--help").out.rstrip() and result.err == ""
+
+
+def test_help_is_quick():
+    """Nothing heavy is imported to show it. The best of five, because the machine may be busy."""
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "regard", "--help"], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - begun)
+    assert "Usage: regard " in _plain(done.stdout) and done.stderr == ""  # python -m regard is regard
+    assert min(seconds) < 0.5
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from regard.cli import _run; _run(['--help'], False); print(*sys.modules, sep='\\n')"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "sacrebleu", "tokenizers"} & set(loaded)
+
+
+def test_version(regard):
+    assert regard("--version").out == f"regard {version('regard')}\n"
+
+
+def test_recipes_are_listed_and_printed_whole(regard, tmp_path):
+    listed = regard("recipes").out.splitlines()
+    assert [line.split()[0] for line in listed] == [name for name, _ in names()]
+    assert all(len(line.split()) > 2 for line in listed)
+    for name, _ in names():
+        file = tmp_path / f"{name}.toml"
+        file.write_text(regard("recipes", name).out)
+        printed = load(str(file))
+        folder = {"data": printed.data.model_copy(update={"folder": load(name).data.folder})}  # a file's own folder
+        assert printed.model_copy(update=folder) == load(name)
+    assert "steps = 7 " in regard("recipes", "copy", "--set", "training.steps=7").out
+
+
+def test_fetch_alone_lists_the_data_sets(regard):
+    result = regard("fetch")
+    assert result.status == 0 and "multi30k" in result.out
+
+
+def test_training_again_says_that_it_is_done(regard, train_copy, copied):
+    weights = (copied / "model.safetensors").read_bytes()
+    result = regard(*train_copy, "--out", copied)
+    assert result.status == 0 and result.out == ""
+    assert f"regard translate {copied}" in result.err.splitlines()[-1]
+    assert (copied / "model.safetensors").read_bytes() == weights
+    assert regard(*train_copy, "--out", copied, "--quiet").err == ""
+
+
+def test_evaluating_two_files_gives_what_sacrebleu_gives(regard, tmp_path):
+    outputs = ["the cat sat on the mat", "A dog, then!", "no"]
+    references = ["the cat sat on a mat", "a dog, then!", "no"]
+    (tmp_path / "out").write_text("\n".join(outputs) + "\n")
+    (tmp_path / "ref").write_text("\n".join(references) + "\n")
+    words = ["evaluate", "--outputs", tmp_path / "out", "--reference", tmp_path / "ref"]
+    for more, lowercase, exact in (([], False, 100 / 3), (["--lowercase"], True, 200 / 3)):
+        scores = json.loads(regard(*words, "--json", *more).out)
+        bleu = sacrebleu.corpus_bleu(outputs, [references], lowercase=lowercase)
+        assert scores["bleu"] == pytest.approx(bleu.score, abs=1e-9)
+        assert scores["lines"] == 3 and scores["exact"] == pytest.approx(exact) and scores["perplexity"] is None
+        assert ("case:lc" in scores["bleu_signature"]) == lowercase
+    scores = json.loads(regard(*words, "--json").out)
+    assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score, abs=1e-9)
+    assert f"BLEU        {scores['bleu']:6.2f}" in regard(*words).out
+
+
+def test_evaluating_a_run_translates_and_scores(regard, trained, tmp_path):
+    (tmp_path / "src").write_text("a b c\nd e\n\n")
+    (tmp_path / "ref").write_text("a b c\nd e\n\n")
+    saved = tmp_path / "saved.txt"
+    words = ["evaluate", trained, "--source", tmp_path / "src", "--reference", tmp_path / "ref", "--beam", 1]
+    scores = json.loads(regard(*words, "--json", "--save", saved).out)
+    assert scores["lines"] == 3 and scores["perplexity"] > 1
+    expected = regard("translate", trained, "--input", tmp_path / "src", "--beam", 1).out
+    assert saved.read_text() == expected
+    again = json.loads(regard("evaluate", "--outputs", saved, "--reference", tmp_path / "ref", "--json").out)
+    assert again["bleu"] == scores["bleu"] and again["chrf"] == scores["chrf"]
+    assert "perplexity" in regard(*words).out
+
+
+def test_drawing_to_a_file_is_xml(regard, trained, tmp_path):
+    for name in ("cat.svg", "CAT.SVG"):
+        result = regard("draw", trained, "a b <&> c", "--out", tmp_path / name)
+        assert result.status == 0 and result.out == ""
+        assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
+        text = " ".join(ElementTree.parse(tmp_path / name).getroot().itertext())
+        assert all(token in text for token in "abc")
+
+
+def test_drawing_in_the_terminal_prints_the_tokens(regard, trained):
+    result = regard("draw", trained, "q r s", "--target", "d e")
+    title, _, head, *rows = result.out.splitlines()
+    assert "cross-attention" in title and head.split()[:3] == ["q", "r", "s"]
+    assert [row.split()[0] for row in rows[:2]] == ["d", "e"]
+    assert "\x1b" not in result.out
+    assert "layer 1 of 1, head 2 of 2" in regard("draw", trained, "q r", "--layer", 1, "--head", 2).out

@@ -1,0 +1,82 @@
+"""Training runs of a second, and ways to look at what they left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import weights
+from regard.recipes.schema import Recipe
+from regard.runs import Run
+from regard.training import train
+from regard.training.loop import Trainer
+from regard.training.validation import Look, Validator
+
+CPU = torch.device("cpu")
+HELD_OUT = ["a b c", "t t s r", "d e f g h", "k l m"]
+
+
+def small(
+    folder: Path, *, data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **training: Any
+) -> Recipe:
+    """A recipe for a run of a few quick steps; its held-out pairs go to `folder`."""
+    files = [folder / "held-out.source", folder / "held-out.target"]
+    for file in files:
+        file.write_text("".join(f"{line}\n" for line in HELD_OUT))
+    sizes = {"width": 8, "heads": 2, "inner": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
+    return Recipe.model_validate(
+        {
+            "data": {**(data or {"corpus": "copy", "count": 40}), "valid": [str(file) for file in files]},
+            "text": {"unit": "word", "vocabulary": 260},
+            "model": {**sizes, **(model or {})},
+            "training": {
+                "steps": 12,
+                "batch_tokens": 64,
+                "warmup": 4,
+                "average": 0,
+                "validate_every": 4,
+                "validate_lines": 0,
+                "save_every": 4,
+                **training,
+            },
+        }
+    )
+
+
+def go(recipe: Recipe, run: Path, **options: Any) -> Run:
+    return train(recipe, run, device="cpu", **{"quiet": True, **options})
+
+
+def metrics(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+    return weights.load(file)[0]
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def now(trainer: Trainer) -> dict[str, Tensor]:
+    """A copy of the weights as they are."""
+    return {name: tensor.clone() for name, tensor in weights.of_model(trainer.model).items()}
+
+
+def script(patch: pytest.MonkeyPatch, looks: list[Look]) -> Iterator[Look]:
+    """Validation that finds these numbers, one look after the other."""
+    left = iter(looks)
+    patch.setattr(Validator, "look", lambda self, model: next(left))
+    return left

@@ -1,0 +1,411 @@
+"""Whole runs: what is kept, when they stop, what may change, where they start, and what they write down."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import HELD_OUT, content, equal, go, metrics, now, script, small, tensors
+from torch import Tensor
+
+from regard import taps
+from regard.api import Model
+from regard.errors import UserError
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
+from regard.runs import Run, kept_snapshots
+from regard.text import BEGIN
+from regard.training import state
+from regard.training.loop import LOG_EVERY, Trainer
+from regard.training.report import Plain
+from regard.training.schedule import rate
+from regard.training.validation import Look
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
+    run = go(small(tmp_path, save_every=4, average=3, model={"norm": "batch"}), tmp_path / "run")
+    files = list(run.snapshots().values())
+    assert [file.name for file in files] == [f"step-{step:08d}.safetensors" for step in (4, 8, 12)]
+    mean = state.mean(files)
+    four, eight, twelve = map(tensors, files)
+    assert mean.keys() == four.keys()
+    for name, tensor in mean.items():
+        expected = torch.stack([part[name].double() for part in (four, eight, twelve)]).mean(0)
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected.float()), name
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.7, "average of 2"), (0.8, "step"), (0.85, "step")])
+def test_the_average_is_kept_only_if_held_out_pairs_like_it_better(
+    value: float, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = script(monkeypatch, [Look(1.0), Look(0.9), Look(0.8), Look(value)])
+    run = go(small(tmp_path, average=2), tmp_path / "run")
+    assert next(left, None) is None
+    looks = [(line["step"], line["weights"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
+    expected = [(4, "step", 1.0, True), (8, "step", 0.9, True), (12, "step", 0.8, True)]
+    assert looks == [*expected, (12, "average of 2", value, kept != "step")]
+    last = list(run.snapshots().values())[-2:]
+    assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else state.mean(last))
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "average", "kept"),
+    [
+        ([10], 10, 5, {10}),
+        ([10, 20, 30], 10, 0, {10, 20, 30}),  # the 1st, the 2nd, and the last: there is always the last
+        (list(range(10, 110, 10)), 10, 0, {10, 20, 40, 80, 100}),
+        (list(range(10, 110, 10)), 10, 3, {10, 20, 40, 80, 90, 100}),
+        ([500, 1000, 2000, 4000, 4500, 5000], 500, 2, {500, 1000, 2000, 4000, 4500, 5000}),
+        ([10, 20, 40, 45, 60], 15, 1, {60}),  # save_every changed: 45 is the 3rd of 15, 60 the 4th and last
+    ],
+)
+def test_snapshots_by_the_policy(steps: list[int], every: int, average: int, kept: set[int]) -> None:
+    assert kept_snapshots(steps, every, average) == kept
+
+
+def test_a_run_keeps_the_snapshots_of_the_policy(tmp_path: Path) -> None:
+    run = go(small(tmp_path, steps=22, save_every=2, average=2, validate_every=22), tmp_path / "run")
+    assert list(run.snapshots()) == [2, 4, 8, 16, 20, 22]
+
+
+@pytest.mark.parametrize(("best", "step"), [("loss", 12), ("bleu", 8)])
+def test_what_is_best_is_what_the_recipe_says(
+    best: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, [Look(1.0, 10.0, 0.0, 0.0), Look(0.9, 30.0, 0.0, 0.0), Look(0.8, 20.0, 0.0, 0.0)])
+    run = go(small(tmp_path, best=best), tmp_path / "run")
+    assert equal(tensors(run.best), tensors(run.snapshot(step)))
+    others = [s for s in (4, 8, 12) if s != step]
+    assert not any(equal(tensors(run.best), tensors(run.snapshot(other))) for other in others)
+
+
+# -- when a run stops --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("average", [None, 0.5, 1.5])  # none; better than every look; worse than all
+def test_patience_ends_a_run_and_the_metrics_say_so(
+    average: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = [1.0, 0.9, 0.95, 0.9]  # an equal one is no better one
+    left = script(monkeypatch, [Look(loss) for loss in [*losses, *([] if average is None else [average])]])
+    recipe = small(tmp_path, steps=100, validate_every=2, save_every=2, patience=2, average=2 if average else 0)
+    run = go(recipe, tmp_path / "run")
+    assert next(left, None) is None  # all were asked for, and no more
+    stop = {"step": 8, "kind": "stop", "looks": 2, "best_step": 8 if average == 0.5 else 4}
+    assert metrics(run.path)[-1] == stop
+    assert tensors(run.resume).keys() and max(run.snapshots()) == 8
+    before = content(run.path)
+    go(recipe, run.path)  # the same command again: there is nothing left to do, and no look left to take
+    assert content(run.path) == before
+
+
+def test_more_patience_lets_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = script(monkeypatch, [Look(loss) for loss in (1.0, 2.0, 2.0, 0.5, 0.6, 0.7)])
+    settings = {"steps": 12, "validate_every": 2, "save_every": 2}
+    go(small(tmp_path, patience=2, **settings), tmp_path / "run")
+    assert metrics(tmp_path / "run")[-1]["kind"] == "stop"
+    run = go(small(tmp_path, patience=3, **settings), tmp_path / "run")
+    assert next(left, None) is None
+    assert [line["step"] for line in metrics(run.path, "valid")] == [2, 4, 6, 8, 10, 12]
+    assert equal(tensors(run.best), tensors(run.snapshot(8)))
+
+
+def test_a_run_that_reaches_its_last_step_says_nothing_of_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, [Look(1.0), Look(2.0), Look(3.0)])
+    run = go(small(tmp_path, patience=2), tmp_path / "run")
+    assert not metrics(run.path, "stop")
+
+
+def test_the_reporter_says_that_patience_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Plain().measured(8, "stop", {"looks": 2, "best_step": 4})
+    assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 looks at the held-out pairs\n"
+
+
+# -- taking a run up again ---------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> None:
+    run = go(small(tmp_path), tmp_path / "run")
+    before = content(run.path)
+    go(small(tmp_path), run.path)
+    assert content(run.path) == before
+    go(small(tmp_path, steps=20), run.path)
+    assert [line["step"] for line in metrics(run.path, "valid")] == [4, 8, 12, 16, 20]
+    assert Run(run.path).recipe.training.steps == 20
+    assert not equal(tensors(run.snapshot(16)), tensors(run.snapshot(20)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"validate_every": 3},
+        {"save_every": 5},
+        {"precision": "bf16"},
+        {"patience": 9},
+        {"validate_lines": 1},
+        {"tensorboard": True},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_may_change_when_a_run_is_taken_up_again(changes: dict[str, Any], tmp_path: Path) -> None:
+    run = go(small(tmp_path, steps=4), tmp_path / "run")
+    recipe = small(tmp_path, steps=8, **changes)
+    go(recipe, run.path)
+    assert Run(run.path).recipe == recipe
+    assert metrics(run.path, "valid")[-1]["step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "old", "new"),
+    [
+        ("training", "seed", 1, 2),
+        ("training", "batch_tokens", 64, 80),
+        ("training", "learning_rate", None, 0.5),
+        ("model", "width", 8, 12),
+        ("data", "count", 40, 39),
+        ("text", "shared", True, False),
+    ],
+)
+def test_anything_else_would_be_another_run(section: str, key: str, old: Any, new: Any, tmp_path: Path) -> None:
+    recipe = small(tmp_path, steps=4)
+    run = go(recipe, tmp_path / "run")
+    before = content(run.path)
+    plain = recipe.model_dump()
+    plain[section][key] = new
+    with pytest.raises(UserError) as caught:
+        go(Recipe.model_validate(plain), run.path)
+    assert f"{section}.{key} was {old!r} and is now {new!r}" in str(caught.value) and "--out" in str(caught.value)
+    assert content(run.path) == before
+
+
+def test_a_run_that_never_began_may_still_change(tmp_path: Path) -> None:
+    """A first try that fails on its data must not stand in the way of a second with the mistake mended."""
+    recipe = small(tmp_path, steps=4)
+    plain = recipe.model_dump()
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a b c\tx y z\n" * 20)
+    plain["data"] |= {"corpus": None, "count": None, "pairs": str(pairs), "valid": None}
+    with pytest.raises(UserError, match=r"set data\.valid"):
+        go(Recipe.model_validate(plain), tmp_path / "run")
+    go(recipe, tmp_path / "run")
+    go(recipe, tmp_path / "other")
+    for name in ("recipe.toml", "tokenizer.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
+    assert equal(tensors(tmp_path / "run" / "resume.safetensors"), tensors(tmp_path / "other" / "resume.safetensors"))
+
+
+@pytest.mark.parametrize("change", [{"steps": 8}, {"seed": 2}])
+def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even before its first weights are saved, when another recipe could still take its place."""
+    update, tried = Trainer._update, []
+
+    def interfered(self: Trainer, batches: list[PairBatch]) -> None:
+        if not tried:
+            tried.append(self.progress.step)
+            before = content(tmp_path / "run")
+            with pytest.raises(UserError, match="another process is training there"):
+                go(small(tmp_path, **change), tmp_path / "run")
+            assert content(tmp_path / "run") == before
+        update(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", interfered)
+    go(small(tmp_path), tmp_path / "run")
+    assert tried == [1]
+
+
+# -- starting from another run -----------------------------------------------------------------------------------------
+
+
+def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = go(small(tmp_path, steps=8), tmp_path / "origin")
+    first: list[dict[str, Tensor]] = []
+    begin = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
+    pairs = tmp_path / "other.tsv"
+    pairs.write_text("".join(f"{word} a b\t{word} b a\n" for word in ("one", "two", "three")))
+    recipe = small(tmp_path, steps=4, seed=7, data={"pairs": str(pairs)})
+    run = go(recipe, tmp_path / "run", start_from=origin.path)
+    assert equal(first[0], tensors(origin.best))
+    assert (run.path / "tokenizer.json").read_bytes() == (origin.path / "tokenizer.json").read_bytes()
+    assert "one" not in (run.path / "tokenizer.json").read_text()
+    assert not equal(tensors(run.best), tensors(origin.best))
+    before = content(run.path)
+    go(recipe, run.path, start_from=origin.path)  # the same command again begins nothing anew
+    assert content(run.path) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"width": 12}, r"origin/model\.safetensors: [a-z_.0-9]+ has shape \(.*8.*\), not \(.*12.*\)"),
+        ({"decoder_layers": 2}, r"origin/model\.safetensors lacks tensor decoder\.1\."),
+        ({"tied": False}, r"origin/model\.safetensors lacks tensor output \(1 in all\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(model: dict[str, Any], words: str, tmp_path: Path) -> None:
+    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    with pytest.raises(UserError, match=words):
+        go(small(tmp_path, model=model), tmp_path / "run", start_from=origin.path)
+
+
+# -- what a run writes down --------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_are_one_object_a_line(tmp_path: Path) -> None:
+    recipe = small(tmp_path, steps=60, validate_every=20, validate_lines=3, accumulate=2)
+    run = go(recipe, tmp_path / "run")
+    train, valid = metrics(run.path, "train"), metrics(run.path, "valid")
+    assert [line["step"] for line in train] == [LOG_EVERY, 60] and [line["step"] for line in valid] == [20, 40, 60]
+    assert len(metrics(run.path)) == 5
+    for line in train:
+        assert line.keys() == {"step", "kind", "loss", "learning_rate", "gradient", "tokens", "seconds"}
+        assert line["learning_rate"] == rate(recipe.training, 8, line["step"])
+        assert 0 < line["loss"] < 10 and line["gradient"] > 0
+    assert 0 < train[0]["tokens"] < train[1]["tokens"] <= 60 * 2 * 64
+    for line in valid:
+        assert {"loss", "perplexity", "bleu", "chrf", "exact", "weights", "better", "seconds"} <= line.keys()
+        assert line["perplexity"] == pytest.approx(2.718281828 ** line["loss"], rel=1e-4)
+    times = [line["seconds"] for line in metrics(run.path)]
+    assert times == sorted(times)
+
+
+def test_the_loss_that_is_logged_is_the_mean_a_token_of_the_steps_since_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, int]] = []
+    update = Trainer._update
+
+    def listening(self: Trainer, batches: list[PairBatch]) -> None:
+        before = self.window_loss.item()
+        update(self, batches)
+        seen.append((self.window_loss.item() - before, sum(batch.tokens for batch in batches)))
+
+    monkeypatch.setattr(Trainer, "_update", listening)
+    run = go(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
+    for line, part in zip(metrics(run.path, "train"), (seen[:50], seen[50:]), strict=True):
+        losses, tokens = zip(*part, strict=True)
+        assert line["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-5)
+    assert metrics(run.path, "train")[-1]["tokens"] == sum(tokens for _, tokens in seen)
+
+
+def test_the_samples_are_held_out_lines(tmp_path: Path) -> None:
+    run = go(small(tmp_path, validate_lines=4), tmp_path / "run")
+    lines = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["source"], line["reference"]) for line in lines] == [
+        (step, text, text) for step in (4, 8, 12) for text in HELD_OUT[:3]
+    ]
+    assert all(line.keys() == {"step", "source", "reference", "output"} for line in lines)
+    assert all(isinstance(line["output"], str) for line in lines)
+
+
+def test_tensorboard_is_told_the_same_numbers(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = go(small(tmp_path, tensorboard=True, validate_lines=2), tmp_path / "run")
+    board = events.EventAccumulator(str(run.path / "tensorboard"))
+    board.Reload()
+    for kind, key in (("valid", "loss"), ("valid", "bleu"), ("train", "loss"), ("train", "learning_rate")):
+        told = [(event.step, event.value) for event in board.Scalars(f"{kind}/{key}")]
+        written = [(line["step"], line[key]) for line in metrics(run.path, kind)]
+        assert written and [step for step, _ in told] == [step for step, _ in written]
+        assert [value for _, value in told] == pytest.approx([value for _, value in written], rel=1e-6)
+    assert not (go(small(tmp_path), tmp_path / "plain").path / "tensorboard").exists()
+
+
+# -- precision and data ------------------------------------------------------------------------------------------------
+
+
+def test_bf16_computes_in_bf16_and_keeps_everything_in_float32(tmp_path: Path) -> None:
+    kinds: set[torch.dtype] = set()
+
+    def look(module: torch.nn.Module, name: str, value: taps.Value) -> None:
+        if name == "logits" and isinstance(value, Tensor) and module.training:
+            kinds.add(value.dtype)
+
+    with taps.listen(look):
+        run = go(small(tmp_path, precision="bf16", ema=0.5), tmp_path / "run")
+        assert kinds == {torch.bfloat16}
+        kinds.clear()
+        plain = go(small(tmp_path, precision="auto", ema=0.5), tmp_path / "plain")  # on a CPU: fp32
+        assert kinds == {torch.float32}
+    for file in (run.best, run.resume, run.snapshot(4)):
+        assert {tensor.dtype for tensor in tensors(file).values()} == {torch.float32}, file
+    one, other = tensors(run.resume), tensors(plain.resume)
+    parts = {name.split(".")[0] for name in one}
+    assert parts == {"model", "optimizer", "ema"} and not equal(one, other)
+    weight = one["model.source_embedding.table"]
+    assert not torch.equal(weight, weight.bfloat16().float())  # finer than bf16 can say
+    for look_at in (metrics(run.path, "valid"), metrics(plain.path, "valid")):
+        assert len(look_at) == 3
+    assert metrics(run.path, "valid")[-1]["loss"] == pytest.approx(metrics(plain.path, "valid")[-1]["loss"], rel=0.02)
+
+
+def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five tokens at most, the end mark counted: four words."""
+    pairs = tmp_path / "pairs.tsv"
+    lines = ["a b c d\tb", "a\tb c d a", "a b\tb a"]  # fit, two of them just so
+    lines += ["a b c d a\tb", "a\ta b c d a", "a b c d a b\ta b c d a b"]  # too long: source, target, both
+    lines += ["\ta", "a\t", " \t ", "a b\t  "]  # empty: a side of nothing or of blanks
+    pairs.write_text("\n".join(lines) + "\n")
+    recipe = small(tmp_path, steps=2, data={"pairs": str(pairs), "max_length": 5})
+    go(recipe, tmp_path / "run", quiet=False)
+    assert "data: 3 pairs, 4 empty and 3 over-long pairs dropped; vocabulary" in capsys.readouterr().err
+
+
+def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[PairBatch] = []
+    update = Trainer._update
+    monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some), update(self, some))[1])
+    data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
+    run = go(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
+    tokenizer = run.tokenizers[0]
+    source_tag, target_tag = tokenizer.tag("<from>"), tokenizer.tag("<to>")
+    for batch in batches:
+        assert {s[0].item() for s in batch.source.rows.split(batch.source.ids)} == {source_tag}
+        assert {s[:2].tolist()[-1] for s in batch.inputs.rows.split(batch.inputs.ids)} == {target_tag}
+        assert {s[0].item() for s in batch.inputs.rows.split(batch.inputs.ids)} == {BEGIN}
+    found = Model(run, "cpu").translate("a b c")
+    assert found.source_tokens[0] == "<from>" and found.tokens[0] == "<to>"
+    assert "<" not in found.text
+    samples = (run.path / "samples.jsonl").read_text()
+    assert samples and "<to>" not in samples and "<from>" not in samples
+
+
+def test_a_mix_is_visited_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 pairs of weight 2 and 20 of weight 0.5: an epoch has 20 visits of the first, 10 of the second."""
+    epochs: list[Counter[int]] = []
+    update, last = Trainer._update, [-1]
+
+    def counting(self: Trainer, batches: list[PairBatch]) -> None:
+        if self.progress.position.epoch != last[0]:
+            last[0] = self.progress.position.epoch
+            epochs.append(Counter())
+        for batch in batches:
+            epochs[-1].update(sentence[0].item() for sentence in batch.source.rows.split(batch.source.ids))
+        update(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", counting)
+    mix = [
+        {"corpus": "copy", "count": 10, "weight": 2.0, "source_tag": "<copy>"},
+        {"corpus": "reverse", "count": 20, "weight": 0.5, "source_tag": "<reverse>"},
+    ]
+    run = go(small(tmp_path, steps=30, data={"mix": mix}), tmp_path / "run")
+    tokenizer = run.tokenizers[0]
+    assert len(epochs) > 3
+    for epoch in epochs[:-1]:  # the last one may have been cut short
+        assert epoch == {tokenizer.tag("<copy>"): 20, tokenizer.tag("<reverse>"): 10}
+    assert metrics(run.path, "train")[-1]["loss"] > 0

@@ -1,0 +1,54 @@
+"""Learning rates against the formulas they are said to be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from regard.recipes.schema import Training
+from regard.training.schedule import peak_rate, rate
+
+STEPS = [1, 2, 3, 10, 399, 400, 401, 1000, 3999, 4000, 4001, 10_000, 99_999, 100_000, 300_000]
+
+
+@pytest.mark.parametrize("width", [8, 512, 1024])
+@pytest.mark.parametrize("warmup", [1, 400, 4000])
+def test_noam_is_the_papers_formula(width: int, warmup: int) -> None:
+    """Vaswani et al. 2017, equation 3."""
+    settings = Training(schedule="noam", warmup=warmup)
+    for step in STEPS:
+        assert rate(settings, width, step) == pytest.approx(width**-0.5 * min(step**-0.5, step * warmup**-1.5), 1e-12)
+
+
+def test_the_papers_base_model_peaks_at_seven_in_ten_thousand() -> None:
+    """512^-0.5 · 4000^-0.5 = 1 / sqrt(2,048,000) = 6.987712...e-4"""
+    assert peak_rate(Training(), 512) == pytest.approx(6.98771e-4, rel=1e-5)
+    assert max(STEPS, key=lambda step: rate(Training(), 512, step)) == 4000
+
+
+def test_a_peak_that_is_set_keeps_the_shape_of_noam() -> None:
+    settings = Training(schedule="noam", warmup=100, learning_rate=0.5)
+    assert [rate(settings, 512, step) for step in (1, 50, 100, 400, 10_000)] == pytest.approx(
+        [0.005, 0.25, 0.5, 0.25, 0.05]
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "after"),  # at the peak, after a quarter, a half, three quarters and all of the fall, and later
+    [
+        ("constant", [1, 1, 1, 1, 1, 1]),
+        ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
+        ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0, 0]),
+    ],
+)
+def test_the_other_schedules_rise_to_the_peak_and_fall_to_nothing(schedule: str, after: list[float]) -> None:
+    settings = Training.model_validate({"schedule": schedule, "warmup": 10, "steps": 50, "learning_rate": 0.2})
+    assert [rate(settings, 64, step) for step in (1, 5, 10)] == pytest.approx([0.02, 0.1, 0.2])
+    found = [rate(settings, 64, step) for step in (10, 20, 30, 40, 50, 60)]
+    assert found == pytest.approx([0.2 * part for part in after], abs=1e-15)
+
+
+def test_a_warm_up_longer_than_the_run_never_reaches_the_peak() -> None:
+    settings = Training(schedule="cosine", warmup=100, steps=10, learning_rate=1.0)
+    assert [rate(settings, 64, step) for step in (1, 10)] == pytest.approx([0.01, 0.1])

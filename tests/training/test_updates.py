@@ -1,0 +1,245 @@
+"""One update: its loss, its gradient, Adam, decay, clipping and the running average, each against its formula."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import CPU, go, now, small, tensors
+from torch import Tensor, nn
+
+from regard import taps
+from regard.devices import autocast
+from regard.models import Translator, build
+from regard.rows import PairBatch
+from regard.runs import Run
+from regard.text import BEGIN, END
+from regard.training import state
+from regard.training.loop import Trainer
+
+WORDS = 7
+
+
+class Table(Translator):
+    """A model whose logits are a table, place by place, scaled by a vector: every gradient is known on paper."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits.clone())
+        self.bias = nn.Parameter(torch.zeros(logits.shape[1]))
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        return self.logits + self.bias
+
+
+def two_pairs(size: int | None = None) -> PairBatch:
+    """Labels 4 5 END and 6 END, five real places, then fill up to `size`."""
+    return PairBatch.of([[4, END], [5, END]], [[4, 5, END], [6, END]], begin=BEGIN, target_size=size)
+
+
+LABELS = [4, 5, END, 6, END]
+
+
+def random_logits(places: int, seed: int = 0) -> Tensor:
+    return torch.randn(places, WORDS, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_the_loss_is_the_librarys_and_the_formulas(smoothing: float) -> None:
+    """- sum over tokens of (1 - e) log p(label) + e / V sum over the vocabulary of log p"""
+    logits = random_logits(5)
+    loss = Table(logits).loss(two_pairs(), smoothing)
+    library = F.cross_entropy(logits, torch.tensor(LABELS), label_smoothing=smoothing, reduction="none").sum()
+    assert torch.equal(loss, library)
+    by_hand = 0.0
+    for row, label in zip(logits.tolist(), LABELS, strict=True):
+        total = math.log(sum(math.exp(x) for x in row))
+        logp = [x - total for x in row]
+        by_hand -= (1 - smoothing) * logp[label] + smoothing * sum(logp) / WORDS
+    assert loss.item() == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("rubbish", [1e4, math.inf, math.nan])
+def test_fill_is_never_counted(rubbish: float) -> None:
+    """Whatever the logits of fill are, neither the loss nor its gradient hears of them."""
+    logits = torch.cat([random_logits(5), torch.full((3, WORDS), rubbish)])
+    model, batch = Table(logits), two_pairs(size=8)
+    assert batch.tokens == 5
+    loss = model.loss(batch, 0.1)
+    assert torch.equal(loss, Table(random_logits(5)).loss(two_pairs(), 0.1))
+    loss.backward()
+    assert model.logits.grad is not None
+    assert model.logits.grad[:5].abs().min() > 0
+    if not math.isnan(rubbish) and not math.isinf(rubbish):  # the transformer zeroes fill before its logits
+        assert model.logits.grad[5:].abs().max() == 0
+
+
+def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
+    half = random_logits(5).bfloat16()
+
+    class Half(Table):
+        def forward(self, batch: PairBatch) -> Tensor:
+            return half
+
+    loss = Half(half).loss(two_pairs(), 0.1)
+    exact = F.cross_entropy(half.double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum").item()
+    coarse = F.cross_entropy(half, torch.tensor(LABELS), label_smoothing=0.1, reduction="sum").item()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact, rel=1e-6)
+    assert coarse != pytest.approx(exact, rel=1e-5)  # or there would be nothing to see
+
+
+def test_the_loss_of_a_transformer_under_autocast_is_in_float32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build(small(tmp_path).model, WORDS, WORDS, True).eval()
+    seen: list[Tensor] = []
+
+    def look(module: nn.Module, name: str, value: taps.Value) -> None:
+        if name == "logits" and isinstance(value, Tensor):
+            seen.append(value)
+
+    with taps.listen(look), autocast("bf16", CPU):
+        loss = model.loss(two_pairs(), 0.1)
+    assert seen[0].dtype == torch.bfloat16 and loss.dtype == torch.float32
+    expected = F.cross_entropy(seen[0].double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+# -- the optimiser -----------------------------------------------------------------------------------------------------
+
+
+def trainer(folder: Path, model: Translator, **training: Any) -> Trainer:
+    """One that can make updates, and nothing else."""
+    run = Run.create(folder / "run", small(folder, **{"clip": 0.0, "label_smoothing": 0.0, **training}))
+    return Trainer(run, model, None, None, None, CPU)  # type: ignore[arg-type]
+
+
+def steps(made: Trainer, count: int) -> None:
+    for _ in range(count):
+        made.progress.step += 1
+        made._update([two_pairs()])
+
+
+def gradients(logits: Tensor, bias: Tensor) -> list[Tensor]:
+    """Of the mean cross-entropy a token, on paper: (softmax - one-hot) / tokens, and its sum over places."""
+    table = ((logits + bias).softmax(-1) - F.one_hot(torch.tensor(LABELS), WORDS)) / len(LABELS)
+    return [table, table.sum(0)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_three_steps_are_those_of_adam_written_out(optimizer: str, tmp_path: Path) -> None:
+    """Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019: decay apart from the gradient, on the matrix only.
+
+    m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²,  w -= rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    """
+    start = random_logits(5)
+    made = trainer(tmp_path, Table(start), optimizer=optimizer, weight_decay=0.3, betas=(0.8, 0.95), warmup=2)
+    values = [start.double(), torch.zeros(WORDS, dtype=torch.float64)]
+    first, second = ([torch.zeros_like(value) for value in values] for _ in range(2))
+    for step in (1, 2, 3):
+        steps(made, 1)
+        learning_rate = 8**-0.5 * min(step**-0.5, step * 2**-1.5)  # small() is 8 wide
+        for i, gradient in enumerate(gradients(*values)):
+            first[i] = 0.8 * first[i] + 0.2 * gradient
+            second[i] = 0.95 * second[i] + 0.05 * gradient**2
+            if optimizer == "adamw" and i == 0:
+                values[i] = values[i] - learning_rate * 0.3 * values[i]
+            scale = (second[i] / (1 - 0.95**step)).sqrt() + 1e-9
+            values[i] = values[i] - learning_rate * first[i] / (1 - 0.8**step) / scale
+        torch.testing.assert_close(made.model.logits.double(), values[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(made.model.bias.double(), values[1], atol=1e-6, rtol=1e-5)
+    assert (values[0] - start).abs().max() > 0.1
+
+
+def test_decay_is_for_the_matrices_of_a_transformer_only(tmp_path: Path) -> None:
+    model = build(small(tmp_path).model, WORDS, WORDS, True)
+    made = trainer(tmp_path, model, optimizer="adamw", weight_decay=0.3)
+    decay = {id(p): group["weight_decay"] for group in made.optimizer.param_groups for p in group["params"]}
+    expected = {id(p): 0.3 if p.dim() > 1 else 0.0 for p in model.parameters()}
+    assert decay == expected and set(decay.values()) == {0.0, 0.3}
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01, 100.0])
+def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip: float, tmp_path: Path) -> None:
+    start = random_logits(5)
+    made = trainer(tmp_path, Table(start), clip=clip)
+    given: list[Tensor] = []
+    made.optimizer.step = lambda: given.extend(p.grad.clone() for p in made.model.parameters())  # type: ignore
+    steps(made, 1)
+    plain = gradients(start, torch.zeros(WORDS))
+    length = math.sqrt(sum(g.square().sum().item() for g in plain))
+    assert 0.02 < length < 50
+    assert made.window_norm.item() == pytest.approx(length, rel=1e-5)  # what is logged is the length before
+    share = clip / length if 0 < clip < length else 1.0
+    for found, gradient in zip(given, plain, strict=True):
+        torch.testing.assert_close(found, gradient * share, atol=1e-8, rtol=1e-4)
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_running_average_moves_by_a_share_towards_each_new_value() -> None:
+    model = Table(torch.zeros(1, WORDS))
+    average = state.Average(model, 0.75)
+    for value in (1.0, 3.0, -2.0):
+        with torch.no_grad():
+            model.logits.fill_(value)
+        average.update(model)
+    # 0 -> 0.25·1 = 0.25 -> 0.75·0.25 + 0.25·3 = 0.9375 -> 0.75·0.9375 - 0.25·2 = 0.203125
+    assert average.tensors["logits"].tolist() == [[0.203125] * WORDS]
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_the_average_of_a_run_is_of_every_step_and_is_what_gets_judged(
+    norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers, such as the running statistics of batch norm, are averaged with the weights."""
+    seen: list[dict[str, Tensor]] = []
+    begin, update = Trainer.train, Trainer._update
+    monkeypatch.setattr(Trainer, "train", lambda self: (seen.append(now(self)), begin(self))[1])
+    monkeypatch.setattr(Trainer, "_update", lambda self, batches: (update(self, batches), seen.append(now(self)))[0])
+    run = go(small(tmp_path, ema=0.6, steps=5, validate_every=5, model={"norm": norm}), tmp_path / "run")
+    assert len(seen) == 6 and any("running_mean" in name for name in seen[0]) == (norm == "batch")
+    average = {name: tensor.double() for name, tensor in seen[0].items()}
+    for values in seen[1:]:
+        average = {name: 0.6 * average[name] + 0.4 * tensor.double() for name, tensor in values.items()}
+    kept = tensors(run.best)
+    assert kept.keys() == average.keys()
+    for name, tensor in average.items():
+        torch.testing.assert_close(kept[name].double(), tensor, atol=1e-6, rtol=1e-5)
+    assert max((kept[name] - seen[-1][name]).abs().max().item() for name in kept) > 1e-3
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_recomputed_blocks_keep_an_eighth_of_the_bytes_or_less_for_the_backward_pass(tmp_path: Path) -> None:
+    """A block of D wide features and 4 D inner ones keeps some 20 D a token; recomputed, little but its input, D."""
+    model = build(
+        small(tmp_path, model={"width": 32, "inner": 128, "encoder_layers": 6, "decoder_layers": 6}).model, 9, 9, True
+    ).train()
+    batch = PairBatch.of([[4, 5, 6, 7, 8] * 8] * 8, [[8, 7, 6, 5, 4] * 8] * 8, begin=BEGIN)
+    kept = []
+    for model.checkpoint_activations in (False, True):
+        sizes: dict[int, int] = {}  # by where the memory is, so that nothing counts twice
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+        def pack(tensor: Tensor, sizes: dict[int, int] = sizes, own: set[int] = own) -> Tensor:
+            memory = tensor.untyped_storage()
+            if memory.data_ptr() not in own:
+                sizes[memory.data_ptr()] = memory.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model.loss(batch)
+        kept.append(sum(sizes.values()))
+        del loss
+    print(f"bytes kept: {kept[0]:,} plain, {kept[1]:,} recomputed")
+    assert 0 < kept[1] <= kept[0] / 8
