@@ -166,7 +166,6 @@ def test_a_given_translation_is_seen_as_if_the_model_had_made_it(model: Model) -
     assert other.tokens == ("c", " b", "</s>") and other.attention.weights.shape == (LAYERS, HEADS, 3, 4)
 
 
-@pytest.mark.xfail(strict=True, reason="Model.forced leaves the length penalty out")
 def test_a_given_translation_has_the_score_the_search_gave_it(model: Model) -> None:
     for own in model.translate(LINES):
         assert model.forced(own.source, own.text).score == pytest.approx(own.score, abs=1e-4)
@@ -179,7 +178,6 @@ def test_tags_are_there_in_use(tagged: Model) -> None:
     assert logprobs == pytest.approx(found._answer.hypotheses[0].logprobs, abs=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="Model.forced forgets the target tag")
 def test_a_given_translation_has_its_tag(tagged: Model) -> None:
     own = tagged.translate("a b c")
     forced = tagged.forced("a b c", own.text)
@@ -188,7 +186,6 @@ def test_a_given_translation_has_its_tag(tagged: Model) -> None:
     np.testing.assert_allclose(forced.attention.weights, own.attention.weights, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="pair_batches does not lower-case what Model.score is given")
 def test_lower_case_is_for_scores_too(tmp_path: Path) -> None:
     found = make(tmp_path, lowercase=True)
     assert found.translate("A B").text == found.translate("a b").text

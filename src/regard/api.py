@@ -39,8 +39,8 @@ class CrossAttention:
         chosen = self.weights if layer is None else self.weights[[layer]]
         chosen = chosen if head is None else chosen[:, [head]]
         layers, heads = self.weights.shape[:2]
-        which = f"mean of {layers} layers" if layer is None else f"layer {layer + 1} of {layers}"
-        whose = f"mean of {heads} heads" if head is None else f"head {head + 1} of {heads}"
+        which = f"mean of {layers} layers" if layer is None and layers > 1 else f"layer {(layer or 0) + 1} of {layers}"
+        whose = f"mean of {heads} heads" if head is None and heads > 1 else f"head {(head or 0) + 1} of {heads}"
         map = Map(chosen.mean((0, 1)), self.target, self.source, f"cross-attention, {which}, {whose}")
         return map.to_words() if words else map
 
@@ -102,11 +102,13 @@ class Model:
 
     def forced(self, source: str, target: str) -> Translation:
         """A given translation as if the model had made it, so that its score and attention can be seen."""
-        (logprobs,) = self.score([(source, target)])
-        translator = self.translator()
-        hypothesis = Hypothesis(tuple(translator.tokenizers[1].encode(target)), tuple(logprobs), sum(logprobs), True)
-        (tokens,), (cut,) = translator.encode([source])
-        return self._translation(source, Answer((target,), (hypothesis,), tuple(tokens), cut))
+        ((_, batch),) = pair_batches([(source, target)], self.run.tokenizers, self.run.recipe)
+        with torch.inference_mode():
+            (logprobs,) = score_batch(self.module, batch.to(self.device))
+        penalty = ((5 + len(logprobs)) / 6) ** self.run.recipe.decoding.length_penalty
+        tokens = tuple(batch.labels.tolist()[:-1])  # without the end mark
+        hypothesis = Hypothesis(tokens, tuple(logprobs), sum(logprobs) / penalty, True)
+        return self._translation(source, Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist())))
 
     def _translation(self, line: str, answer: Answer) -> Translation:
         source, target = self.run.tokenizers

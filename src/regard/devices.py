@@ -17,8 +17,11 @@ def pick(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"no device {name!r}: try auto, cpu, cuda or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {name} was asked for, but this PyTorch sees no GPU")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"no device {name!r}: try auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"device {name} was asked for, but this PyTorch sees {count or 'no'} GPU{'s' * (count != 1)}")
     return device
 
 

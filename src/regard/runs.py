@@ -46,8 +46,10 @@ class Run:
         except OSError as error:
             raise UserError(f"{self.path / 'run.json'} could not be read: {reason(error)}") from error
         except ValueError:
-            raise UserError(f"{self.path / 'run.json'} is damaged: it is not JSON") from None
-        if info.get("format", 0) > FORMAT:
+            info = None
+        if not isinstance(info, dict) or not isinstance(info.get("format"), int):
+            raise UserError(f"{self.path / 'run.json'} is damaged: it is not the JSON that regard writes")
+        if info["format"] > FORMAT:
             raise UserError(
                 f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
                 f"this is regard {__version__}, which reads up to {FORMAT}: upgrade regard"
@@ -76,6 +78,8 @@ class Run:
             return parse(file.read_text(encoding="utf-8"), str(file))
         except OSError as error:
             raise UserError(f"{file} could not be read: {reason(error)}") from error
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is damaged: it is not text") from None
 
     def change_recipe(self, recipe: Recipe) -> None:
         write_text(self.path / "recipe.toml", to_toml(recipe))
@@ -106,6 +110,8 @@ class Run:
                 found.append(Tokenizer.from_json(file.read_text(encoding="utf-8")))
             except OSError as error:
                 raise UserError(f"{file} could not be read: {reason(error)}") from error
+            except (UserError, ValueError) as error:
+                raise UserError(f"{file} is damaged: {error}") from error
         return found[0], found[-1]
 
     # -- weights ------------------------------------------------------------------------------------------------------

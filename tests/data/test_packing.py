@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import packing
 from regard.data.packing import Packer, Position, fill, sentence_batches
 from regard.data.store import TokenStore
 from regard.errors import UserError
@@ -49,12 +48,6 @@ def same(one, other):
     assert torch.equal(one.labels, other.labels)
 
 
-@pytest.fixture
-def small_pools(monkeypatch):
-    monkeypatch.setattr(packing, "POOL_PAIRS", 50)
-    monkeypatch.setattr(packing, "POOL_BATCHES", 1)
-
-
 def test_a_batch_is_what_its_token_lists_say():
     store = corpus(200)
     for static in (False, True):
@@ -71,9 +64,8 @@ def test_a_batch_is_what_its_token_lists_say():
             same(batch, expected)
 
 
-@pytest.mark.usefixtures("small_pools")
 def test_every_pair_comes_once_an_epoch_and_no_budget_is_exceeded():
-    packer = Packer([corpus(333)], [1.0], target_budget=40, source_budget=45, seed=3)
+    packer = Packer([corpus(333)], [1.0], target_budget=40, source_budget=45, pool=8, seed=3)
     for epoch in (0, 1):
         batches = epoch_of(packer, epoch)
         assert sorted(pair for batch in batches for pair in pairs_of(batch)) == list(range(100, 433))
@@ -97,10 +89,9 @@ def test_sorting_puts_like_with_like():
     assert sum(mixed) <= 1
 
 
-@pytest.mark.usefixtures("small_pools")
 def test_order_is_drawn_by_seed_and_epoch():
     def order(seed, epoch):
-        packer = Packer([corpus(200)], [1.0], target_budget=40, seed=seed)
+        packer = Packer([corpus(200)], [1.0], target_budget=40, pool=8, seed=seed)
         return [pairs_of(batch) for batch in epoch_of(packer, epoch)]
 
     assert order(1, 0) == order(1, 0)
@@ -109,10 +100,9 @@ def test_order_is_drawn_by_seed_and_epoch():
     assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True), "batches are shuffled"
 
 
-@pytest.mark.usefixtures("small_pools")
 @pytest.mark.parametrize("world", [1, 3])
 def test_resumed_equals_uninterrupted(world):
-    packer = Packer([corpus(70)], [1.5], target_budget=40, seed=5, rank=world - 1, world=world)
+    packer = Packer([corpus(70)], [1.5], target_budget=40, pool=8, seed=5, rank=world - 1, world=world)
     stream = list(islice(packer.batches(Position(0, 0)), 60))  # several epochs
     assert stream[-1][1].epoch >= 2
     for step in (0, 1, 5, 20, 41):
@@ -124,19 +114,17 @@ def test_resumed_equals_uninterrupted(world):
             assert after == expected_after
 
 
-@pytest.mark.usefixtures("small_pools")
 def test_a_batch_is_a_pure_function_of_its_step():
     for rank in (0, 1):
-        packer = Packer([corpus(120)], [1.0], target_budget=40, seed=5, rank=rank, world=2)
+        packer = Packer([corpus(120)], [1.0], target_budget=40, pool=8, seed=5, rank=rank, world=2)
         for step, (batch, _) in enumerate(islice(packer.batches(), 30)):
             same(batch, packer.batch_at(step))
 
 
-@pytest.mark.usefixtures("small_pools")
 def test_ranks_share_an_epoch_evenly_without_overlap():
     store = corpus(300)
-    alone = [pairs_of(batch) for batch in epoch_of(Packer([store], [1.0], target_budget=40, seed=9))]
-    shares = [epoch_of(Packer([store], [1.0], target_budget=40, seed=9, rank=r, world=4)) for r in range(4)]
+    alone = [pairs_of(batch) for batch in epoch_of(Packer([store], [1.0], target_budget=40, pool=8, seed=9))]
+    shares = [epoch_of(Packer([store], [1.0], target_budget=40, pool=8, seed=9, rank=r, world=4)) for r in range(4)]
     assert {len(share) for share in shares} == {len(alone) // 4}
     together = [pairs_of(batch) for step in zip(*shares, strict=True) for batch in step]
     assert together == alone[: len(together)] and len(alone) - len(together) < 4

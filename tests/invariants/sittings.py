@@ -23,7 +23,7 @@ def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
         file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))
     return Recipe.model_validate(
         {
-            "data": {"corpus": "copy", "count": 40, "valid": [str(file) for file in files]},
+            "data": {"corpus": "copy", "count": 40, "max_length": 64, "valid": [str(file) for file in files]},
             "text": {"unit": "word", "vocabulary": 260},
             "model": {**FAMILIES[family](seed), "dropout": 0.2},
             "training": {

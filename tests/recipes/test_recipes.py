@@ -147,7 +147,7 @@ def test_naming_the_data_another_way_lets_go_of_the_inherited_way():
 
 def test_a_file_extends_a_built_in_recipe_and_changes_only_what_it_says():
     mine = load(write("mine.toml", 'extends = "en-es"\n[training]\nsteps = 7\n'))
-    assert differences(load("en-es"), mine) == {"training.steps": (1500, 7)}
+    assert differences(load("en-es"), mine) == {"training.steps": (load("en-es").training.steps, 7)}
 
 
 def test_a_file_extends_another_file_relative_to_itself():

@@ -31,7 +31,9 @@ def train(
 ) -> None:
     """Train a model from raw text: vocabulary, training, validation, all into one run directory.
 
-    The same command again goes on exactly where it stopped, whether it was Ctrl-C or a power cut that stopped it.
+    The same command again goes on exactly where it stopped, whether it was Ctrl-C or a power cut that stopped it. What
+    may have changed by then: --device, and the settings training.steps, validate_every, validate_lines, save_every,
+    patience, precision, tensorboard, and all of decoding.
 
     Examples:
 

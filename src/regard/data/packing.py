@@ -20,8 +20,6 @@ from regard.errors import UserError
 from regard.rows import PairBatch, Rows, TokenRow
 from regard.text import BEGIN, FILL
 
-POOL_PAIRS = 16_384  # sorted together, at least ...
-POOL_BATCHES = 256  # ... and at least pairs for this many batches, so that a batch covers a narrow range of lengths
 SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
 
 
@@ -36,7 +34,8 @@ class Position:
 class Packer:
     """An endless stream of batches from stored pairs, each at most `target_budget` and `source_budget` tokens long.
 
-    A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Of
+    A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
+    for about `pool` batches at a time are sorted by length: more makes the padded view tighter, fewer mixes better. Of
     `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
     `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end.
     """
@@ -49,6 +48,7 @@ class Packer:
         target_budget: int,
         seed: int,
         source_budget: int | None = None,
+        pool: int = 64,
         static: bool = False,
         rank: int = 0,
         world: int = 1,
@@ -68,7 +68,7 @@ class Packer:
             raise UserError(f"no training pair fits a batch of {target_budget} tokens: raise training.batch_tokens")
         self._usable = [np.flatnonzero(part) for part in np.split(fits, self._first[1:-1])]  # per store, from 0
         mean = float(self._target_lengths[fits].mean())
-        self._pool = max(POOL_PAIRS, math.ceil(POOL_BATCHES * target_budget / mean))
+        self._pool = math.ceil(pool * target_budget / mean)  # pairs sorted by length together
 
     def _following_budget(self) -> int:
         """The source budget that goes with the target budget in this corpus, and holds every source by itself."""

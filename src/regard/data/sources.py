@@ -39,7 +39,7 @@ def locate(name: str, folder: str | None = None) -> Path:
     for candidate in (path, path.with_name(path.name + ".gz"), path.with_name(path.name + ".xz")):
         if os.path.exists(candidate):  # Path.exists would raise where a folder may not be entered
             return candidate
-    raise UserError(f"no such file: {path} (nor with .gz or .xz after it)")
+    raise UserError(f"no such file: {path} (nor with .gz or .xz after it); --data FOLDER says where to look")
 
 
 def files(corpus: Corpus, data: Data) -> list[Path]:

@@ -12,7 +12,7 @@ from regard.decoding.search import Hypothesis, search
 from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
-from regard.text import END, Tokenizer
+from regard.text import Tokenizer, encode_side
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,10 @@ class LineTranslator:
 
     def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
         """Source tokens of each line with tag and end mark, none for a blank one; and which had to be cut."""
-        tag = [self.tokenizers[0].tag(self.source_tag)] if self.source_tag else []
-        texts = [line.lower() if self.lowercase else line for line in lines]
-        pieces = self.tokenizers[0].encode_batch([text if text.strip() else "" for text in texts])
-        room = self.longest - len(tag) - 1
-        return [[*tag, *p[:room], END] if p else [] for p in pieces], [len(p) > room for p in pieces]
+        tokens, cut = encode_side(
+            self.tokenizers[0], lines, tag=self.source_tag, longest=self.longest, lowercase=self.lowercase
+        )
+        return [t if line.strip() else [] for t, line in zip(tokens, lines, strict=True)], cut
 
     def __call__(
         self,

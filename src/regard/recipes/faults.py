@@ -111,7 +111,8 @@ def _explain(fault: ErrorDetails, layer: Layer) -> str:
     elif kind == "extra_forbidden":
         return f"{layer.where(key)}: unknown key {_dotted(key)}{_nearest_key(key)}"
     elif kind == "value_error":
-        return f"{layer.where(key)}: {_dotted(key)}: {fault['ctx']['error']}"
+        named = f"{_dotted(key)}: " if key else ""  # a rule between sections belongs to none of them
+        return f"{layer.where(key)}: {named}{fault['ctx']['error']}"
     else:
         rule = _rule(fault)
     if _dotted(key) in map(_key_of, layer.sets):  # then `where` shows key and value already

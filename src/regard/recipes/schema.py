@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Corpus(Settings):
@@ -127,6 +127,7 @@ class Training(Settings):
 
     steps: int = Field(10000, ge=1, description="updates, counted from the very first (a resumed run goes on to this)")
     batch_tokens: int = Field(4096, ge=16, description="target tokens a batch; the source row's budget follows")
+    pool: int = Field(64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better")
     accumulate: int = Field(1, ge=1, description="batches summed into one update")
     optimizer: Literal["adam", "adamw"] = Field("adam", description="adamw decays weights apart from the gradient")
     learning_rate: float | None = Field(
@@ -149,6 +150,12 @@ class Training(Settings):
     save_every: int = Field(500, ge=1, description="steps between snapshots and resume states")
     seed: int = Field(1, ge=0, description="of weights, order and dropout")
     tensorboard: bool = Field(False, description="also write TensorBoard files (needs regard[tensorboard])")
+
+    @model_validator(mode="after")
+    def _something_to_judge_by(self) -> Training:
+        if self.best == "bleu" and not self.validate_lines:
+            raise ValueError('best = "bleu" needs validate_lines of at least 1')
+        return self
 
 
 class Decoding(Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ class Trainer:
             self.reporter.say(f"already trained to step {progress.step:,}; raise training.steps to go on")
         batches = self.packer.batches(progress.position)
         with catch_signals() as signals, self.reporter:
-            self.reporter.start(progress.step, settings.steps)
+            if progress.step < settings.steps:
+                self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
             while progress.step < settings.steps and not self._out_of_patience():
                 group = []
@@ -183,8 +185,8 @@ class Trainer:
         file = self.run.path / f"not-finite-{step}.json"
         write_text(file, json.dumps({"step": step, "pairs": sentences}, ensure_ascii=False, indent=1) + "\n")
         raise UserError(
-            f"the loss or its gradient was not finite at step {step}; its batch is in {file}. Try a lower "
-            "training.learning_rate, a longer training.warmup, training.precision = fp32, or look at those sentences"
+            f"the loss or its gradient was not finite at step {step}; its batch is in {file}. Try training.precision = "
+            "fp32; or, with another --out, a lower training.learning_rate or a longer training.warmup"
         )
 
     # -- measuring ----------------------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class Trainer:
         look = self.validator.look(model)
         self._tick()
         value = look.bleu if self.settings.best == "bleu" and look.bleu is not None else -look.loss
-        better = progress.best is None or value > progress.best
+        better = math.isfinite(value) and (progress.best is None or value > progress.best)
         self._write("valid", weights=what, **look.numbers(), better=better, seconds=round(progress.seconds, 1))
         if better:
             progress.best, progress.best_step, progress.best_is = value, progress.step, what
@@ -259,7 +261,7 @@ class Trainer:
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
             file = self.run.path / name
             if file.exists():
-                lines = file.read_text(encoding="utf-8").splitlines()
+                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
                 kept = [line for line in lines if not _comes_again(line, self.progress)]
                 write_text(file, "".join(line + "\n" for line in kept))
 

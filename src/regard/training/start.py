@@ -48,9 +48,10 @@ def train(
     """
     reporter = pick(quiet)
     where = devices.pick(device)
+    origin = Run(start_from) if start_from is not None else None
+    watched = held_out(recipe.data, "valid")  # before the long work, in case it is not there
     run = _open(recipe, Path(out))
     settings = run.recipe.training
-    origin = Run(start_from) if start_from is not None else None
     if not run.has_tokenizers():
         if origin is None:
             reporter.say("learning the vocabulary")
@@ -65,7 +66,7 @@ def train(
         weights.into_model(model, weights.load(origin.best)[0], origin.best)
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
-    validator = Validator(recipe, run.tokenizers, held_out(recipe.data, "valid"), where)
+    validator = Validator(recipe, run.tokenizers, watched, where)
     with alone(run.path, "training"):
         Trainer(run, model, packer, validator, reporter, where).train()
     return run
@@ -93,8 +94,8 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
     for key, (old, new) in changed.items():
         if key not in MAY_CHANGE and not key.startswith("decoding."):
             raise UserError(
-                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}. Choose another --out, "
-                f"or keep it as it was (only {', '.join(sorted(MAY_CHANGE))} and decoding.* may change)"
+                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}; "
+                "choose another --out (regard train --help lists what may change)"
             )
 
 
@@ -105,6 +106,7 @@ def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Packer:
         [corpus.weight for corpus in corpora],
         target_budget=recipe.training.batch_tokens,
         seed=recipe.training.seed,
+        pool=recipe.training.pool,
         static=static,
     )
 

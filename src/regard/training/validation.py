@@ -16,7 +16,7 @@ from regard.evaluation import score_texts
 from regard.models import Translator
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
-from regard.text import BEGIN, END, Tokenizer
+from regard.text import BEGIN, Tokenizer, encode_side
 
 SAMPLES = 3
 
@@ -40,14 +40,17 @@ def pair_batches(
     pairs: Sequence[tuple[str, str]], tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe
 ) -> list[tuple[list[int], PairBatch]]:
     """Text pairs as batches for teacher forcing, each with the indices of its pairs, alike in length."""
-    longest = recipe.model.max_positions
     first = recipe.data.mix[0] if recipe.data.mix else recipe.data
-    tags = [first.source_tag, first.target_tag]
     sides = []
-    for side, (tokenizer, tag) in enumerate(zip(tokenizers, tags, strict=True)):
-        start = [tokenizer.tag(tag)] if tag else []
-        tokens = tokenizer.encode_batch([pair[side] for pair in pairs])
-        sides.append([[*[*start, *t][: longest - 1], END] for t in tokens])
+    for side, tag in enumerate((first.source_tag, first.target_tag)):
+        tokens, _ = encode_side(
+            tokenizers[side],
+            [pair[side] for pair in pairs],
+            tag=tag,
+            longest=recipe.model.max_positions,
+            lowercase=recipe.data.lowercase,
+        )
+        sides.append(tokens)
     sources, targets = sides
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))
