@@ -169,7 +169,7 @@ def test_the_test_split_is_large_long_and_shows_every_feature(unseen: list[Sente
 def test_sentences_have_3_to_40_words_and_most_are_short(train: list[Sentence]) -> None:
     lengths = [len(s.source) for s in train]
     assert min(lengths) >= 3 and 30 <= max(lengths) <= 40
-    assert 8.5 <= sum(lengths) / len(lengths) <= 10.5
+    assert 8 <= sum(lengths) / len(lengths) <= 10
     assert sum(length > 20 for length in lengths) < 0.05 * len(lengths)
 
 

@@ -82,8 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.cuts:
             body = body[: self.server.cuts.pop(0)]
             self.close_connection = True
+        self.server.served += len(body)  # before the body goes out: the client may be done the moment it has it
         self.wfile.write(body)
-        self.server.served += len(body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -73,7 +73,7 @@ def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
     plan = recipe(tmp_path, "a\tb\n\tb\na\t \na b\ta b c\na b\ta b\n", max_length=3)
     [store], _ = made(plan)
     assert store.report == module.Report(pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5)
-    with pytest.raises(UserError, match=r"a\.tsv: no usable sentence pairs \(1 blank, 1 longer than max_length 2\)"):
+    with pytest.raises(UserError, match=r"a\.tsv: no usable sentence pairs \(1 blank, 1 longer than 2 tokens\)"):
         made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
 
 

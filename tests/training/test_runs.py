@@ -80,7 +80,7 @@ def test_what_is_best_is_what_the_recipe_says(
     best: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, [Look(1.0, 10.0, 0.0, 0.0), Look(0.9, 30.0, 0.0, 0.0), Look(0.8, 20.0, 0.0, 0.0)])
-    run = go(small(tmp_path, best=best), tmp_path / "run")
+    run = go(small(tmp_path, best=best, validate_lines=1), tmp_path / "run")
     assert equal(tensors(run.best), tensors(run.snapshot(step)))
     others = [s for s in (4, 8, 12) if s != step]
     assert not any(equal(tensors(run.best), tensors(run.snapshot(other))) for other in others)

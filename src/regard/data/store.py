@@ -143,7 +143,8 @@ def build(
     recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, progress: Progress | None = None
 ) -> list[TokenStore]:
     """The tokens of every corpus of the recipe's mix, from the cache where they are there already."""
-    jobs = [_Job(corpus, recipe.data, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    longest = min(recipe.data.max_length, recipe.model.max_positions)
+    jobs = [_Job(corpus, recipe.data, longest, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
     return [_cached(job, progress or (lambda name, pairs: None)) for job in jobs]
 
 
@@ -153,6 +154,7 @@ class _Job:
 
     corpus: Corpus
     data: Data
+    longest: int
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
 
@@ -160,7 +162,7 @@ class _Job:
         """A digest of all that decides the tokens."""
         corpus = self.corpus
         spec = [corpus.corpus, corpus.count, corpus.source_tag, corpus.target_tag]
-        limits = [self.data.max_length, self.data.lowercase]
+        limits = [self.longest, self.data.lowercase]
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -221,7 +223,7 @@ def _make(job: _Job, folder: Path, progress: Progress) -> None:
 
 def _write(job: _Job, folder: Path, progress: Progress) -> None:
     counts: Counter[str] = Counter()
-    longest = job.data.max_length
+    longest = job.longest
     with (
         _Writer(folder, "source", job.source_tokenizer) as source,
         _Writer(folder, "target", job.target_tokenizer) as target,
@@ -235,7 +237,7 @@ def _write(job: _Job, folder: Path, progress: Progress) -> None:
             counts.update(read=len(chunk), pairs=sum(keep), empty=len(chunk) - len(full), long=len(full) - sum(keep))
             progress(describe(job.corpus), counts["read"])
     if not counts["pairs"]:
-        found = f"{counts['empty']} blank, {counts['long']} longer than max_length {longest}"
+        found = f"{counts['empty']} blank, {counts['long']} longer than {longest} tokens"
         raise UserError(f"{describe(job.corpus)}: no usable sentence pairs ({found})")
     report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total)
     about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}

@@ -59,7 +59,7 @@ class Data(Corpus):
     test: Files | None = Field(None, description="held-out pairs for regard evaluate: [source, target] or [pairs]")
     folder: str | None = Field(None, description="where relative file names are looked up; --data sets it")
     lowercase: bool = Field(False, description="lower-case both sides (scores then compare with lower-cased ones only)")
-    max_length: int = Field(256, ge=2, description="drop training pairs with more tokens than this on either side")
+    max_length: int = Field(256, ge=2, description="drop pairs longer than this (or than max_positions) on either side")
 
     @model_validator(mode="after")
     def _some_data(self) -> Data:
@@ -184,11 +184,3 @@ class Recipe(Settings):
     model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
     training: Training = Field(default_factory=lambda: Training())
     decoding: Decoding = Field(default_factory=lambda: Decoding())
-
-    @model_validator(mode="after")
-    def _fits(self) -> Recipe:
-        if self.data.max_length > self.model.max_positions:
-            raise ValueError(
-                f"data.max_length {self.data.max_length} is more than model.max_positions {self.model.max_positions}"
-            )
-        return self

@@ -9,7 +9,7 @@ import torch
 
 from regard import devices, weights
 from regard.data.packing import Packer, fill
-from regard.data.sources import held_out
+from regard.data.sources import corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_tokenizers
 from regard.errors import UserError
 from regard.files import alone
@@ -49,7 +49,9 @@ def train(
     reporter = pick(quiet)
     where = devices.pick(device)
     origin = Run(start_from) if start_from is not None else None
-    watched = held_out(recipe.data, "valid")  # before the long work, in case it is not there
+    for corpus in corpora(recipe.data):  # what is not there is said before the long work
+        files(corpus, recipe.data)
+    watched = held_out(recipe.data, "valid")
     run = _open(recipe, Path(out))
     settings = run.recipe.training
     if not run.has_tokenizers():
@@ -100,10 +102,9 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
 
 
 def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Packer:
-    corpora = recipe.data.mix or [recipe.data]
     return Packer(
         stores,
-        [corpus.weight for corpus in corpora],
+        [corpus.weight for corpus in corpora(recipe.data)],
         target_budget=recipe.training.batch_tokens,
         seed=recipe.training.seed,
         pool=recipe.training.pool,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from regard.data.builtin.function_words import BE, DO, DRAWN_PRONOUNS, PREPOSITIONS, WHEN_CLAUSES
-from regard.data.builtin.lexicon import FUTURE, PAST, PRESENT, THEY, WE, Adjective, Adverb, Noun, Verb
+from regard.data.builtin.lexicon import FUTURE, PAST, PRESENT, THEY, Adjective, Adverb, Noun, Verb
 from regard.data.builtin.pairings import Pairing
 from regard.data.builtin.phrases import Phrases, Subject
 from regard.data.builtin.sentence import Sentence
@@ -141,7 +141,7 @@ class Clauses(Phrases):
                 self.say_adjective(s, subject, other)
 
     def say_adjective(self, s: Sentence, subject: Subject, adjective: Adjective, degree: Adverb | None = None) -> None:
-        plural = subject.person in (WE, THEY)
+        plural = subject.person == THEY
         if degree:
             s.unit(degree.name, degree.spanish)
         s.say(adjective.name, adjective.spanish[subject.feminine][plural])

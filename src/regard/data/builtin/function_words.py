@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from regard.data.builtin.lexicon import IT, THEY, WE, YOU, I
+from regard.data.builtin.lexicon import IT, THEY, YOU, I
 
 
 class Determiner(NamedTuple):
@@ -59,11 +59,11 @@ PRONOUNS = (
     Pronoun("you", "", YOU),
     Pronoun("he", "él", IT),
     Pronoun("she", "ella", IT, feminine=True),
-    Pronoun("we", "", WE),
     Pronoun("they", "ellos", THEY),
 )
 HE = PRONOUNS[2]
-# Persons that nouns never have are drawn more often, or their verb forms would be rare.
+# Persons that nouns never have are drawn more often, or their verb forms would be rare. `we` is left out for the same
+# reason: three hundred more forms, each of them rare, take longer to learn than all the rest of the grammar.
 DRAWN_PRONOUNS = PRONOUNS + 2 * tuple(p for p in PRONOUNS if not p.spanish)
 
 PREPOSITIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {  # by the kind of noun they take
