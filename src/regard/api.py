@@ -41,7 +41,7 @@ class CrossAttention:
         layers, heads = self.weights.shape[:2]
         which = f"mean of {layers} layers" if layer is None and layers > 1 else f"layer {(layer or 0) + 1} of {layers}"
         whose = f"mean of {heads} heads" if head is None and heads > 1 else f"head {(head or 0) + 1} of {heads}"
-        map = Map(chosen.mean((0, 1)), self.target, self.source, f"cross-attention, {which}, {whose}")
+        map = Map(chosen.mean((0, 1)), self.target, self.source, f"Cross-attention, {which}, {whose}")
         return map.to_words() if words else map
 
     def _repr_html_(self) -> str:

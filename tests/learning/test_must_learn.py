@@ -12,6 +12,8 @@ import torch
 
 import regard
 from regard.data.sources import held_out
+from regard.decoding import Report, search
+from regard.rows import TokenRow
 
 
 @pytest.fixture
@@ -37,3 +39,23 @@ def test_a_toy_is_learnt_in_under_a_minute(task: str, tmp_path: Path) -> None:
     print(f"{exact:.1%} of {len(pairs)} exact after {spent:.0f} s of one core")
     assert len(pairs) == 1000 and exact >= 0.99
     assert spent < 60
+    the_batch_changes_nothing(model, [source for source, _ in pairs[:200]])
+
+
+def the_batch_changes_nothing(model: regard.Model, lines: list[str]) -> None:
+    """A trained model says the same of a line alone and among others, and knows what it says by more than rounding."""
+    for beam in (1, 4):
+        translator = model.translator(beam=beam)
+        tokens, _ = translator.encode(lines)
+        together = Report()
+        found = search(
+            model.module, TokenRow.of(tokens), translator.settings, forbidden=translator.forbidden, report=together
+        )
+        close = [margin < 1e-5 for margin in together.margins]
+        print(f"beam {beam}: {sum(close)} of {len(lines)} decisions had a margin below 1e-5")
+        assert beam > 1 or not any(close)
+        for sentence, (best, *_), is_close in zip(tokens, found, close, strict=True):
+            ((alone, *_),) = search(
+                model.module, TokenRow.of([sentence]), translator.settings, forbidden=translator.forbidden
+            )
+            assert is_close or alone.tokens == best.tokens

@@ -77,7 +77,11 @@ class Plain(Reporter):
         spent = max(time.monotonic() - self.begun, 1e-9)
         left = spent / max(step - self.first, 1) * (self.steps - step)
         speed = (tokens - (self.tokens or 0)) / spent
-        return f"  loss {self.loss:.3f}  {speed:,.0f} tokens/s  {_clock(left)} left"
+        return f"  {self._loss()}{speed:,.0f} tokens/s  {_clock(left)} left"
+
+    def _loss(self) -> str:
+        """Nothing before the first measurement."""
+        return "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
 
     def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
         if kind == "train":
@@ -130,8 +134,7 @@ class Live(Plain):
         if self.tokens is None:
             self.tokens, self.begun, self.first = tokens, time.monotonic(), step
         speed = (tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9)
-        loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
-        self.bar.update(self.task, completed=step, note=f"{loss}{speed:,.0f} tokens/s")
+        self.bar.update(self.task, completed=step, note=f"{self._loss()}{speed:,.0f} tokens/s")
 
 
 class Board:
