@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 DEMO   := runs/en-es
 SENTENCE := this cat is very large
 
-.PHONY: help demo test test-slow lint wheel numbers clean
+.PHONY: help demo test test-slow lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,7 +30,7 @@ demo: $(READY) ## train English to Spanish, score it, translate a sentence, draw
 test: $(READY) lint ## the everyday tests
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
-test-slow: $(READY) ## the long ones: kills at random moments, large corpora, both ends of the version range
+test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
