@@ -139,7 +139,7 @@ def test_drawing_to_a_file_is_xml(regard, trained, tmp_path):
 def test_drawing_in_the_terminal_prints_the_tokens(regard, trained):
     result = regard("draw", trained, "q r s", "--target", "d e")
     title, _, head, *rows = result.out.splitlines()
-    assert "cross-attention" in title and head.split()[:3] == ["q", "r", "s"]
+    assert "Cross-attention" in title and head.split()[:3] == ["q", "r", "s"]
     assert [row.split()[0] for row in rows[:2]] == ["d", "e"]
     assert "\x1b" not in result.out
     assert "layer 1 of 1, head 2 of 2" in regard("draw", trained, "q r", "--layer", 1, "--head", 2).out
