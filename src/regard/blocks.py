@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Layout, MultiHead
+from regard.attention import Layout, MultiHead, Packed, Score
+from regard.attention.gates import SqueezeExcite
+from regard.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,19 @@ class BlockSettings:
     heads: int
     inner: int
     dropout: float = 0.0
-    activation: Literal["relu", "gelu", "gated"] = "relu"
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "gated"] = "relu"
     norm: Literal["layer", "rms", "batch"] = "layer"
     norm_first: bool = True
+    norm_eps: float = 1e-5
+    squeeze: int = 0  # of the encoder's feed-forward layers; 0: none
+    score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
+
+    def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
+        return NORMS[self.norm](self.width, eps=self.norm_eps)
+
+    def make_own(self) -> MultiHead:
+        """A self-attention."""
+        return MultiHead(self.width, self.heads, score=None if self.score is None else self.score())
 
 
 _again: ContextVar[bool] = ContextVar("regard_again", default=False)
@@ -97,12 +109,24 @@ NORMS: dict[str, type[LayerNorm] | type[RMSNorm] | type[BatchNorm]] = {
 }
 
 
-class FeedForward(nn.Module):
-    """W_2 f(W_1 x): f is ReLU or GELU; gated: W_2 (silu(W_g x) * W_1 x)."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
 
-    def __init__(self, settings: BlockSettings) -> None:
+
+class FeedForward(nn.Module):
+    """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (silu(W_g x) * W_1 x).
+
+    With `squeeze`, what comes out passes a gate over its features, one a sentence.
+    """
+
+    def __init__(self, settings: BlockSettings, squeeze: int = 0) -> None:
         super().__init__()
         self.activation = settings.activation
+        self.channels = SqueezeExcite(settings.width, squeeze) if squeeze else None
         hidden = settings.inner * (2 if settings.activation == "gated" else 1)
         self.into = nn.Linear(settings.width, hidden)
         self.out = nn.Linear(settings.inner, settings.width)
@@ -110,12 +134,15 @@ class FeedForward(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         hidden = self.into(x)
         if self.activation == "gated":
             gate, hidden = hidden.chunk(2, dim=-1)
-            return self.out(F.silu(taps.tap(self, "gate", gate)) * hidden)
-        return self.out(F.relu(hidden) if self.activation == "relu" else F.gelu(hidden))
+            hidden = F.silu(taps.tap(self, "gate", gate)) * hidden
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        out = self.out(hidden)
+        return out if self.channels is None or rows is None else self.channels(out, rows)
 
 
 class Residual(nn.Module):
@@ -123,7 +150,7 @@ class Residual(nn.Module):
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
-        self.norm = NORMS[settings.norm](settings.width)
+        self.norm = settings.make_norm()
         self.norm_first = settings.norm_first
         self.dropout = settings.dropout
 
@@ -140,15 +167,16 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
-        self.own = MultiHead(settings.width, settings.heads)
+        self.own = settings.make_own()
         self.own_residual = Residual(settings)
-        self.feed_forward = FeedForward(settings)
+        self.feed_forward = FeedForward(settings, settings.squeeze)
         self.feed_forward_residual = Residual(settings)
 
     def forward(self, x: Tensor, own: Layout, real: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]."""
         x = self.own_residual(x, lambda h: self.own(h, own), real)
-        return self.feed_forward_residual(x, self.feed_forward, real)
+        rows = own.queries if isinstance(own, Packed) else None
+        return self.feed_forward_residual(x, lambda h: self.feed_forward(h, rows), real)
 
 
 class DecoderBlock(nn.Module):
@@ -156,7 +184,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, settings: BlockSettings, source_width: int | None = None) -> None:
         super().__init__()
-        self.own = MultiHead(settings.width, settings.heads)
+        self.own = settings.make_own()
         self.own_residual = Residual(settings)
         self.cross = MultiHead(settings.width, settings.heads, source_width or settings.width)
         self.cross_residual = Residual(settings)

@@ -46,6 +46,14 @@ class Sinusoidal(Positions):
         return waves[..., : self.width]
 
 
+class Halves(Sinusoidal):
+    """The same sinusoids in another order: all sines, then all cosines (as Marian has them)."""
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        angle = position.unsqueeze(-1).float() * self.frequency
+        return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.width]
+
+
 class Learned(Positions):
     """A trained vector a place, up to `longest` places."""
 
@@ -78,9 +86,9 @@ class Fraction(Index):
 
 
 def make(kind: str, width: int, *, base: float = 10000.0, longest: int = 1024) -> Positions:
-    """Positions by name: sinusoidal, learned, index or fraction."""
-    if kind == "sinusoidal":
-        return Sinusoidal(width, base)
+    """Positions by name: sinusoidal, halves, learned, index or fraction."""
+    if kind in ("sinusoidal", "halves"):
+        return {"sinusoidal": Sinusoidal, "halves": Halves}[kind](width, base)
     if kind == "learned":
         return Learned(width, longest)
     return {"index": Index, "fraction": Fraction}[kind](width)

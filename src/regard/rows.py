@@ -140,12 +140,14 @@ class PairBatch:
     """Sentence pairs for teacher forcing.
 
     `source` ends every sentence with the end mark. `inputs` is the target shifted right (begin mark first) and `labels`
-    [T] the target with its end mark, token for token beside `inputs`; labels of fill are never read.
+    [T] the target with its end mark, token for token beside `inputs`; labels of fill are never read. Plain text has
+    sources of no tokens at all. `counted` [T] are the places whose labels count in the loss (None: all that are real).
     """
 
     source: TokenRow
     inputs: TokenRow
     labels: Tensor
+    counted: Tensor | None = None
 
     @classmethod
     def of(
@@ -165,7 +167,9 @@ class PairBatch:
     @property
     def tokens(self) -> int:
         """Target tokens that count in the loss."""
-        return self.inputs.rows.tokens
+        return self.inputs.rows.tokens if self.counted is None else int(self.counted.sum())
 
     def to(self, device: torch.device | str) -> PairBatch:
-        return PairBatch(self.source.to(device), self.inputs.to(device), self.labels.to(device, non_blocking=True))
+        labels = self.labels.to(device, non_blocking=True)
+        counted = None if self.counted is None else self.counted.to(device, non_blocking=True)
+        return PairBatch(self.source.to(device), self.inputs.to(device), labels, counted)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard import weights
 from regard.models import build
 from regard.models.transformer import Transformer
-from regard.recipes.schema import PRESETS, TransformerSettings
+from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch
 from regard.text import BEGIN, END
 
@@ -165,8 +165,8 @@ def test_the_papers_models_have_the_papers_size(size: str, d: int, inner: int, m
 
 
 def test_the_papers_heads_and_dropout() -> None:
-    assert (PRESETS["base"]["heads"], PRESETS["base"]["dropout"]) == (8, 0.1)
-    assert (PRESETS["big"]["heads"], PRESETS["big"]["dropout"]) == (16, 0.3)
+    assert (TransformerSettings.PRESETS["base"]["heads"], TransformerSettings.PRESETS["base"]["dropout"]) == (8, 0.1)
+    assert (TransformerSettings.PRESETS["big"]["heads"], TransformerSettings.PRESETS["big"]["dropout"]) == (16, 0.3)
 
 
 @pytest.mark.parametrize(

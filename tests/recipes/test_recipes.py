@@ -12,7 +12,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.recipes import Recipe, describe, differences, load, names, parse, to_toml
-from regard.recipes.schema import PRESETS
+from regard.recipes.schema import TransformerSettings
 
 BUILT_IN = [name for name, _ in names()]
 COPY = '[data]\ncorpus = "copy"\n'
@@ -132,7 +132,7 @@ def test_a_new_size_brings_its_own_fields_but_fields_set_beside_it_stay():
     tiny = load(everything, ["model.size=tiny", "model.width=64"])
     assert tiny.model.width == 64
     for field in ("heads", "encoder_layers", "decoder_layers", "inner", "dropout"):
-        assert getattr(tiny.model, field) == PRESETS["tiny"][field]
+        assert getattr(tiny.model, field) == TransformerSettings.PRESETS["tiny"][field]
 
 
 def test_naming_the_data_another_way_lets_go_of_the_inherited_way():
@@ -234,7 +234,7 @@ def test_a_syntax_error_says_where():
         ("[model]\nsize = 'huge'", 'line 4: model.size = "huge": must be tiny, small, base or big'),
         ("[model]\nsize = [1]", "line 4: model.size = [1]: must be tiny, small, base or big"),
         ("[model]\nsize = 'tiny'\nheads = 3", "line 3: model: width 128 is not a multiple of heads 3"),
-        ("source = 'a'", "line 1: data: give one of corpus, pairs, or source with target"),
+        ("source = 'a'", "line 1: data: give one of corpus, pairs, text, or source with target"),
         ("[training]\nstep = 5\nsteps = 0\nseed = -1",
          "line 4: unknown key training.step; did you mean training.steps? (and 2 more)"),
     ],

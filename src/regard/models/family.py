@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import weights
 from regard.rows import PairBatch, TokenRow
 
 
@@ -42,10 +44,15 @@ class Translator(nn.Module):
         """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it."""
         raise NotImplementedError  # each family's own
 
+    def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
+        """Take another run's weights. A family may leave out what belonged to that run's task alone."""
+        weights.into_model(self, tensors, origin)
+
     def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
-        """Label-smoothed cross-entropy summed over real target tokens, in float32 whatever the precision.
+        """Label-smoothed cross-entropy summed over the target tokens that count, in float32 whatever the precision.
 
         (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it.
         """
         losses = F.cross_entropy(self(batch).float(), batch.labels, label_smoothing=smoothing, reduction="none")
-        return losses.where(batch.inputs.rows.real, 0.0).sum()
+        counted = batch.inputs.rows.real if batch.counted is None else batch.counted
+        return losses.where(counted, 0.0).sum()

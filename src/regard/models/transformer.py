@@ -16,14 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from regard import positions, taps
 from regard.attention import Cached, Causal, Memory, Packed
-from regard.blocks import NORMS, BlockSettings, DecoderBlock, EncoderBlock, computed_again
+from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, computed_again
 from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
 
 
 class Embedding(nn.Module):
-    """Token vectors times sqrt(D), plus where each token stands, with dropout."""
+    """Token vectors times sqrt(D) (unless not `scaled`), plus where each token stands, with dropout."""
 
     def __init__(self, vocabulary: int, settings: TransformerSettings) -> None:
         super().__init__()
@@ -33,10 +33,11 @@ class Embedding(nn.Module):
             settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
         )
         self.dropout = settings.dropout
+        self.scale = math.sqrt(settings.width) if settings.scaled else 1.0
 
     def forward(self, ids: Tensor, position: Tensor, length: Tensor) -> Tensor:
         """ids, position and length [...] -> [..., D]."""
-        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * math.sqrt(self.table.shape[1]))
+        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
         places = taps.tap(self, "positions", self.positions(position, length))
         return taps.tap(self, "stream", F.dropout(tokens + places, self.dropout, self.training))
 
@@ -84,6 +85,7 @@ class Transformer(Translator):
             activation=settings.activation,
             norm=settings.norm,
             norm_first=settings.norm_first,
+            squeeze=settings.squeeze,
         )
         self.source_embedding = Embedding(source_size, settings)
         self.target_embedding = Embedding(target_size, settings)
@@ -92,11 +94,13 @@ class Transformer(Translator):
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(block) for _ in range(settings.decoder_layers))
         if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end
-            self.encoder_norm = NORMS[settings.norm](settings.width)
-            self.decoder_norm = NORMS[settings.norm](settings.width)
+            self.encoder_norm = block.make_norm()
+            self.decoder_norm = block.make_norm()
         if not settings.tied:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
+        if settings.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(target_size))
 
     def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
         """Run a block, keeping its inner activations or computing them again in the backward pass."""
@@ -130,7 +134,8 @@ class Transformer(Translator):
         if real is not None:
             x = x.where(real[:, None], 0.0)
         table = self.target_embedding.table if self.settings.tied else self.output
-        return taps.tap(self, "logits", F.linear(x, table))
+        bias = self.output_bias if self.settings.output_bias else None
+        return taps.tap(self, "logits", F.linear(x, table, bias))
 
     def start(self, source: TokenRow) -> TransformerState:
         memory = self.encode(source)

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from regard.errors import UserError
-from regard.recipes.schema import Recipe
+from regard.recipes.schema import FAMILIES, Recipe
 from regard.recipes.write import toml_value
 
 Table = dict[str, Any]
@@ -72,8 +72,14 @@ def check(layers: Sequence[Layer], merge: Callable[[Sequence[Layer]], Table]) ->
     raise complaint(_explain(first, layers[-1]) + more)
 
 
-def fields_at(sections: Sequence[str]) -> dict[str, FieldInfo]:
-    """The settings in a section: of () the recipe's, of ("data", "mix") a corpus's; none if it is not a section."""
+def fields_at(sections: Sequence[str], family: str | None = None) -> dict[str, FieldInfo]:
+    """The settings in a section: of () the recipe's, of ("data", "mix") a corpus's; none if it is not a section.
+
+    Of ("model",) those of a family, or of all of them together.
+    """
+    if tuple(sections) == ("model",):
+        kinds_of_model = [FAMILIES[family]] if family in FAMILIES else list(FAMILIES.values())
+        return {name: field for kind in kinds_of_model for name, field in kind.model_fields.items()}
     fields = Recipe.model_fields
     for section in sections:
         annotation = fields[section].annotation if section in fields else None
@@ -88,9 +94,23 @@ def _faults(table: Table) -> list[ErrorDetails]:
         Recipe.model_validate(table)
         return []
     except ValidationError as error:
-        faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
+        found = map(_without_family, error.errors(include_url=False))
+        faults = sorted(found, key=lambda fault: fault["type"] != "extra_forbidden")
     hurt = {fault["loc"][:-1] for fault in faults if fault["type"] != "missing"}
     return [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in hurt]
+
+
+def _without_family(fault: ErrorDetails) -> ErrorDetails:
+    """Pydantic says model.gpt.width, after the settings it checked against; the user has written model.width."""
+    place = fault["loc"]
+    if place[:1] == ("model",) and len(place) > 1 and place[1] in FAMILIES:
+        fault["loc"] = (place[0], *place[2:])
+        fault["ctx"] = {**fault.get("ctx", {}), "family": place[1]}
+    elif fault["type"] == "union_tag_invalid":
+        fault["loc"] = (*place, "family")
+        given = fault["input"]
+        fault["input"] = given["family"] if isinstance(given, dict) else given
+    return fault
 
 
 def _essence(fault: ErrorDetails) -> tuple[Any, ...]:
@@ -109,7 +129,7 @@ def _explain(fault: ErrorDetails, layer: Layer) -> str:
         what = f"the section [{_dotted(key)}]" if fields_at([str(part) for part in key]) else _dotted(key)
         return f"{layer.where(key)}: {what} is missing"
     elif kind == "extra_forbidden":
-        return f"{layer.where(key)}: unknown key {_dotted(key)}{_nearest_key(key)}"
+        return f"{layer.where(key)}: unknown key {_dotted(key)}{_nearest_key(key, fault)}"
     elif kind == "value_error":
         named = f"{_dotted(key)}: " if key else ""  # a rule between sections belongs to none of them
         return f"{layer.where(key)}: {named}{fault['ctx']['error']}"
@@ -136,6 +156,8 @@ def _rule(fault: ErrorDetails) -> str:
             return f"must be less than {limits['lt']:g}"
         case "literal_error":
             return "must be " + limits["expected"].replace("'", "")
+        case "union_tag_invalid":
+            return "must be " + _or(list(FAMILIES))
         case "too_short":
             return f"must have at least {_entries(limits['min_length'])}"
         case "too_long":
@@ -148,15 +170,22 @@ def _rule(fault: ErrorDetails) -> str:
     return fault["msg"].replace("Input should be", "must be")
 
 
+def _or(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]])
+
+
 def _entries(count: int) -> str:
     return f"{count} entry" if count == 1 else f"{count} entries"
 
 
-def _nearest_key(key: Key) -> str:
+def _nearest_key(key: Key, fault: ErrorDetails) -> str:
     """`; did you mean training.steps?`: a like name in the same section, else the same or a like name in another."""
     *section, last = (str(part) for part in key if not isinstance(part, int))
-    if near := difflib.get_close_matches(last, fields_at(section), n=1):
+    family = fault.get("ctx", {}).get("family")
+    if near := difflib.get_close_matches(last, fields_at(section, family), n=1):
         return f"; did you mean {'.'.join([*section, near[0]])}?"
+    if owners := [name for name, kind in FAMILIES.items() if section == ["model"] and last in kind.model_fields]:
+        return f" of the {family} family; it is one of {' and '.join(owners)}"
     every: dict[str, str] = {}  # where each name first occurs
     for name in Recipe.model_fields:
         every.setdefault(name, name)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from regard.recipes.faults import Layer, Table, check, complaint, fields_at
-from regard.recipes.schema import PRESETS, Recipe
+from regard.recipes.schema import FAMILIES, Recipe
 from regard.recipes.write import toml_value
 
 # Ways to name the training data that exclude each other: a layer that takes one lets go of the inherited others.
-KINDS_OF_DATA = ({"corpus"}, {"pairs"}, {"source", "target"}, {"mix"})
-NAMES_OF_FILES = {"source", "target", "pairs", "mix", "valid", "test"}
+KINDS_OF_DATA = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
+NAMES_OF_FILES = {"source", "target", "pairs", "text", "mix", "valid", "test"}
 LIST_THEM = "regard recipes lists them"
 
 
@@ -34,8 +34,9 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     A file may build on a built-in recipe or on another file with `extends = "en-es"` at its top. Three rules say what
     "later wins" means where settings belong together:
 
-    - naming training data one way (corpus; pairs; source and target; mix) drops an inherited other way;
-    - giving `model.size` drops inherited widths, layers and dropout: they belonged to the other size;
+    - naming training data one way (corpus; pairs; text; source and target; mix) drops an inherited other way;
+    - giving `model.size` drops inherited widths, layers and dropout: they belonged to the other size; giving another
+      `model.family` drops the whole inherited section;
     - file names are looked up in `data.folder`. In a file, a relative folder is relative to that file, and if none is
       given, the folder of the file that names the data is taken, so that a recipe beside its data works from anywhere.
       In `--set`, a relative folder is relative to the current directory.
@@ -209,9 +210,13 @@ def _let_go(merged: Table, newer: Table) -> None:
     for kind in KINDS_OF_DATA:
         for key in kind if taken and kind not in taken else ():
             _section(merged, "data").pop(key, None)
-    if "size" in _section(newer, "model"):
-        for key in set().union(*PRESETS.values()):
-            _section(merged, "model").pop(key, None)
+    model, inherited = _section(newer, "model"), _section(merged, "model")
+    if "family" in model and model["family"] != inherited.get("family", "transformer"):
+        inherited.clear()
+    if "size" in model:
+        presets = [preset for family in FAMILIES.values() for preset in family.PRESETS.values()]
+        for key in set().union(*presets):
+            inherited.pop(key, None)
 
 
 def _update(merged: Table, newer: Table) -> None:

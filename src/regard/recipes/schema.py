@@ -5,17 +5,9 @@ Every field's description is the comment that `regard recipes NAME` prints besid
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # width, heads, layers, inner; base and big are those of "Attention Is All You Need", table 3
-    "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, inner=512, dropout=0.1),
-    "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, inner=1024, dropout=0.1),
-    "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, inner=2048, dropout=0.1),
-    "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, inner=4096, dropout=0.3),
-}
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 
 class Settings(BaseModel):
@@ -25,10 +17,11 @@ class Settings(BaseModel):
 class Corpus(Settings):
     """One body of sentence pairs: a built-in one, two line-aligned files, or one file of pairs."""
 
-    corpus: str | None = Field(None, description="a built-in corpus: en-es, copy, reverse, sort")
+    corpus: str | None = Field(None, description="a built-in corpus: en-es, stories, moods, copy, reverse, sort")
     source: str | None = Field(None, description="source sentences, one a line (plain, .gz or .xz)")
     target: str | None = Field(None, description="target sentences, line by line beside the source")
     pairs: str | None = Field(None, description="instead of two files: .tsv (source, tab, target) or .jsonl")
+    text: str | None = Field(None, description="instead of pairs: a file of plain text, for gpt and bert")
     count: int | None = Field(None, ge=1, description="how many pairs to use; all, or the corpus's own, if not set")
     weight: float = Field(1.0, gt=0, description="how often an epoch visits each pair (0.5: a random half)")
     source_tag: str | None = Field(None, description="a tag put in front of every source, such as <2de>")
@@ -36,27 +29,42 @@ class Corpus(Settings):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Corpus:
-        kinds = [self.corpus, self.pairs, self.source or self.target]
+        kinds = [self.corpus, self.pairs, self.text, self.source or self.target]
         if sum(kind is not None for kind in kinds) > 1:
-            raise ValueError("give one of corpus, pairs, or source with target")
+            raise ValueError("give one of corpus, pairs, text, or source with target")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
         return self
 
     @property
     def given(self) -> bool:
-        return any(part is not None for part in (self.corpus, self.pairs, self.source))
+        return any(part is not None for part in (self.corpus, self.pairs, self.text, self.source))
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is plain text: documents, not pairs."""
+        return self.text is not None or self.corpus in PLAIN_CORPORA
 
 
+PLAIN_CORPORA = ("stories",)  # built-in ones
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
 class Data(Corpus):
-    """Where the sentence pairs come from."""
+    """Where the sentence pairs, or the texts, come from."""
 
     mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables with weights")
-    valid: Files | None = Field(None, description="held-out pairs watched in training: [source, target] or [pairs]")
-    test: Files | None = Field(None, description="held-out pairs for regard evaluate: [source, target] or [pairs]")
+    valid: Files | None = Field(
+        None, description="held out and watched in training: [source, target], [pairs] or [text]"
+    )
+    test: Files | None = Field(None, description="held out for regard evaluate: [source, target], [pairs] or [text]")
+    documents: Literal["line", "paragraph", "stream"] = Field(
+        "paragraph", description="plain text: a document a line, between blank lines, or one stream cut into windows"
+    )
+    held_out: float = Field(
+        0.0, ge=0, lt=1, description="plain text without valid or test: the share at its end that is held out"
+    )
+    header: bool = Field(False, description="the first line of .tsv files names the columns")
     folder: str | None = Field(None, description="where relative file names are looked up; --data sets it")
     lowercase: bool = Field(False, description="lower-case both sides (scores then compare with lower-cased ones only)")
     max_length: int = Field(256, ge=2, description="drop pairs longer than this (or than max_positions) on either side")
@@ -64,10 +72,17 @@ class Data(Corpus):
     @model_validator(mode="after")
     def _some_data(self) -> Data:
         if self.given == bool(self.mix):
-            raise ValueError("give training data either directly (corpus, source and target, or pairs) or in mix")
+            raise ValueError("give training data either directly (corpus, source and target, pairs, or text) or in mix")
         if not all(corpus.given for corpus in self.mix):
-            raise ValueError("every entry of mix needs a corpus, pairs, or source with target")
+            raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
+        if len({corpus.plain for corpus in self.mix}) > 1:
+            raise ValueError("mix has pairs and plain text: it must be one or the other")
         return self
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the recipe trains on plain text, not on pairs."""
+        return self.mix[0].plain if self.mix else self.plain
 
 
 class Text(Settings):
@@ -76,11 +91,48 @@ class Text(Settings):
     unit: Literal["bpe", "char", "word"] = Field("bpe", description="byte-level BPE (lossless), characters, or words")
     vocabulary: int = Field(8000, ge=260, description="most tokens in a vocabulary, special ones included")
     shared: bool = Field(True, description="one vocabulary for both sides")
+    target_unit: Literal["bpe", "char", "word"] | None = Field(
+        None, description="another unit for the target, where the vocabulary is not shared"
+    )
     sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn by seed")
 
 
-class TransformerSettings(Settings):
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated"]
+
+
+class SizedSettings(Settings):
+    """A model's settings: fields that are not given come from the preset that `size` names."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]]
+    USUAL: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        size = given.get("size", cls.USUAL)
+        return {**(cls.PRESETS.get(size, {}) if isinstance(size, str) else {}), **given}
+
+    @model_validator(mode="after")
+    def _heads_share(self) -> SizedSettings:
+        width, heads = getattr(self, "width", 1), getattr(self, "heads", 1)
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        return self
+
+
+class TransformerSettings(SizedSettings):
     """The encoder-decoder of "Attention Is All You Need"."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        # base and big are those of "Attention Is All You Need", table 3
+        "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, inner=512, dropout=0.1),
+        "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, inner=1024, dropout=0.1),
+        "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, inner=2048, dropout=0.1),
+        "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, inner=4096, dropout=0.3),
+    }
+    USUAL: ClassVar[str] = "small"
 
     family: Literal["transformer"] = Field("transformer", description="the kind of model")
     size: Literal["tiny", "small", "base", "big"] = Field("small", description="a preset for the fields below")
@@ -90,33 +142,148 @@ class TransformerSettings(Settings):
     decoder_layers: int = Field(..., ge=1, description="blocks that write the target")
     inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Literal["relu", "gelu", "gated"] = Field("relu", description="inside the feed-forward layers")
+    activation: Activation = Field("relu", description="inside the feed-forward layers")
+    squeeze: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
     norm: Literal["layer", "rms", "batch"] = Field("layer", description="which normalisation")
     norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
-    positions: Literal["sinusoidal", "learned", "index", "fraction"] = Field(
-        "sinusoidal", description="how a token knows where it stands"
+    positions: Literal["sinusoidal", "halves", "learned", "index", "fraction"] = Field(
+        "sinusoidal", description="how a token knows where it stands (halves: sines first, then cosines)"
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
     tied: bool = Field(True, description="output projection = target embedding (= source embedding if shared)")
+    scaled: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
+    output_bias: bool = Field(False, description="a bias on the logits")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, given: Any) -> Any:
-        """Fields that are not given come from the preset that `size` names."""
-        if not isinstance(given, dict):
-            return given
-        size = given.get("size", "small")
-        return {**(PRESETS.get(size, {}) if isinstance(size, str) else {}), **given}
+
+class RecurrentSettings(SizedSettings):
+    """A recurrent encoder-decoder, with attention or with everything squeezed through one vector."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": dict(width=128, encoder_width=128, embedding=128, encoder_layers=1, decoder_layers=1, dropout=0.1),
+        "small": dict(width=256, encoder_width=256, embedding=256, encoder_layers=2, decoder_layers=2, dropout=0.2),
+        "base": dict(width=512, encoder_width=512, embedding=512, encoder_layers=2, decoder_layers=2, dropout=0.3),
+    }
+    USUAL: ClassVar[str] = "small"
+
+    family: Literal["recurrent"] = Field("recurrent", description="the kind of model")
+    size: Literal["tiny", "small", "base"] = Field("small", description="a preset for the fields below")
+    cell: Literal["lstm", "gru"] = Field("lstm", description="the recurrent cell")
+    width: int = Field(..., ge=2, description="features of the decoder's state")
+    encoder_width: int = Field(..., ge=2, description="features of the encoder's state, both directions together")
+    embedding: int = Field(..., ge=2, description="features of a token")
+    encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
+    decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
+    bidirectional: bool = Field(True, description="read the source from both ends")
+    attention: Literal["none", "dot", "bilinear", "additive", "heads"] = Field(
+        "additive", description="how the decoder looks back at the source: not at all, by a score, or by several heads"
+    )
+    heads: int = Field(4, ge=1, description='heads of attention = "heads"; they share the width')
+    feed: Literal["start", "every"] = Field(
+        "start", description='without attention: the source vector starts the decoder, or is fed to it at "every" step'
+    )
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
+    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
+    tied: bool = Field(True, description="output projection = target embedding (= source embedding if shared)")
 
     @model_validator(mode="after")
-    def _heads_share(self) -> TransformerSettings:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+    def _directions_share(self) -> RecurrentSettings:
+        if self.bidirectional and self.encoder_width % 2:
+            raise ValueError(f"encoder_width {self.encoder_width} is odd: two directions share it")
+        if self.attention == "dot" and self.width != self.encoder_width:
+            raise ValueError("dot attention needs width = encoder_width (bilinear, additive and heads do not)")
         return self
 
 
-ModelSettings = TransformerSettings
+class GPTSettings(SizedSettings):
+    """A decoder alone, that continues text (or, given pairs, writes the target after the source)."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        # gpt2 and its larger sisters as in "Language Models are Unsupervised Multitask Learners", table 2
+        "nano": dict(width=128, heads=4, layers=4, inner=512, max_positions=64, dropout=0.0),
+        "mini": dict(width=384, heads=6, layers=6, inner=1536, max_positions=256, dropout=0.2),
+        "gpt2": dict(width=768, heads=12, layers=12, inner=3072, max_positions=1024, dropout=0.1),
+        "gpt2-medium": dict(width=1024, heads=16, layers=24, inner=4096, max_positions=1024, dropout=0.1),
+        "gpt2-large": dict(width=1280, heads=20, layers=36, inner=5120, max_positions=1024, dropout=0.1),
+        "gpt2-xl": dict(width=1600, heads=25, layers=48, inner=6400, max_positions=1024, dropout=0.1),
+    }
+    USUAL: ClassVar[str] = "mini"
+
+    family: Literal["gpt"] = Field("gpt", description="the kind of model")
+    size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(
+        "mini", description="a preset for the fields below"
+    )
+    width: int = Field(..., ge=2, description="features of a token")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    layers: int = Field(..., ge=1, description="blocks")
+    inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
+    activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
+    norm: Literal["layer", "rms"] = Field("layer", description="which normalisation, before each sub-layer")
+    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
+        "learned", description="how a token knows where it stands; rotary and relative act inside the attention"
+    )
+    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
+    max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
+    tied: bool = Field(True, description="output projection = embedding")
+    scaled: bool = Field(False, description="multiply token vectors by sqrt(width)")
+    mask: Literal["causal", "window", "strided", "fixed", "segments"] = Field(
+        "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
+    )
+    reach: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
+    memory: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
+
+
+class BertSettings(SizedSettings):
+    """An encoder alone, that fills in masked tokens, or names the class of a text."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": dict(width=128, heads=2, layers=2, inner=512, dropout=0.1),
+        "mini": dict(width=256, heads=4, layers=4, inner=1024, dropout=0.1),
+        "small": dict(width=512, heads=8, layers=4, inner=2048, dropout=0.1),
+        "base": dict(width=768, heads=12, layers=12, inner=3072, dropout=0.1),
+        "large": dict(width=1024, heads=16, layers=24, inner=4096, dropout=0.1),
+    }
+    USUAL: ClassVar[str] = "mini"
+
+    family: Literal["bert"] = Field("bert", description="the kind of model")
+    size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")
+    task: Literal["fill", "classify"] = Field("fill", description="fill in masked tokens, or name the class of a text")
+    width: int = Field(..., ge=2, description="features of a token")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    layers: int = Field(..., ge=1, description="blocks")
+    inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
+    activation: Activation = Field("gelu", description="inside the feed-forward layers")
+    norm: Literal["layer", "rms"] = Field("layer", description="which normalisation")
+    norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
+    norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
+    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
+        "learned", description="how a token knows where it stands; rotary and relative act inside the attention"
+    )
+    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
+    max_positions: int = Field(512, ge=2, description="longest text in tokens")
+    masked: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
+
+
+def _family(given: Any) -> str:
+    """Which settings a [model] section is checked against; the Transformer's where it does not say."""
+    return str(given.get("family", "transformer") if isinstance(given, dict) else getattr(given, "family", ""))
+
+
+FAMILIES: dict[str, type[SizedSettings]] = {
+    "transformer": TransformerSettings,
+    "recurrent": RecurrentSettings,
+    "gpt": GPTSettings,
+    "bert": BertSettings,
+}
+ModelSettings = Annotated[
+    Annotated[TransformerSettings, Tag("transformer")]
+    | Annotated[RecurrentSettings, Tag("recurrent")]
+    | Annotated[GPTSettings, Tag("gpt")]
+    | Annotated[BertSettings, Tag("bert")],
+    Discriminator(_family),
+]
 
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -145,7 +312,7 @@ class Training(Settings):
     average: int = Field(5, ge=0, description="at the end also try the mean of this many last snapshots; 0: no")
     validate_every: int = Field(500, ge=1, description="steps between looks at the held-out pairs")
     validate_lines: int = Field(200, ge=0, description="held-out sentences translated for BLEU at each look; 0: none")
-    best: Literal["bleu", "loss"] = Field("loss", description="what picks the weights that are kept")
+    best: Literal["bleu", "exact", "loss"] = Field("loss", description="what picks the weights that are kept")
     patience: int = Field(0, ge=0, description="stop after this many looks without a better one; 0: never")
     save_every: int = Field(500, ge=1, description="steps between snapshots and resume states")
     seed: int = Field(1, ge=0, description="of weights, order and dropout")
@@ -153,8 +320,8 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _something_to_judge_by(self) -> Training:
-        if self.best == "bleu" and not self.validate_lines:
-            raise ValueError('best = "bleu" needs validate_lines of at least 1')
+        if self.best != "loss" and not self.validate_lines:
+            raise ValueError(f'best = "{self.best}" needs validate_lines of at least 1')
         return self
 
 
@@ -169,6 +336,7 @@ class Decoding(Settings):
     max_extra: int = Field(20, ge=0, description="... plus this many")
     min_length: int = Field(0, ge=0, description="fewest tokens before the end mark")
     no_repeat: int = Field(0, ge=0, description="never repeat an n-gram of this length; 0: may")
+    repetition_penalty: float = Field(1.0, ge=1, description="above 1: what was said already is less likely again")
     temperature: float = Field(1.0, gt=0, description="sampling: below 1 is more careful")
     top_k: int = Field(0, ge=0, description="sampling: only the k likeliest tokens; 0: all")
     top_p: float = Field(1.0, gt=0, le=1, description="sampling: only the likeliest tokens that reach this probability")
@@ -184,3 +352,17 @@ class Recipe(Settings):
     model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
     training: Training = Field(default_factory=lambda: Training())
     decoding: Decoding = Field(default_factory=lambda: Decoding())
+
+    @model_validator(mode="after")
+    def _data_suit_the_model(self) -> Recipe:
+        model = self.model
+        if isinstance(model, BertSettings):
+            if (model.task == "fill") != self.data.is_text:
+                raise ValueError('task = "fill" needs plain text (data.text); "classify" needs pairs of text and class')
+            if model.task == "classify" and self.text.shared:
+                raise ValueError('task = "classify" needs text.shared = false: classes have a vocabulary of their own')
+        elif self.data.is_text and not isinstance(model, GPTSettings):
+            raise ValueError(f'the {model.family} family translates and needs pairs; plain text is for gpt and bert')
+        if self.data.is_text and not self.text.shared:
+            raise ValueError("plain text has one side: text.shared must be true")
+        return self

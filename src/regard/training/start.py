@@ -65,7 +65,7 @@ def train(
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
-        weights.into_model(model, weights.load(origin.best)[0], origin.best)
+        model.begin_with(weights.load(origin.best)[0], origin.best)
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
     validator = Validator(recipe, run.tokenizers, watched, where)

@@ -1,0 +1,34 @@
+"""Gates: numbers between 0 and 1 that say how much of something passes. Attention shares one among places; these do not.
+
+LSTM and GRU cells have theirs in `regard.models.recurrent`; a gated feed-forward layer in `regard.blocks`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.rows import Rows
+
+
+class SqueezeExcite(nn.Module):
+    """A gate over channels (Hu, Shen and Sun 2018): x * sigmoid(W_2 relu(W_1 mean(x))), the mean over a sentence.
+
+    It sees the whole sentence, so it is for what reads and not for what writes.
+    """
+
+    def __init__(self, width: int, squeezed: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Linear(width, squeezed)
+        self.excite = nn.Linear(squeezed, width)
+        nn.init.zeros_(self.excite.weight)  # every gate starts half open, and stands still for a moment
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        """x [T, D] of sentences as `rows` says -> [T, D]; fill comes out as zeros."""
+        real = x.where(rows.real[:, None], 0.0)
+        sums = x.new_zeros(len(rows) + 1, x.shape[1]).index_add(0, rows.sentence, real)
+        mean = sums / F.pad(rows.length, (0, 1), value=1).clamp(min=1)[:, None]
+        gate = taps.tap(self, "gate", torch.sigmoid(self.excite(F.relu(self.squeeze(mean[: len(rows)])))))
+        return real * F.pad(gate, (0, 0, 0, 1))[rows.sentence]
