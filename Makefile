@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   := runs/en-es
 SENTENCE := this cat is very large
+RUNGS  := lstm gru dot additive transformer
 
-.PHONY: help demo test test-slow lint wheel clean
+.PHONY: help demo ladder test test-slow lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +27,10 @@ demo: $(READY) ## train English to Spanish, score it, translate a sentence, draw
 	@$(BIN)/regard translate $(DEMO) '$(SENTENCE)'
 	@echo; $(BIN)/regard draw $(DEMO) '$(SENTENCE)'
 	@$(BIN)/regard draw $(DEMO) '$(SENTENCE)' --out $(DEMO)/attention.svg
+
+ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es (under 15 minutes), and compare them
+	@for rung in $(RUNGS); do $(BIN)/regard train ladder-$$rung --out runs/ladder-$$rung || exit; done
+	@echo; $(BIN)/regard compare $(RUNGS:%=runs/ladder-%) --buckets 4,6,8,10,12,14 --out runs/ladder.svg
 
 test: $(READY) lint ## the everyday tests
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

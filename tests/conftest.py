@@ -35,6 +35,7 @@ class Table:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.columns: list[str] = []
+        self.no_question: dict[tuple[str, str], str] = {}  # cells that nothing is asked for, and why
         self.outcomes: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.notes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
 
@@ -42,7 +43,8 @@ class Table:
         properties = dict(report.user_properties)
         if "cell" not in properties:
             return
-        self.rows, self.columns = properties["table"]
+        self.rows, self.columns, no_question = properties["table"]
+        self.no_question = {(row, column): why for row, column, why in no_question}
         cell = tuple(properties["cell"])
         if report.when == "call" or report.failed:
             self.outcomes[cell].append(report.outcome)
@@ -52,9 +54,12 @@ class Table:
     def empty(self) -> list[tuple[str, str]]:
         """Cells that nothing but skipped tests came for."""
         filled = {cell for cell, outcomes in self.outcomes.items() if set(outcomes) - {"skipped"}}
+        filled |= self.no_question.keys()
         return [(row, column) for row in self.rows for column in self.columns if (row, column) not in filled]
 
     def cell(self, row: str, column: str) -> str:
+        if (row, column) in self.no_question:
+            return self.no_question[row, column]
         outcomes = self.outcomes[row, column]
         ran = [outcome for outcome in outcomes if outcome != "skipped"]
         failed = ran.count("failed")
@@ -94,5 +99,6 @@ def _whole_table(session: pytest.Session | None) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "invariant(name): fills this row of the table of invariants")
+    config.addinivalue_line("markers", "writes: asked only of families that write text")
     if not hasattr(config, "workerinput") and os.environ.get("PYTEST_XDIST_WORKER") is None:
         config.pluginmanager.register(Table(), "regard-invariants")

@@ -89,11 +89,22 @@ def test_learned_places_are_rows_of_a_trained_table() -> None:
 
 
 def test_positions_by_name() -> None:
-    kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in ("sinusoidal", "learned", "index", "fraction")}
-    assert kinds == {"sinusoidal": "Sinusoidal", "learned": "Learned", "index": "Index", "fraction": "Fraction"}
-    assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
     offered = TransformerSettings.model_json_schema()["properties"]["positions"]["enum"]
-    assert set(offered) == set(kinds)  # what a recipe may name can be made
+    kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in offered}  # what a recipe may name can be made
+    assert kinds == {
+        "sinusoidal": "Sinusoidal",
+        "halves": "Halves",
+        "learned": "Learned",
+        "index": "Index",
+        "fraction": "Fraction",
+    }
+    assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
+
+
+def test_positions_inside_the_attention_add_nothing_to_the_embedding() -> None:
+    for kind in ("rotary", "relative", "none"):
+        made = positions.make(kind, 3)
+        assert vectors(made, [0, 7]).tolist() == [[0, 0, 0], [0, 0, 0]] and not list(made.parameters())
 
 
 def test_places_of_any_shape() -> None:

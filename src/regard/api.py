@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -14,7 +14,10 @@ import torch
 from regard import devices
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
+from regard.decoding.continuing import Continuation, Continuer, generation
+from regard.decoding.filling import Filled, GapFiller
 from regard.decoding.lines import Answer, LineTranslator
+from regard.errors import UserError
 from regard.inside.maps import Map
 from regard.inside.recorder import Recorder
 from regard.recipes import load as load_recipe
@@ -82,6 +85,7 @@ class Model:
 
     def translator(self, **settings: Any) -> LineTranslator:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
+        self._made_for("translate")
         chosen = type(self.run.recipe.decoding).model_validate({**self.run.recipe.decoding.model_dump(), **settings})
         return LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
 
@@ -99,6 +103,68 @@ class Model:
         answers = self.translator(**settings)(lines, nbest=nbest)
         found = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
         return found[0] if isinstance(text, str) else found
+
+    def generator(self, *, seed: int = 0, **settings: Any) -> Continuer:
+        """Continues texts, sampling as its recipe says (or usually), with some settings changed: `temperature=0.5`."""
+        self._made_for("generate")
+        chosen = generation(self.run.recipe.decoding, **settings)
+        return replace(Continuer.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen), seed=seed)
+
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        *,
+        samples: int = 1,
+        tokens: int = 100,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        **settings: Any,
+    ) -> Continuation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        *,
+        samples: int = 1,
+        tokens: int = 100,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        **settings: Any,
+    ) -> list[Continuation]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        samples: int = 1,
+        tokens: int = 100,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        **settings: Any,
+    ) -> Continuation | list[Continuation]:
+        """Continue a text, or several at once: `model.generate("Once upon a time", samples=3).texts`."""
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        found = self.generator(seed=seed, **settings)(prompts, samples=samples, tokens=tokens, stop=stops)
+        return found[0] if isinstance(prompt, str) else found
+
+    def _made_for(self, verb: str) -> None:
+        """A model does what it was trained to do; another verb is a mistake that names the right one."""
+        text, bert = self.run.recipe.data.is_text, self.run.recipe.model.family == "bert"
+        right = ("fill" if bert else "generate") if text else "translate"
+        if verb != right:
+            what = "plain text" if text else "pairs"
+            raise UserError(f"{self.run.path} was trained on {what}: use `regard {right}`, not `regard {verb}`")
+
+    def filler(self) -> GapFiller:
+        """Fills in the gaps of many texts: `model.filler()(texts, top=3)`."""
+        return GapFiller.for_recipe(self.module, self.run.tokenizers[0], self.run.recipe)
+
+    def fill(self, text: str, *, top: int = 5) -> Filled:
+        """Guess what stands at each [MASK] of a text: `model.fill("the [MASK] sat").guesses[0]`."""
+        return self.filler()([text], top=top)[0]
 
     def forced(self, source: str, target: str) -> Translation:
         """A given translation as if the model had made it, so that its score and attention can be seen."""
@@ -137,6 +203,8 @@ class Model:
         with torch.inference_mode(), Recorder(self.module) as seen:
             self.module(batch)
             layers = [a.sentence(0) for name, a in seen.attention.items() if name.endswith("cross")]
+        if not layers:
+            raise UserError("this model does not look at its source by attention: there is nothing to show")
         weights = torch.stack(layers).float().cpu().numpy()
         return CrossAttention(weights, translation.source_tokens, translation.tokens)
 

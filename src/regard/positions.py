@@ -85,8 +85,20 @@ class Fraction(Index):
         return position / (length - 1).clamp(min=1)
 
 
+class Nothing(Positions):
+    """No vector: the place counts inside the attention (rotary, relative), or not at all."""
+
+    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        return torch.zeros((), device=position.device).expand(*position.shape, self.width)
+
+
+INSIDE = ("rotary", "relative")  # kinds that are a score of the attention: see `regard.attention.scores.placed`
+
+
 def make(kind: str, width: int, *, base: float = 10000.0, longest: int = 1024) -> Positions:
-    """Positions by name: sinusoidal, halves, learned, index or fraction."""
+    """Positions by name: sinusoidal, halves, learned, index, fraction; rotary, relative and none add nothing."""
+    if kind in (*INSIDE, "none"):
+        return Nothing(width)
     if kind in ("sinusoidal", "halves"):
         return {"sinusoidal": Sinusoidal, "halves": Halves}[kind](width, base)
     if kind == "learned":

@@ -101,7 +101,7 @@ class Run:
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Source and target; one and the same object when the vocabulary is shared."""
+        """Source and target; one and the same object when the vocabulary is shared (and cut alike on both sides)."""
         from regard.text import Tokenizer
 
         found = []
@@ -112,7 +112,7 @@ class Run:
                 raise UserError(f"{file} could not be read: {reason(error)}") from error
             except (UserError, ValueError) as error:
                 raise UserError(f"{file} is damaged: {error}") from error
-        return found[0], found[-1]
+        return found[0], found[0].target_side() if len(found) == 1 else found[1]
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

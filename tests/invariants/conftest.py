@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from families import FAMILIES, INVARIANTS, Case, make
+from families import FAMILIES, INVARIANTS, NOT_ASKED, Case, make
 from sittings import tiny
 
 from regard.recipes.schema import Recipe
@@ -14,7 +14,10 @@ from regard.recipes.schema import Recipe
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
-        metafunc.parametrize("family", list(FAMILIES))
+        asks = next((mark.args[0] for mark in metafunc.definition.iter_markers("invariant")), None)
+        asked = [family for family in FAMILIES if (asks, family) not in NOT_ASKED]
+        silent = next(metafunc.definition.iter_markers("writes"), None) is not None
+        metafunc.parametrize("family", [family for family in asked if not (silent and "fill" in family)])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name not in INVARIANTS:
             raise pytest.UsageError(f"{item.nodeid}: {name!r} is no row of the table; add it to INVARIANTS")
         item.user_properties.append(("cell", [name, item.callspec.params["family"]]))  # type: ignore[attr-defined]
-        item.user_properties.append(("table", [list(INVARIANTS), list(FAMILIES)]))
+        no_question = [[*cell, why] for cell, why in NOT_ASKED.items()]
+        item.user_properties.append(("table", [list(INVARIANTS), list(FAMILIES), no_question]))
 
 
 @pytest.fixture

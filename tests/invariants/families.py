@@ -1,7 +1,8 @@
 """The families that the invariants are asked of, and the tiny random models and sentences they are asked about.
 
 A new family is one entry in FAMILIES: a function from a seed to the [model] section of a tiny recipe. What can differ
-in kind goes round with the seed, so that a handful of seeds sees all of it; sizes are drawn.
+in kind goes round with the seed, so that a handful of seeds sees all of it; sizes are drawn. NOT_ASKED says which
+invariants are no question to a family, and why.
 """
 
 from __future__ import annotations
@@ -58,7 +59,86 @@ def transformer(seed: int) -> dict[str, Any]:
     }
 
 
-FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {"transformer": transformer}
+def recurrent(seed: int) -> dict[str, Any]:
+    random = Random(f"recurrent {seed}")
+    attention = ["none", "dot", "additive", "heads", "none", "bilinear"][seed % 6]
+    width = 2 * random.randint(2, 4) if attention != "heads" else 8
+    return {
+        "family": "recurrent",
+        "cell": ["lstm", "gru"][(seed // 2 + seed) % 2],
+        "width": width,
+        "encoder_width": width if attention == "dot" else 2 * random.randint(2, 5),
+        "embedding": random.randint(4, 9),
+        "encoder_layers": 1 + seed % 2,
+        "decoder_layers": 1 + (seed // 2) % 2,
+        "bidirectional": seed % 4 != 3,
+        "attention": attention,
+        "heads": 2,
+        "feed": "start" if seed % 6 == 0 else "every",
+        "dropout": 0.0,
+        "tied": seed % 3 != 1,
+        "max_positions": 64,
+    }
+
+
+def gpt(seed: int) -> dict[str, Any]:
+    random = Random(f"gpt {seed}")
+    heads = random.choice([1, 2])
+    return {
+        "family": "gpt",
+        "width": heads * 8,
+        "heads": heads,
+        "layers": random.randint(1, 2),
+        "inner": random.randint(8, 32),
+        "dropout": 0.0,
+        "norm": ["layer", "rms"][seed % 2],
+        "activation": ["gelu-tanh", "gated", "silu"][seed % 3],
+        "positions": ["learned", "rotary", "relative", "sinusoidal", "relative", "rotary"][seed % 6],
+        "mask": ["causal", "window", "causal", "strided", "segments", "fixed"][seed % 6],
+        "reach": random.randint(2, 5),
+        "memory": random.randint(0, 4),
+        "tied": seed % 4 < 2,
+        "scaled": seed % 2 == 1,
+        "max_positions": 64,
+    }
+
+
+def bert(seed: int) -> dict[str, Any]:
+    random = Random(f"bert {seed}")
+    heads = random.choice([1, 2])
+    return {
+        "family": "bert",
+        "task": "classify",
+        "width": heads * 8,
+        "heads": heads,
+        "layers": random.randint(1, 2),
+        "inner": random.randint(8, 32),
+        "dropout": 0.0,
+        "norm": ["layer", "rms"][seed % 2],
+        "norm_first": seed % 3 == 1,
+        "positions": ["learned", "rotary", "relative", "sinusoidal"][seed % 4],
+        "max_positions": 64,
+    }
+
+
+def filler(seed: int) -> dict[str, Any]:
+    return {**bert(seed), "task": "fill"}
+
+
+FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "transformer": transformer,
+    "recurrent": recurrent,
+    "gpt": gpt,
+    "bert": bert,
+    "bert (fill)": filler,
+}
+_SILENT = "writes nothing"
+NOT_ASKED: dict[tuple[str, str], str] = {
+    ("cached = uncached", "bert (fill)"): _SILENT,
+    ("beam of one = greedy", "bert (fill)"): _SILENT,
+    ("widest beam = exhaustive search", "bert (fill)"): _SILENT,
+    ("n lines in = n lines out", "bert (fill)"): _SILENT,
+}
 
 
 @dataclass(frozen=True)
@@ -69,12 +149,16 @@ class Case:
     sources: list[list[int]]
     targets: list[list[int]]
     vocabulary: int  # of the target
+    fills: bool = False  # reads the source with gaps, and guesses what was there
 
     def batch(self, spare: int = 0, only: list[int] | None = None) -> PairBatch:
         """All pairs in this order (or only some, in theirs), with `spare` places of fill in either row."""
         chosen = range(len(self.sources)) if only is None else only
         sources, targets = [self.sources[i] for i in chosen], [self.targets[i] for i in chosen]
         sizes = [sum(map(len, side)) + spare for side in (sources, targets)]
+        if self.fills:
+            row = TokenRow.of(sources, sizes[0])
+            return PairBatch(row, row, (row.ids + 1) % self.vocabulary, row.rows.real & (row.ids % 2 == 0))
         return PairBatch.of(sources, targets, begin=BEGIN, source_size=sizes[0], target_size=sizes[1])
 
     def source(self, only: list[int] | None = None) -> TokenRow:
@@ -87,7 +171,14 @@ class Case:
 
 def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
     model = {**FAMILIES[family](seed), **changes}
-    return Recipe.model_validate({"data": {"corpus": "copy"}, "model": model}).model
+    return Recipe.model_validate({**data_for(model), "model": model}).model
+
+
+def data_for(model: dict[str, Any]) -> dict[str, Any]:
+    """The [data] and [text] sections that suit a model."""
+    if model.get("task") == "fill":
+        return {"data": {"corpus": "stories"}}
+    return {"data": {"corpus": "copy"}, "text": {"shared": model["family"] != "bert"}}
 
 
 def make(
@@ -101,7 +192,8 @@ def make(
 ) -> Case:
     """A random model in evaluation mode; a `vocabulary` that is given serves both sides."""
     random = Random(f"{family} {seed} sentences")
-    shared = vocabulary is not None or seed % 3 != 1
+    fills = FAMILIES[family](seed).get("task") == "fill"
+    shared = vocabulary is not None or fills or seed % 3 != 1
     source_size = vocabulary or random.randint(12, 24)
     target_size = source_size if shared else random.randint(12, 24)
     torch.manual_seed(seed)
@@ -114,7 +206,7 @@ def make(
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), END] for n in lengths]
 
-    made = Case(model, sentences(source_size), sentences(target_size), target_size)
+    made = Case(model, sentences(source_size), sentences(target_size), target_size, fills)
     if any("running" in name for name, _ in model.named_buffers()):  # statistics that fit the model
         with torch.no_grad():
             for _ in range(20):

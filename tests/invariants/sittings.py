@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -18,14 +19,11 @@ STEPS = 12
 
 def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
     """A run of a few quick steps with everything in it that a run has to remember; held-out pairs go to `folder`."""
-    files = [folder / "held-out.source", folder / "held-out.target"]
-    for file in files:
-        file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))
+    model = {**FAMILIES[family](seed), "dropout": 0.2}
     return Recipe.model_validate(
         {
-            "data": {"corpus": "copy", "count": 40, "max_length": 64, "valid": [str(file) for file in files]},
-            "text": {"unit": "word", "vocabulary": 260},
-            "model": {**FAMILIES[family](seed), "dropout": 0.2},
+            **_data(model, seed, folder),
+            "model": model,
             "training": {
                 "steps": STEPS,
                 "batch_tokens": 64,
@@ -41,6 +39,24 @@ def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
             },
         }
     )
+
+
+def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
+    """Pairs to copy; plain text for those that read it (GPT every other time), as documents or as one stream."""
+    words = {"unit": "word", "vocabulary": 260}
+    if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
+        text, held_out = folder / "text", folder / "held-out"
+        random = Random(seed)
+        for file, lines in ((text, 60), (held_out, 3)):
+            file.write_text("".join(" ".join(random.choices("abcdefgh", k=8)) + "\n" for _ in range(lines)))
+        model["max_positions"] = 12
+        documents = "stream" if seed % 4 == 1 and model["family"] == "gpt" else "line"
+        return {"data": {"text": str(text), "valid": [str(held_out)], "documents": documents}, "text": words}
+    files = [folder / "held-out.source", folder / "held-out.target"]
+    for file in files:
+        file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))
+    data = {"corpus": "copy", "count": 40, "max_length": 64, "valid": [str(file) for file in files]}
+    return {"data": data, "text": {**words, "shared": model["family"] != "bert"}}
 
 
 def remembered(run: Path) -> dict[str, Tensor]:

@@ -127,6 +127,7 @@ def test_a_beam_as_wide_as_the_space_finds_and_ranks_everything(
 
 
 @pytest.mark.invariant("batch size and order change nothing")
+@pytest.mark.writes
 @pytest.mark.parametrize("beam", [1, 4])
 @seeds
 def test_a_sentence_does_not_notice_its_batch(
@@ -157,6 +158,17 @@ def test_a_sentence_does_not_notice_its_batch(
                 scores = [h.score for h in outputs[0][n]]
                 assert [h.score for h in other[n]] == pytest.approx(scores, abs=1e-4)
     record_property("close", [sum(margin < CLOSE for margin in margins), 12])
+
+
+@pytest.mark.invariant("batch size and order change nothing")
+@seeds
+def test_what_is_made_of_a_sentence_does_not_depend_on_its_batch(case: Any, seed: int) -> None:
+    made: Case = case(seed, pairs=12, longest=12)
+    together = logits_of(made, made.batch())
+    order = Random(seed).sample(range(12), 12)
+    for chosen in (order[:5], order[5:]):
+        for n, logits in zip(chosen, logits_of(made, made.batch(only=chosen)), strict=True):
+            torch.testing.assert_close(logits, together[n], atol=1e-5, rtol=1e-5)
 
 
 # -- lines of text -----------------------------------------------------------------------------------------------------
@@ -205,6 +217,7 @@ def test_as_many_lines_come_out_as_went_in(case: Any, seed: int, tokenizer: Toke
 
 
 @pytest.mark.invariant("batch size and order change nothing")
+@pytest.mark.writes
 @pytest.mark.parametrize("method", ["beam", "sample"])
 @seeds
 def test_a_line_does_not_notice_the_lines_around_it(case: Any, seed: int, tokenizer: Tokenizer, method: str) -> None:

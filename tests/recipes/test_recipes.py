@@ -15,6 +15,8 @@ from regard.recipes import Recipe, describe, differences, load, names, parse, to
 from regard.recipes.schema import TransformerSettings
 
 BUILT_IN = [name for name, _ in names()]
+RUNGS = ("additive", "dot", "gru", "lstm", "transformer")
+LADDERS = sorted(f"ladder-{corpus}{rung}" for corpus in ("", "multi30k-") for rung in RUNGS)
 COPY = '[data]\ncorpus = "copy"\n'
 
 
@@ -47,6 +49,7 @@ def test_the_built_in_recipes_are_these_and_each_says_what_it_is_for():
         "copy",
         "en-es",
         "iwslt14-de-en",
+        *LADDERS,
         "multi30k-de-en",
         "multi30k-en-de",
         "reverse",

@@ -1,5 +1,7 @@
 """Tokenizers: what comes back is what went in, and nothing in a text is ever taken for a mark."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.text import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
+from regard.text.tokenizers import Foreign, SentencePieceTokenizer, WordPieceTokenizer
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
 TAGS = ("<2de>", "<2en>")
@@ -87,6 +90,9 @@ def test_too_small_a_vocabulary_is_refused():
         train(["ab"], "word", 4)
     with pytest.raises(UserError, match="syllable"):
         train(["ab"], "syllable", 400)
+    for unit in ("wordpiece", "sentencepiece"):
+        with pytest.raises(UserError, match="only imported models have"):
+            train(["ab"], unit, 400)
     with pytest.raises(UserError, match="tags"):
         train(["ab"], "bpe", 400, ["<a>", "<a>"])
 
@@ -155,6 +161,72 @@ def test_the_same_texts_give_the_same_tokenizer_in_another_process():
     program = f"from regard.text import train; print(ascii(train({TEXTS!r}, 'bpe', 300, {TAGS!r}).to_json()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ascii(BPE.to_json())
+
+
+PIECES = ["the", "cat", "un", "##cat", "##s", ",", "[", "]", "mask", "unk", "a"]
+
+
+def test_wordpieces_are_the_longest_that_spell_a_word():
+    tokenizer = WordPieceTokenizer(TAGS, PIECES, lowercase=True, strip_accents=None, chinese=True)
+    the, cat, un, inner_cat, s, comma, left, right, mask, unk, a = range(6, 17)
+    assert tokenizer.encode("The uncats,the dog") == [the, un, inner_cat, s, comma, the, UNKNOWN]
+    assert tokenizer.encode("Á cät") == [a, cat], "lower-casing strips accents, as BERT does, unless told not to"
+    assert tokenizer.encode("[MASK] [UNK]") == [left, mask, right, left, unk, right], "no text spells a mark"
+    assert tokenizer.decode([BEGIN, the, un, inner_cat, s, 4, comma, UNKNOWN, cat, END]) == "the uncats , cat"
+    assert tokenizer.pieces([BEGIN, the, un, s, 5, END]) == ["<s>", "the", " un", "s", "<2en>", "</s>"]
+    assert tokenizer.forbidden() == [FILL, BEGIN, UNKNOWN, 4, 5] and len(tokenizer) == 17
+    kept = WordPieceTokenizer(TAGS, ["The", "Á"], lowercase=False, strip_accents=None, chinese=True)
+    assert kept.encode("The the Á") == [6, UNKNOWN, 7]
+    with pytest.raises(UserError, match="udc80"):
+        tokenizer.encode("a\udc80")
+
+
+def sentencepieces(sentences):
+    """A SentencePiece model of sentences, as the file's base 64, and its pieces without the three marks."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs regard[formats]")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, vocab_size=50, hard_vocab_limit=False, minloglevel=2
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    words = [processor.id_to_piece(number) for number in range(3, len(processor))]
+    return base64.b64encode(model.getvalue()).decode(), words, processor
+
+
+def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
+    source, words, processor = sentencepieces(TEXTS[:2] * 9)
+    target, others, _ = sentencepieces(TEXTS[2:] * 9)
+    pieces = list(dict.fromkeys([*words, *others]))[::-1]  # any order: ids are the vocabulary's, not the model's
+    tokenizer = SentencePieceTokenizer(TAGS, pieces, source, target)
+    for text in [*TEXTS[:2], "  the   cat ", "the ☃", "</s> <2de>", ""]:
+        expected = [pieces.index(p) + 6 if p in pieces else UNKNOWN for p in processor.encode(text, out_type=str)]
+        assert tokenizer.encode(text) == expected
+    assert tokenizer.decode([BEGIN, *tokenizer.encode("the  cat sat"), END]) == "the cat sat"
+    assert "".join(tokenizer.pieces(tokenizer.encode("the cat sat"))) == "the cat sat"
+    assert not {4, 5, END} & set(tokenizer.encode("</s> <2de> the"))
+    other = tokenizer.target_side()
+    assert other.decode(other.encode(TEXTS[2])) == TEXTS[2] and len(other) == len(tokenizer)
+    assert tokenizer.encode(TEXTS[2]) != other.encode(TEXTS[2])
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+    assert again.target_side().encode(TEXTS[2]) == other.encode(TEXTS[2])
+
+
+def test_pieces_that_are_bytes_join_to_characters():
+    tokenizer = SentencePieceTokenizer((), ["▁a", "<0xC3>", "<0xA9>", "<0x0A>", "b▁"], model="")
+    assert tokenizer.decode([4, 5, 6, 8, 7]) == "aéb"
+    assert tokenizer.forbidden()[-1] == 7, "a line feed"
+
+
+def test_whose_ids_they_were_is_kept():
+    tokenizer = WordPieceTokenizer(("<mask>",), PIECES, lowercase=True, strip_accents=None, chinese=True)
+    tokenizer.foreign = Foreign([0, 12, 13, 14, 15, *range(1, 12)], ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"])
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.foreign == tokenizer.foreign and again.encode("the uncats") == tokenizer.encode("the uncats")
+    wrong = json.loads(tokenizer.to_json())
+    wrong["foreign"]["ids"].pop()
+    with pytest.raises(UserError, match="15 foreign ids for 16 tokens"):
+        Tokenizer.from_json(json.dumps(wrong))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

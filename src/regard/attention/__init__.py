@@ -3,8 +3,19 @@
 from regard.attention.heads import MultiHead
 from regard.attention.kernels import attend, kernel, plain_weights
 from regard.attention.layouts import Allowed, Cached, Dense, Layout, Memory, Packed
-from regard.attention.masks import Causal, Everything, Given, Mask, Places, SameSentence, Window
-from regard.attention.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.attention.masks import (
+    Causal,
+    Everything,
+    Fixed,
+    Given,
+    Mask,
+    Places,
+    SameSentence,
+    Segments,
+    Strided,
+    Window,
+)
+from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score, placed
 
 __all__ = [
     "Additive",
@@ -15,6 +26,7 @@ __all__ = [
     "Dense",
     "Dot",
     "Everything",
+    "Fixed",
     "Given",
     "Layout",
     "Mask",
@@ -22,11 +34,16 @@ __all__ = [
     "MultiHead",
     "Packed",
     "Places",
+    "Relative",
+    "Rotary",
     "SameSentence",
     "ScaledDot",
     "Score",
+    "Segments",
+    "Strided",
     "Window",
     "attend",
     "kernel",
+    "placed",
     "plain_weights",
 ]

@@ -43,8 +43,12 @@ def fused(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Sc
     dot = score.as_dot(query, key)
     if dot is None:
         raise TypeError(f"the fused kernel cannot compute {type(score).__name__}")
-    q, k, scale = dot
-    if allowed.table is None and not (allowed.causal and q.shape[-2] != k.shape[-2]):
+    return _fused(*dot, value, allowed)
+
+
+def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: Allowed) -> Tensor:
+    anything = allowed.table is None and allowed.sparse is None
+    if anything and not (allowed.causal and q.shape[-2] != k.shape[-2]):
         return F.scaled_dot_product_attention(q, k, value, is_causal=allowed.causal, scale=scale)
     table = allowed.dense(q.shape[-2], k.shape[-2], q.device)
     assert table is not None
@@ -55,13 +59,49 @@ def fused(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Sc
     return torch.where(something, out, 0.0)
 
 
-KERNELS: dict[str, Kernel] = {"plain": plain, "fused": fused}
+def blocks(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
+    """The fused kernel on a few queries at a time, with only those keys that some of them may see.
+
+    For sparse masks of long rows: work and memory follow what is allowed, not Q times K.
+    """
+    if allowed.sparse is None:
+        return fused(query, key, value, allowed, score)
+    dot = score.as_dot(query, key)  # of the whole, for a score may count places
+    if dot is None:
+        raise TypeError(f"the blocks kernel cannot compute {type(score).__name__}")
+    q, k, scale = dot
+    parts = []
+    for lot, may in allowed.sparse.lots:
+        parts.append(_fused(_pick(q, lot.queries), _pick(k, lot.keys), scale, _pick(value, lot.keys), may))
+    back = allowed.sparse.pattern.back
+    out = torch.cat(parts, dim=-2)
+    return out if back is None else out.index_select(-2, back)
+
+
+def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
+    """These places of [..., L, D]."""
+    return x[..., places, :] if isinstance(places, slice) else x.index_select(-2, places)
+
+
+LONG = 1024  # places from where on skipping pays for the cutting
+SPARSE = 0.4  # of all pairs; a causal table is one half
+
+
+def _best(allowed: Allowed, score: Score, length: int) -> str:
+    """The quickest kernel that can do it."""
+    if type(score).as_dot is Score.as_dot:
+        return "plain"  # no dot product, no fused kernel
+    sparse = allowed.sparse
+    return "blocks" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
+
+
+KERNELS: dict[str, Kernel] = {"plain": plain, "fused": fused, "blocks": blocks}
 _chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
 
 
 @contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Compute attention with this kernel ("plain", "fused", or "auto") while the context lasts."""
+    """Compute attention with this kernel ("plain", "fused", "blocks", or "auto") while the context lasts."""
     if name != "auto" and name not in KERNELS:
         raise ValueError(f"no kernel {name!r}; there are: auto, {', '.join(KERNELS)}")
     token = _chosen.set(name)
@@ -69,6 +109,11 @@ def kernel(name: str) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+def chosen() -> str:
+    """Which kernel was asked for; "auto" if none."""
+    return _chosen.get()
 
 
 @dataclass(frozen=True)
@@ -114,5 +159,5 @@ def attend(
             return layout.close(written.to(v.dtype) @ v)
     name = _chosen.get()
     if name == "auto":
-        name = "plain" if type(score).as_dot is Score.as_dot else "fused"  # no dot product, no fused kernel
+        name = _best(allowed, score, q.shape[-2])
     return layout.close(KERNELS[name](q, k, v, allowed, score))

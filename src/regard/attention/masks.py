@@ -5,6 +5,7 @@ A mask is a small object that answers for any two places; masks combine with `&`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,13 @@ class Mask:
         """Every query of [..., Q] against every key of [..., K]: booleans [..., Q, K]."""
         return self.allows(query[..., :, None], key[..., None, :])
 
+    def order(self, length: int, lot: int) -> Tensor | None:
+        """The order in which to take the queries of a sentence so that `lot` neighbours share most of their keys.
+
+        It only matters to the speed of a sparse kernel. None: the order in which they stand.
+        """
+        return None
+
     def __and__(self, other: Mask) -> Mask:
         return _Combined(self, other, torch.logical_and)
 
@@ -88,6 +96,91 @@ class Window(Mask):
 
 
 @dataclass(frozen=True)
+class Strided(Mask):
+    """The last `stride` tokens, itself among them, and every stride-th one before (Child et al. 2019).
+
+    The two heads of "Generating Long Sequences with Sparse Transformers" in one mask. It never looks ahead. Stride 3:
+
+        0 #
+        1 ##
+        2 ###
+        3 ####
+        4 .####
+        5 ..####
+        6 #..####
+        7 .#..####
+    """
+
+    stride: int
+
+    def allows(self, query: Places, key: Places) -> Tensor:
+        back = query.position - key.position
+        return (back >= 0) & ((back < self.stride) | (back % self.stride == 0))
+
+    def order(self, length: int, lot: int) -> Tensor:
+        """Tiles: the sentence written in lines of `stride` tokens, a few columns of a few lines at a time.
+
+        A tile of c columns sees all of its lines and the one before, and its c columns of all lines above: with n
+        lines in all, lot / c lines a tile and n / 2 lines above it on average, that is least for c = sqrt(2 lot s / n);
+        the nearest power of two, so that tiles of a lot fill it.
+        """
+        lines = -(-length // self.stride)
+        columns = min(2 ** max(round(math.log2(2 * lot * self.stride / lines) / 2), 0), self.stride, lot)
+        place = torch.arange(length)
+        line, column = place // self.stride, place % self.stride
+        tile = (line // -(-lot // columns)) * self.stride + column // columns
+        return tile.argsort(stable=True)
+
+
+@dataclass(frozen=True)
+class Fixed(Mask):
+    """Its own block of `block` tokens up to itself, and the last token of every earlier block (Child et al. 2019).
+
+    The last one of a block sums it up for all that come later. It never looks ahead. Block 3:
+
+        0 #
+        1 ##
+        2 ###
+        3 ..##
+        4 ..###
+        5 ..####
+        6 ..#..##
+        7 ..#..###
+    """
+
+    block: int
+
+    def allows(self, query: Places, key: Places) -> Tensor:
+        same = key.position // self.block == query.position // self.block
+        last = key.position % self.block == self.block - 1
+        return (key.position <= query.position) & (same | last)
+
+
+@dataclass(frozen=True)
+class Segments(Mask):
+    """Its own segment of `length` tokens up to itself, and `memory` tokens before the segment (Dai et al. 2019).
+
+    What Transformer-XL sees, a layer. It never looks ahead. Length 3, memory 1:
+
+        0 #
+        1 ##
+        2 ###
+        3 ..##
+        4 ..###
+        5 ..####
+        6 .....##
+        7 .....###
+    """
+
+    length: int
+    memory: int = 0
+
+    def allows(self, query: Places, key: Places) -> Tensor:
+        first = query.position // self.length * self.length - self.memory
+        return (key.position >= first) & (key.position <= query.position)
+
+
+@dataclass(frozen=True)
 class SameSentence(Mask):
     """Tokens of one sentence see each other; padding and fill are seen by none and see nothing."""
 
@@ -113,6 +206,10 @@ class _Combined(Mask):
 
     def allows(self, query: Places, key: Places) -> Tensor:
         return self.how(self.left.allows(query, key), self.right.allows(query, key))
+
+    def order(self, length: int, lot: int) -> Tensor | None:
+        order = self.left.order(length, lot)
+        return order if order is not None else self.right.order(length, lot)
 
 
 @dataclass(frozen=True)

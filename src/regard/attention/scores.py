@@ -6,9 +6,12 @@ Each turns queries [..., Q, Dq] and keys [..., K, Dk] into scores [..., Q, K]. T
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from regard.errors import UserError
 
 
 class Score(nn.Module):
@@ -58,14 +61,104 @@ class Bilinear(Score):
 
 
 class Additive(Score):
-    """v · tanh(W q + U k), a single-layer network (Bahdanau, Cho and Bengio 2015)."""
+    """v · tanh(W q + U k), a single-layer network (Bahdanau, Cho and Bengio 2015).
 
-    def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
+    With key_width None the keys come as U k already: whoever asks many times computes that once.
+    """
+
+    def __init__(self, query_width: int, key_width: int | None, hidden: int) -> None:
         super().__init__()
         self.query = nn.Linear(query_width, hidden, bias=False)
-        self.key = nn.Linear(key_width, hidden)
+        self.key = nn.Identity() if key_width is None else nn.Linear(key_width, hidden)
         self.out = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         hidden = torch.tanh(self.query(query).unsqueeze(-2) + self.key(key).unsqueeze(-3))  # [..., Q, K, hidden]
         return self.out(hidden).squeeze(-1)
+
+
+class Waves:
+    """cos and sin of place / base^(2f/D), [L, F] each: made in float64, kept, and made anew when more are asked for."""
+
+    def __init__(self, width: int, base: float) -> None:
+        self.frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        kept = self._kept
+        if kept is None or len(kept[0]) < length or kept[0].device != like.device or kept[0].dtype != dtype:
+            places = torch.arange(max(64, 1 << (length - 1).bit_length()), dtype=torch.float64, device="cpu")
+            angle = places[:, None] * self.frequencies
+            kept = self._kept = angle.cos().to(like.device, dtype), angle.sin().to(like.device, dtype)
+        return kept[0][:length], kept[1][:length]
+
+
+class Rotary(Score):
+    """(R_i q) · (R_j k) / sqrt(D): R_i turns pairs of features by angles that grow with the place (Su et al. 2021).
+
+    R_i^T R_j = R_(j-i), so the score depends on the distance alone. Feature f turns together with f + D/2, by
+    place / base^(2f/D). The last query stands at the last key: query i of Q at place K - Q + i, key j at place j.
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if width % 2:
+            raise UserError(f"rotary positions turn pairs of features, and a head of {width} has no pairs")
+        self.waves = Waves(width, base)
+
+    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        cos, sin = self.waves(key.shape[-2], key)
+        first = key.shape[-2] - query.shape[-2]
+        turned = _turn(query, cos[first:], sin[first:]), _turn(key, cos, sin)
+        return *turned, 1.0 / math.sqrt(query.shape[-1])
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each pair (a, b) = (x_f, x_(f + D/2)) of [..., L, D] by the angle of its place, [L, D/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class Relative(Score):
+    """((q + u) · k + (q + v) · W R(i - j)) / sqrt(D), as in Transformer-XL (Dai et al. 2019).
+
+    R(t) are the sines and cosines of the distance, D of them; u, v [H, D] and W [H, D, D] are learned for each head:
+    how much is asked of any content, of any distance, and what a distance means. A sinusoid of i - j is a linear
+    function of those of i and of j, so all of it is one dot product: of [q + u, W^T (q + v) turned by i] with
+    [k, R(j)]. Queries and keys are [..., H, L, D]; the last query stands at the last key.
+    """
+
+    def __init__(self, width: int, heads: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.waves = Waves(width, base)
+        self.content = nn.Parameter(torch.empty(heads, width))  # u
+        self.distance = nn.Parameter(torch.empty(heads, width))  # v
+        self.weight = nn.Parameter(torch.empty(heads, width, 2 * len(self.waves.frequencies)))  # W; sines first
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        keys, queries = key.shape[-2], query.shape[-2]
+        cos, sin = self.waves(keys, key)
+        asked = (query + self.distance[:, None]) @ self.weight  # [..., H, Q, 2F]
+        for_sin, for_cos = asked.chunk(2, dim=-1)
+        c, s = cos[keys - queries :], sin[keys - queries :]
+        # sin(i - j) = sin i cos j - cos i sin j,  cos(i - j) = cos i cos j + sin i sin j
+        turned = [for_cos * s - for_sin * c, for_sin * s + for_cos * c]
+        q = torch.cat([query + self.content[:, None], *turned], dim=-1).to(query.dtype)
+        places = torch.cat([sin, cos], dim=-1).to(key.dtype)
+        k = torch.cat([key, places.expand(*key.shape[:-1], -1)], dim=-1)
+        return q, k, 1.0 / math.sqrt(query.shape[-1])
+
+
+def placed(kind: str, width: int, heads: int, base: float = 10000.0) -> Callable[[], Score] | None:
+    """What makes the score for positions of this kind: rotary and relative act inside the attention, others do not.
+
+    `width` is the model's, which the heads share.
+    """
+    if kind == "rotary":
+        return lambda: Rotary(width // heads, base)
+    if kind == "relative":
+        return lambda: Relative(width // heads, heads, base)
+    return None

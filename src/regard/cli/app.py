@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from regard import __version__
-from regard.cli import draw, evaluate, fetch, recipes, train, translate
+from regard.cli import compare, draw, evaluate, export, fetch, fill, generate, import_, recipes, train, translate
 
 HELP = ["-h", "--help"]
 
@@ -23,8 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP},
 )
 
-for verb in (train, translate, evaluate, draw, recipes, fetch):
-    app.command()(getattr(verb, verb.__name__.rsplit(".", 1)[-1]))
+for verb in (train, translate, generate, fill, evaluate, compare, draw, recipes, fetch, import_, export):
+    name = verb.__name__.rsplit(".", 1)[-1]
+    app.command(name.rstrip("_"))(getattr(verb, name))  # `import` is a word of Python's own
 
 
 def _version(wanted: bool) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import options
+from regard.cli.evaluate_text import evaluate_text
 
 if TYPE_CHECKING:
     from regard.evaluation import Scores
+    from regard.recipes.schema import Data
 
 
 def evaluate(
@@ -21,6 +23,11 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Which held-out pairs: test, valid, or a built-in corpus's own.")] = "test",
     source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
     reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Runs on text: score this file instead of a split.")] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs on text: move the window by so many tokens. [default: half the context]"),
+    ] = None,
     outputs: Annotated[Path | None, typer.Option(help="Score these translations; no model is run.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the translations to this file.")] = None,
     data: options.Data = None,
@@ -41,10 +48,14 @@ def evaluate(
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Score a run on held-out pairs, or a file of translations against references.
+    """Score a run on held-out pairs or held-out text, or a file of translations against references.
 
     BLEU and chrF are sacreBLEU's, printed with the signature that makes them comparable; exact is the share of
     sentences that are right to the letter; perplexity is of the reference, a token of this run's vocabulary.
+
+    A run on plain text has a perplexity and bits per byte. Text longer than the model's context is read in windows that
+    overlap: every token is scored once, with at least context - stride tokens before it (but for those at the start).
+    A run that fills in gaps has an accuracy.
 
     Examples:
 
@@ -52,12 +63,23 @@ def evaluate(
 
         regard evaluate runs/en-es --split shapes
 
+        regard evaluate runs/stories --stride 16
+
         regard evaluate --outputs out.txt --reference ref.txt
     """
     from regard.data.sources import read_lines
     from regard.errors import UserError
     from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
+    from regard.runs import Run
 
+    if run is not None and (settings := _data(run, data)).is_text:
+        where = "for a run that was trained on plain text"
+        _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
+        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None)
+        _idle(where, moses=moses, moses_reference=moses_reference)
+        evaluate_text(Run(run), settings, split, text, stride, device, as_json, quiet)
+        return
+    _idle("but for a run that was trained on plain text", text=text, stride=stride)
     with ExitStack() as stack:
         saved = (
             stack.enter_context(options.written(save)) if save is not None else None
@@ -68,7 +90,7 @@ def evaluate(
         elif outputs is not None:
             raise UserError("give a RUN, or --outputs with --reference, but not both")
         else:
-            pairs = _pairs(run, split, source, reference, options.folder(data))
+            pairs = _pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
             hypotheses, perplexity = _translate(
                 run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
@@ -107,21 +129,34 @@ def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
     return left, right
 
 
+def _data(run: Path, folder: Path | None) -> Data:
+    """The run's data settings, its files looked up in the folder of --data."""
+    from regard.runs import Run
+
+    settings = Run(run).recipe.data
+    found = options.folder(folder)
+    return settings if found is None else settings.model_copy(update={"folder": str(found)})
+
+
+def _idle(where: str, **given: object) -> None:
+    """An option that was given and would change nothing is a mistake."""
+    from regard.errors import UserError
+
+    for name in options.changed(**given):
+        raise UserError(f"--{name.replace('_', '-')} has no effect {where}")
+
+
 def _pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
     from regard.data.sources import held_out
     from regard.errors import UserError
-    from regard.runs import Run
 
-    settings = Run(run).recipe.data
     if (source is None) != (reference is None):
         raise UserError("--source and --reference go together")
     if source is not None and reference is not None:
         return list(zip(*_aligned(source, reference), strict=True))
-    if data is not None:
-        settings = settings.model_copy(update={"folder": str(data)})
-    return held_out(settings, split)
+    return held_out(_data(run, data), split)
 
 
 def _translate(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from regard.api import Model
+    from regard.decoding.continuing import Continuer
     from regard.decoding.lines import LineTranslator
 
+Made = TypeVar("Made")
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/en-es.", show_default=False)
 ]
@@ -51,7 +53,17 @@ def readable(**texts: str | None) -> None:
 
 
 def translator(model: Model, settings: dict[str, object]) -> LineTranslator:
-    """A translator with the settings that were given; one that cannot be is an error that names its option."""
+    """A translator with the settings that were given."""
+    return _made(model.translator, settings)
+
+
+def generator(model: Model, settings: dict[str, object]) -> Continuer:
+    """What continues texts with the settings that were given."""
+    return _made(model.generator, settings)
+
+
+def _made(make: Callable[..., Made], settings: dict[str, object]) -> Made:
+    """Make it with these settings; one that cannot be is an error that names its option."""
     from pydantic import ValidationError
 
     from regard.errors import UserError
@@ -60,7 +72,7 @@ def translator(model: Model, settings: dict[str, object]) -> LineTranslator:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{_option(name)} {value}: must be a finite number")
     try:
-        return model.translator(**settings)
+        return make(**settings)
     except ValidationError as error:
         fault = error.errors()[0]
         rule = fault["msg"].replace("Input should be", "must be")

@@ -3,11 +3,14 @@
 Which pairs make which batch is a pure function of the seed: epoch e visits all pairs in an order drawn from (seed, e),
 pool by pool. Inside a pool pairs are sorted by length, so that the padded view of a batch has little padding, cut into
 batches, and the batches are shuffled. Plans need lengths only, so any position is found again without reading tokens.
+
+Plain text is packed the same way, its documents as targets of empty sources; a stream of text is cut into windows.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -31,14 +34,67 @@ class Position:
     batch: int = 0
 
 
-class Packer:
+class Batches(ABC):
+    """An endless stream of batches that can be taken up at any position. Kinds differ in what an epoch is made of.
+
+    Of `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
+    """
+
+    members: str  # what a batch is made of, for messages
+    seed: int
+    rank: int
+    world: int
+    target_budget: int  # the most tokens of a batch
+    source_budget: int
+    dropped_long: int = 0  # how many sentences are too long for a batch
+
+    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+        """The batches from a position on, without end, each with the position after it."""
+        for epoch in count(position.epoch):
+            skip = position.batch if epoch == position.epoch else 0
+            for number, members in enumerate(self._steps(epoch)):
+                if number >= skip:
+                    yield self._read(members), Position(epoch, number + 1)
+
+    def batch_at(self, step: int) -> PairBatch:
+        """The batch of a step, counted from 0: the definition that `batches` from the start agrees with."""
+        return self._read(next(islice(chain.from_iterable(map(self._steps, count())), step, None)))
+
+    def _steps(self, epoch: int) -> Iterator[Array]:
+        """The members of each batch that this rank takes of an epoch."""
+        plan = self._plan(np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))))
+        taken = 0
+        while len(group := list(islice(plan, self.world))) == self.world:
+            taken += 1
+            yield group[self.rank]
+        if not taken:
+            raise UserError(f"too few training {self.members}: an epoch has fewer than {self.world} batches")
+
+    @abstractmethod
+    def _plan(self, random: np.random.Generator) -> Iterator[Array]:
+        """The numbers of the members of each batch of an epoch, for all ranks."""
+
+    @abstractmethod
+    def _read(self, members: Array) -> PairBatch:
+        """The tokens of a batch."""
+
+
+def _visited(count: int, weight: float, random: np.random.Generator) -> Array:
+    """Which of so many an epoch visits: all, `weight` times over, and of a fraction a random part."""
+    everything, whole = np.arange(count), int(weight)
+    part = random.choice(everything, round((weight - whole) * count), replace=False)
+    return np.concatenate([everything] * whole + [part])
+
+
+class Packer(Batches):
     """An endless stream of batches from stored pairs, each at most `target_budget` and `source_budget` tokens long.
 
     A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
-    for about `pool` batches at a time are sorted by length: more makes the padded view tighter, fewer mixes better. Of
-    `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
+    for about `pool` batches at a time are sorted by length: more makes the padded view tighter, fewer mixes better.
     `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end.
     """
+
+    members = "pairs"
 
     def __init__(
         self,
@@ -76,33 +132,10 @@ class Packer:
         sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
         targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
         share = self.target_budget * sources / targets * SLACK
-        return max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=1)))
+        return max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
 
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
-        """The batches from a position on, without end, each with the position after it."""
-        for epoch in count(position.epoch):
-            skip = position.batch if epoch == position.epoch else 0
-            for number, pairs in enumerate(self._steps(epoch)):
-                if number >= skip:
-                    yield self._read(pairs), Position(epoch, number + 1)
-
-    def batch_at(self, step: int) -> PairBatch:
-        """The batch of a step, counted from 0: the definition that `batches` from the start agrees with."""
-        return self._read(next(islice(chain.from_iterable(map(self._steps, count())), step, None)))
-
-    def _steps(self, epoch: int) -> Iterator[Array]:
-        """The pair numbers of each batch that this rank takes of an epoch."""
-        plan = self._plan(epoch)
-        taken = 0
-        while len(group := list(islice(plan, self.world))) == self.world:
-            taken += 1
-            yield group[self.rank]
-        if not taken:
-            raise UserError(f"too few training pairs: an epoch has fewer than {self.world} batches")
-
-    def _plan(self, epoch: int) -> Iterator[Array]:
+    def _plan(self, random: np.random.Generator) -> Iterator[Array]:
         """The pair numbers of each batch of an epoch, for all ranks. What a pool leaves over goes into the next."""
-        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
         order = self._visits(random)
         rest = order[:0]
         for begin in range(0, len(order), self._pool):
@@ -114,11 +147,8 @@ class Packer:
 
     def _visits(self, random: np.random.Generator) -> Array:
         """The pairs that an epoch visits, in random order."""
-        visits = []
-        for first, usable, weight in zip(self._first, self._usable, self.weights, strict=False):
-            whole = int(weight)
-            part = random.choice(usable, round((weight - whole) * len(usable)), replace=False)
-            visits += [usable + first] * whole + [part + first]
+        stores = zip(self._first, self._usable, self.weights, strict=False)
+        visits = [first + usable[_visited(len(usable), weight, random)] for first, usable, weight in stores]
         return random.permutation(np.concatenate(visits))
 
     def _cut(self, pool: Array) -> list[Array]:
@@ -139,8 +169,9 @@ class Packer:
             source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
         return np.split(pool[order], cuts[1:-1])
 
-    def _read(self, pairs: Array) -> PairBatch:
+    def _read(self, members: Array) -> PairBatch:
         """The tokens of a batch, straight from the stores into flat rows."""
+        pairs = members
         source_rows = Rows(self._source_lengths[pairs].tolist(), self.source_budget if self.static else None)
         target_rows = Rows(self._target_lengths[pairs].tolist(), self.target_budget if self.static else None)
         source = self._gather([store.source for store in self.stores], pairs, source_rows)
@@ -165,15 +196,72 @@ class Packer:
         return flat
 
 
+class Windows(Batches):
+    """An endless stream of batches from running text: windows of `context` tokens, labels one token further on.
+
+    Every epoch cuts the text at a fresh random offset and takes the windows in random order, `batch_tokens // context`
+    a batch; the few left over at the end are left out. All windows are equally long, so there is no padding. Weights
+    are as for a `Packer`.
+    """
+
+    members = "windows"
+
+    def __init__(
+        self,
+        stores: Sequence[TokenStore],
+        weights: Sequence[float],
+        *,
+        context: int,
+        batch_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._texts = [store.target.ids for store in stores]
+        self._first = np.cumsum([0, *map(len, self._texts)])  # a place counts through all texts
+        self.weights, self.context = list(weights), context
+        self.seed, self.rank, self.world = seed, rank, world
+        self.count = max(batch_tokens // context, 1)  # windows a batch
+        self.target_budget, self.source_budget = self.count * context, 0
+        if (shortest := min(map(len, self._texts))) <= context:
+            raise UserError(
+                f"a training text of {shortest} tokens is too short for windows of {context} and a token more: "
+                "use more text, or lower model.max_positions"
+            )
+
+    def _plan(self, random: np.random.Generator) -> Iterator[Array]:
+        """The places where the windows of each batch begin."""
+        begins = []
+        for first, text, weight in zip(self._first, self._texts, self.weights, strict=False):
+            places = len(text) - 1  # the last token is a label only
+            offset = int(random.integers(min(self.context, places - self.context + 1)))
+            windows = (places - offset) // self.context
+            begins.append(first + offset + self.context * _visited(windows, weight, random))
+        order = random.permutation(np.concatenate(begins))
+        for at in range(0, len(order) - self.count + 1, self.count):
+            yield order[at : at + self.count]
+
+    def _read(self, members: Array) -> PairBatch:
+        owner = np.searchsorted(self._first, members, "right") - 1
+        within = (members - self._first[owner])[:, None] + np.arange(self.context + 1)
+        windows = np.empty(within.shape, np.int64)  # [N, context + 1]
+        for index in np.unique(owner):
+            windows[owner == index] = self._texts[index][within[owner == index]]
+        rows, nothing = Rows([self.context] * len(members)), Rows([0] * len(members))
+        inputs, labels = (torch.from_numpy(part.flatten()) for part in (windows[:, :-1], windows[:, 1:]))
+        return PairBatch(TokenRow(inputs[:0], nothing), TokenRow(inputs, rows), labels)
+
+
 def fill(batch: PairBatch) -> dict[str, float]:
-    """How much of a batch is tokens: of its source row, its target row, and the padded view of both together."""
+    """How much of a batch is tokens: of its source row, its target row, and the padded view of both together.
+
+    A row of no places at all, as the source row of plain text, is left out.
+    """
     source, target = batch.source.rows, batch.inputs.rows
     cells = len(source) * source.longest + len(target) * target.longest
-    return {
-        "source": source.tokens / source.size,
-        "target": target.tokens / target.size,
-        "padded": (source.tokens + target.tokens) / cells,
-    }
+    shares = {"source": (source.tokens, source.size), "target": (target.tokens, target.size)}
+    shares["padded"] = (source.tokens + target.tokens, cells)
+    return {name: tokens / places for name, (tokens, places) in shares.items() if places}
 
 
 def sentence_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:

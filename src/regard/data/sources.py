@@ -1,6 +1,7 @@
-"""Reading sentence pairs: two line-aligned files, one file of pairs, or a built-in corpus.
+"""Reading sentence pairs (two line-aligned files, one file of pairs) or plain text, from files or built-in corpora.
 
-Everything is a stream, so a corpus may be larger than memory, and every complaint names the file and the line.
+Everything is a stream, so a corpus may be larger than memory, and every complaint names the file and the line. Plain
+text comes as pairs too: a document is ("", text), and of one long stream each line is one, with its line feed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -30,7 +31,7 @@ def corpora(data: Data) -> list[Corpus]:
 
 def describe(corpus: Corpus) -> str:
     """What to call a corpus in a message: its name, or its files."""
-    return corpus.corpus or corpus.pairs or f"{corpus.source} and {corpus.target}"
+    return corpus.corpus or corpus.pairs or corpus.text or f"{corpus.source} and {corpus.target}"
 
 
 def locate(name: str, folder: str | None = None) -> Path:
@@ -44,28 +45,42 @@ def locate(name: str, folder: str | None = None) -> Path:
 
 def files(corpus: Corpus, data: Data) -> list[Path]:
     """The files a corpus is read from; none for a built-in one."""
-    names = [name for name in (corpus.pairs, corpus.source, corpus.target) if name is not None]
+    names = [name for name in (corpus.pairs, corpus.text, corpus.source, corpus.target) if name is not None]
+    if not names and corpus.corpus is None:
+        raise UserError("the recipe has no training data (its weights were imported): set data.text or data.pairs")
     return [locate(name, data.folder) for name in names]
 
 
 def read_pairs(corpus: Corpus, data: Data, split: str = "train") -> Iterator[TextPair]:
     """Stream the (source, target) texts of one corpus. `split` is of interest to built-in corpora only.
 
-    Tags are not part of the text; they are put in front when text becomes tokens.
+    Plain text gives ("", document); what `data.held_out` sets aside at its end is left out. Tags are not part of the
+    text; they are put in front when text becomes tokens.
     """
+    if corpus.plain:
+        texts = _texts(corpus, data, split)
+        if data.held_out and corpus.text is not None:
+            texts = _before(texts, _border(corpus, data), data.documents)
+        pairs: Iterator[TextPair] = (("", text) for text in islice(texts, corpus.count))
+        return _checked(pairs, describe(corpus), data.lowercase, "text")
     if corpus.corpus is not None:
         pairs = _built_in(corpus.corpus, split, corpus.count)
     else:
-        pairs = islice(_from_files(files(corpus, data)), corpus.count)
+        pairs = islice(_from_files(files(corpus, data), data.header), corpus.count)
     return _checked(pairs, describe(corpus), data.lowercase)
 
 
 def held_out(data: Data, split: str) -> list[TextPair]:
-    """The held-out pairs: the recipe's `valid` or `test` files, or else the built-in corpora's own split."""
+    """The held-out pairs: the recipe's `valid` or `test` files, or else the built-in corpora's own split.
+
+    Plain text of files may also hold out its own end, `data.held_out`. A stream is one document, ("", the whole text).
+    """
+    if data.is_text:
+        return _held_out_text(data, split)
     given = {"valid": data.valid, "test": data.test}.get(split)
     if given is not None:
         paths = [locate(name, data.folder) for name in given]
-        return list(_checked(_from_files(paths), " and ".join(given), data.lowercase))
+        return list(_checked(_from_files(paths, data.header), " and ".join(given), data.lowercase))
     names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
     if not names:
         wanted = f"set data.{split}" if split in ("valid", "test") else "only built-in corpora have other splits"
@@ -73,16 +88,93 @@ def held_out(data: Data, split: str) -> list[TextPair]:
     return [pair for name in names for pair in _checked(_built_in(name, split), f"{name} ({split})", data.lowercase)]
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    """Stream the lines of a plain, .gz or .xz file, without their ends."""
+def _held_out_text(data: Data, split: str) -> list[TextPair]:
+    given = {"valid": data.valid, "test": data.test}.get(split)
+    if given is not None:
+        name = " and ".join(given)
+        texts = chain.from_iterable(_documents(locate(file, data.folder), data.documents) for file in given)
+    else:
+        mix, own = corpora(data), data.held_out > 0 and split in ("valid", "test")
+        parts = [corpus for corpus in mix if corpus.corpus is not None or own]
+        if not parts:
+            share = f"data.{split}, or data.held_out to a share of the training text"
+            wanted = f"set {share}" if split in ("valid", "test") else "only built-in corpora have other splits"
+            raise UserError(f"the recipe has no {split} text: {wanted}")
+        name = f"{' and '.join(map(describe, parts))} ({split})"
+        texts = chain.from_iterable(_set_aside(corpus, data, split) for corpus in parts)
+    pairs = list(_checked((("", text) for text in texts), name, data.lowercase, "text"))
+    return [("", "".join(text for _, text in pairs))] if data.documents == "stream" else pairs
+
+
+def _set_aside(corpus: Corpus, data: Data, split: str) -> Iterator[str]:
+    """What training does not see of a corpus: a built-in one's split, or the end of a file."""
+    texts = _texts(corpus, data, split)
+    return texts if corpus.corpus is not None else _from(texts, _border(corpus, data), data.documents)
+
+
+def _texts(corpus: Corpus, data: Data, split: str) -> Iterator[str]:
+    """The documents of a corpus of plain text; of a stream its lines, with their line feeds."""
+    if corpus.corpus is None:
+        return chain.from_iterable(_documents(path, data.documents) for path in files(corpus, data))
+    end = "\n" if data.documents == "stream" else ""
+    return (text + end for _, text in _built_in(corpus.corpus, split, None))
+
+
+def _documents(path: Path, kind: str) -> Iterator[str]:
+    """The documents of a file: its lines, what stands between blank lines, or, of a stream, lines with line feeds."""
+    if kind == "stream":
+        yield from read_lines(path, ends=True)
+        return
+    paragraph: list[str] = []
+    for line in chain(read_lines(path), [""]):
+        if line.strip() and kind == "paragraph":
+            paragraph.append(line)
+        elif line.strip():
+            yield line
+        elif paragraph:
+            yield "\n".join(paragraph)
+            paragraph = []
+
+
+def _border(corpus: Corpus, data: Data) -> int:
+    """Where the held-out end of a text begins: in characters of a stream, else in documents."""
+    total = sum(len(text) if data.documents == "stream" else 1 for text in _texts(corpus, data, "train"))
+    return int(round(1 - data.held_out, 12) * total)  # 1 - 0.8 is a little less than 0.2
+
+
+def _before(texts: Iterator[str], border: int, kind: str) -> Iterator[str]:
+    """What comes before the border; a line of a stream is cut there."""
+    if kind != "stream":
+        yield from islice(texts, border)
+        return
+    for text in texts:
+        if border <= 0:
+            return
+        yield text[:border]
+        border -= len(text)
+
+
+def _from(texts: Iterator[str], border: int, kind: str) -> Iterator[str]:
+    """What comes from the border on."""
+    if kind != "stream":
+        yield from islice(texts, border, None)
+        return
+    for text in texts:
+        if len(text) > border:
+            yield text[border:]
+        border = max(border - len(text), 0)
+
+
+def read_lines(path: str | Path, *, ends: bool = False) -> Iterator[str]:
+    """Stream the lines of a plain, .gz or .xz file, without their line feeds, or with them."""
     try:
         with _open(Path(path)) as stream:
-            yield from decode_lines(stream, str(path))
+            yield from decode_lines(stream, str(path), ends=ends)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_lines(stream: Iterable[bytes], name: str, *, ends: bool = False) -> Iterator[str]:
     """The text of lines of bytes, such as those of a file; `name` is for complaints.
 
     Only a line feed ends a line (Python's own text reading would also cut at a carriage return, and a line-aligned
@@ -95,7 +187,9 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
             raise UserError(f"{name}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line)") from error
         if number == 1:
             text = text.removeprefix("\ufeff")
-        yield text.removesuffix("\n").removesuffix("\r")
+        bare = text.removesuffix("\n")
+        end = "\n" if ends and bare != text else ""
+        yield bare.removesuffix("\r") + end
 
 
 def _open(path: Path) -> BinaryIO:
@@ -109,16 +203,16 @@ def _built_in(name: str, split: str, count: int | None = None) -> Iterator[TextP
     return ((pair.source, pair.target) for pair in pairs(name, split, count))
 
 
-def _from_files(paths: Sequence[Path]) -> Iterator[TextPair]:
-    """The pairs of one file of pairs, or of two line-aligned files."""
+def _from_files(paths: Sequence[Path], header: bool) -> Iterator[TextPair]:
+    """The pairs of one file of pairs, or of two line-aligned files; a header is the first line of a .tsv file."""
     if len(paths) == 2:
         return _aligned(*paths)
     [path] = paths
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
-    readers = {".tsv": _tsv, ".jsonl": _jsonl}
-    if not suffixes or suffixes[-1].lower() not in readers:
+    kind = suffixes[-1].lower() if suffixes else ""
+    if kind not in (".tsv", ".jsonl"):
         raise UserError(f"{path}: a file of pairs must be called .tsv or .jsonl (and .gz or .xz after that)")
-    return readers[suffixes[-1].lower()](path)
+    return _jsonl(path) if kind == ".jsonl" else islice(_tsv(path), 1 if header else 0, None)
 
 
 def _aligned(source: Path, target: Path) -> Iterator[TextPair]:
@@ -151,11 +245,11 @@ def _jsonl(path: Path) -> Iterator[TextPair]:
         yield source, target
 
 
-def _checked(pairs: Iterator[TextPair], name: str, lowercase: bool) -> Iterator[TextPair]:
+def _checked(pairs: Iterator[TextPair], name: str, lowercase: bool, what: str = "sentence pairs") -> Iterator[TextPair]:
     """The pairs, lower-cased if asked for; none at all is an error."""
     empty = True
     for source, target in pairs:
         empty = False
         yield (source.lower(), target.lower()) if lowercase else (source, target)
     if empty:
-        raise UserError(f"{name}: no sentence pairs")
+        raise UserError(f"{name}: no {what}")

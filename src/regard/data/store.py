@@ -6,6 +6,9 @@ A corpus is turned into tokens once. A stored corpus is a folder of plain arrays
     source.offsets, target.offsets      [n + 1] int64, where each sentence begins
     about.json                          the type of the ids, and how many pairs were kept and dropped
 
+Plain text is pairs whose sources have no tokens at all. Documents longer than the model's context are cut into pieces,
+one sentence each; a stream is one sentence without marks.
+
 The folder's name is a digest of all that decides its content, so it never needs to be brought up to date: when the
 input changes, so does the name. The cache may be deleted at any time.
 """
@@ -32,6 +35,7 @@ import numpy as np
 from regard.data.sources import TextPair, corpora, describe, files, read_pairs
 from regard.errors import UserError
 from regard.text import END, Tokenizer, train
+from regard.text.sides import MASK, cut, encode_lines, front_of
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, Data, Recipe
@@ -83,13 +87,14 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a corpus. Tokens count end marks and tags."""
+    """What became of a corpus. Tokens count marks and tags. Of plain text `pairs` are the pieces of its documents."""
 
     pairs: int
     dropped_empty: int
     dropped_long: int
     source_tokens: int
     target_tokens: int
+    documents: int = 0  # of plain text; of a stream, its lines
 
 
 @dataclass(frozen=True)
@@ -128,14 +133,16 @@ def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
     sample = _sample(stream, text.sample, recipe.training.seed)
     source_tags = [corpus.source_tag for corpus in mix if corpus.source_tag]
     target_tags = [corpus.target_tag for corpus in mix if corpus.target_tag]
+    source_tags += [MASK] if recipe.model.family == "bert" else []
     if text.shared:
         tags = list(dict.fromkeys(source_tags + target_tags))
-        both = train(chain.from_iterable(sample), text.unit, text.vocabulary, tags)
+        texts = (pair[1] for pair in sample) if recipe.data.is_text else chain.from_iterable(sample)
+        both = train(texts, text.unit, text.vocabulary, tags)
         return both, both
     sources, targets = (pair[0] for pair in sample), (pair[1] for pair in sample)
     return (
         train(sources, text.unit, text.vocabulary, list(dict.fromkeys(source_tags))),
-        train(targets, text.unit, text.vocabulary, list(dict.fromkeys(target_tags))),
+        train(targets, text.target_unit or text.unit, text.vocabulary, list(dict.fromkeys(target_tags))),
     )
 
 
@@ -143,8 +150,7 @@ def build(
     recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, progress: Progress | None = None
 ) -> list[TokenStore]:
     """The tokens of every corpus of the recipe's mix, from the cache where they are there already."""
-    longest = min(recipe.data.max_length, recipe.model.max_positions)
-    jobs = [_Job(corpus, recipe.data, longest, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    jobs = [_Job(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
     return [_cached(job, progress or (lambda name, pairs: None)) for job in jobs]
 
 
@@ -153,16 +159,26 @@ class _Job:
     """One corpus to be turned into tokens."""
 
     corpus: Corpus
-    data: Data
-    longest: int
+    recipe: Recipe
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
 
+    @property
+    def data(self) -> Data:
+        return self.recipe.data
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sentence: longer pairs are dropped, longer documents cut so that batches hold them."""
+        context = self.recipe.model.max_positions
+        return min(context, self.recipe.training.batch_tokens if self.corpus.plain else self.data.max_length)
+
     def key(self) -> str:
         """A digest of all that decides the tokens."""
-        corpus = self.corpus
-        spec = [corpus.corpus, corpus.count, corpus.source_tag, corpus.target_tag]
-        limits = [self.longest, self.data.lowercase]
+        corpus, data = self.corpus, self.data
+        spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
+        limits = [self.longest, data.lowercase, data.header, front_of(self.recipe)]
+        limits += [data.documents, data.held_out] if corpus.plain else []
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -179,13 +195,23 @@ class _Job:
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in parts]
 
     def encoded(self, chunk: list[TextPair]) -> tuple[list[list[int]], list[list[int]]]:
-        """The tokens of both sides of a chunk, marks and tags included."""
+        """The tokens of both sides of a chunk of pairs, marks and tags included."""
         corpus = self.corpus
-        head = [self.source_tokenizer.tag(corpus.source_tag)] if corpus.source_tag else []
+        head = [*front_of(self.recipe), *([self.source_tokenizer.tag(corpus.source_tag)] if corpus.source_tag else [])]
         sources = [[*head, *ids, END] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in chunk])]
         head = [self.target_tokenizer.tag(corpus.target_tag)] if corpus.target_tag else []
         targets = [[*head, *ids, END] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in chunk])]
+        if self.recipe.model.family == "bert" and (odd := [n for n, ids in enumerate(targets) if len(ids) != 2]):
+            raise UserError(f"{describe(corpus)}: a class must be one word, and {chunk[odd[0]][1][:60]!r} is not")
         return sources, targets
+
+    def pieces(self, ids: list[int]) -> list[list[int]]:
+        """A document's tokens with their marks, in pieces no longer than the longest."""
+        head = [self.target_tokenizer.tag(self.corpus.target_tag)] if self.corpus.target_tag else []
+        front = front_of(self.recipe)
+        if not front:
+            return cut([*head, *ids, END], self.longest)
+        return [[*front, *piece, END] for piece in cut([*head, *ids], self.longest - len(front) - 1)]
 
 
 def _cached(job: _Job, progress: Progress) -> TokenStore:
@@ -223,25 +249,52 @@ def _make(job: _Job, folder: Path, progress: Progress) -> None:
 
 def _write(job: _Job, folder: Path, progress: Progress) -> None:
     counts: Counter[str] = Counter()
-    longest = job.longest
     with (
         _Writer(folder, "source", job.source_tokenizer) as source,
         _Writer(folder, "target", job.target_tokenizer) as target,
     ):
+        stream = job.corpus.plain and job.data.documents == "stream"
+        add = _add_lines if stream else _add_documents if job.corpus.plain else _add_pairs
         for chunk in _chunks(read_pairs(job.corpus, job.data)):
-            full = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
-            sources, targets = job.encoded(full)
-            keep = [len(one) <= longest and len(other) <= longest for one, other in zip(sources, targets, strict=True)]
-            source.add([ids for ids, kept in zip(sources, keep, strict=True) if kept])
-            target.add([ids for ids, kept in zip(targets, keep, strict=True) if kept])
-            counts.update(read=len(chunk), pairs=sum(keep), empty=len(chunk) - len(full), long=len(full) - sum(keep))
+            counts.update(read=len(chunk), **add(job, chunk, source, target))
             progress(describe(job.corpus), counts["read"])
+        if stream:
+            counts["pairs"] = 1 if target.total else 0
+            source.end()
+            target.end()
     if not counts["pairs"]:
-        found = f"{counts['empty']} blank, {counts['long']} longer than {longest} tokens"
-        raise UserError(f"{describe(job.corpus)}: no usable sentence pairs ({found})")
-    report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total)
+        found = f"{counts['empty']} blank, {counts['long']} longer than {job.longest} tokens"
+        what = "text" if job.corpus.plain else f"sentence pairs ({found})"
+        raise UserError(f"{describe(job.corpus)}: no usable {what}")
+    report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"])
     about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _add_pairs(job: _Job, chunk: list[TextPair], source: _Writer, target: _Writer) -> dict[str, int]:
+    """Pairs, but for those that are blank or too long."""
+    full = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
+    sources, targets = job.encoded(full)
+    fits = [max(len(one), len(other)) <= job.longest for one, other in zip(sources, targets, strict=True)]
+    source.add([ids for ids, kept in zip(sources, fits, strict=True) if kept])
+    target.add([ids for ids, kept in zip(targets, fits, strict=True) if kept])
+    return {"pairs": sum(fits), "empty": len(chunk) - len(full), "long": len(full) - sum(fits)}
+
+
+def _add_documents(job: _Job, chunk: list[TextPair], source: _Writer, target: _Writer) -> dict[str, int]:
+    """Documents in pieces, beside sources of no tokens."""
+    texts = [text for _, text in chunk if text.strip()]
+    tokens = job.target_tokenizer.encode_batch(texts)
+    pieces = [piece for ids in tokens for piece in job.pieces(ids)]
+    source.add([[] for _ in pieces])
+    target.add(pieces)
+    return {"pairs": len(pieces), "empty": len(chunk) - len(texts), "documents": len(texts)}
+
+
+def _add_lines(job: _Job, chunk: list[TextPair], source: _Writer, target: _Writer) -> dict[str, int]:
+    """Lines of a stream, end to end without marks; they become one sentence in the end."""
+    target.extend(encode_lines(job.target_tokenizer, [text for _, text in chunk]))
+    return {"documents": len(chunk)}
 
 
 class _Writer:
@@ -267,6 +320,15 @@ class _Writer:
         self._offsets.write((part.offsets[1:] + self.total).tobytes())
         self.total += len(part.ids)
 
+    def extend(self, parts: list[list[int]]) -> None:
+        """Tokens of a sentence that goes on until `end`."""
+        tokens = Ragged.of(parts, self.dtype).ids
+        self._ids.write(tokens.tobytes())
+        self.total += len(tokens)
+
+    def end(self) -> None:
+        self._offsets.write(np.array([self.total], np.int64).tobytes())
+
 
 def _open(folder: Path) -> TokenStore | None:
     """The store in a folder; None if there is none, or if its parts do not fit together."""
@@ -284,7 +346,11 @@ def _open(folder: Path) -> TokenStore | None:
 
 
 def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:
-    ids = np.memmap(folder / f"{side}.ids", dtype, "r")
+    ids: Array
+    if tokens == 0 and (folder / f"{side}.ids").stat().st_size == 0:  # sources of plain text: nothing to map
+        ids = np.zeros(0, dtype)
+    else:
+        ids = np.memmap(folder / f"{side}.ids", dtype, "r")
     offsets = np.memmap(folder / f"{side}.offsets", np.int64, "r")
     if not len(ids) == tokens == offsets[-1]:
         raise ValueError(f"{folder}: damaged")

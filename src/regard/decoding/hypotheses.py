@@ -6,7 +6,7 @@ Shapes: N sentences still searched, K slots (beams or samples) each, t tokens ge
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -23,7 +23,7 @@ class Hypothesis:
     tokens: tuple[int, ...]  # generated tokens, without begin mark and without the end mark
     logprobs: tuple[float, ...]  # log-probability of each generated token, the end mark's last when it was generated
     score: float  # what ranks it: sum of logprobs / length penalty
-    finished: bool  # ended by the end mark (False: cut at the maximum length)
+    finished: bool  # ended by the end mark (False: cut at the maximum length, or stopped by whoever watched)
 
 
 @dataclass
@@ -54,12 +54,12 @@ class Choice:
 class Slots:
     """The hypotheses in hand.
 
-    A slot is *live* (can be extended), *finished* (ended by the end mark) or *empty* (nothing possible was left to put
-    there: its `total` is -inf).
+    A slot is *live* (can be extended), *over* (finished by the end mark, or stopped) or *empty* (nothing possible was
+    left to put there: its `total` is -inf).
     """
 
-    tokens: Tensor  # [N, K, t]; past a finished hypothesis's length: end marks
-    logprobs: Tensor  # [N, K, t]; past a finished hypothesis's length: zeros
+    tokens: Tensor  # [N, K, t]; past the length of a hypothesis that is over: end marks
+    logprobs: Tensor  # [N, K, t]; past the length of a hypothesis that is over: zeros
     total: Tensor  # [N, K] sums of logprobs
     length: Tensor  # [N, K] generated tokens, the end mark counted
     live: Tensor  # [N, K] bool
@@ -78,14 +78,24 @@ class Slots:
         )
 
     @property
-    def finished(self) -> Tensor:
-        """[N, K] True where a hypothesis was ended by the end mark."""
+    def over(self) -> Tensor:
+        """[N, K] True where a hypothesis is complete."""
         return ~self.live & (self.total > -math.inf)
 
-    def only_end_for_finished(self, logp: Tensor) -> Tensor:
+    @property
+    def finished(self) -> Tensor:
+        """[N, K] True where a hypothesis is complete because its last token is the end mark."""
+        last = self.tokens.gather(-1, (self.length - 1).clamp(min=0)[..., None]).squeeze(-1)
+        return self.over & (last == END)
+
+    def stop(self, where: Tensor) -> Slots:
+        """These [N, K] are to be extended no further."""
+        return replace(self, live=self.live & ~where)
+
+    def only_end_where_over(self, logp: Tensor) -> Tensor:
         """[N, K, V] with one candidate for a slot that is not live: the end mark, once more, for nothing.
 
-        So a finished hypothesis is one candidate with its final score among all the others. Changes `logp`.
+        So a hypothesis that is over is one candidate with its final score among all the others. Changes `logp`.
         """
         logp.masked_fill_(~self.live[..., None], -math.inf)
         logp[..., END].masked_fill_(~self.live, 0.0)

@@ -13,6 +13,7 @@ from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import Tokenizer, encode_side
+from regard.text.sides import front_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class LineTranslator:
     source_tag: str | None = None
     target_tag: str | None = None
     seed: int = 0
+    front: tuple[int, ...] = ()  # marks before every source
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,12 +66,18 @@ class LineTranslator:
             recipe.data.lowercase,
             first.source_tag,
             first.target_tag,
+            front=front_of(recipe),
         )
 
     def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
         """Source tokens of each line with tag and end mark, none for a blank one; and which had to be cut."""
         tokens, cut = encode_side(
-            self.tokenizers[0], lines, tag=self.source_tag, longest=self.longest, lowercase=self.lowercase
+            self.tokenizers[0],
+            lines,
+            tag=self.source_tag,
+            longest=self.longest,
+            lowercase=self.lowercase,
+            front=self.front,
         )
         return [t if line.strip() else [] for t, line in zip(tokens, lines, strict=True)], cut
 

@@ -1,6 +1,7 @@
 """What a hypothesis may contain, how long it may be, and what its length is worth.
 
-Shapes: N sentences, K slots each, t tokens generated so far, P tokens of the longest prefix, V the vocabulary.
+Shapes: N sentences, K slots each, t tokens generated so far, P tokens of the longest prefix, Q of the longest prompt,
+V the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from regard.recipes.schema import Decoding
 from regard.text import END
 
 WORST = -1e6  # log-probability of what the model finds impossible but the rules demand
-NO_PREFIX = -1
+NONE = -1  # where a row of tokens has ended
 
 
 def length_penalties(alpha: float, longest: int, device: torch.device) -> Tensor:
@@ -40,13 +41,18 @@ def longest_output(settings: Decoding, source_length: int, prefix_length: int = 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which tokens may come next: forced prefixes, forbidden tokens, the minimum length, no repeated n-grams."""
+    """Which tokens may come next: forced prefixes, forbidden tokens, the minimum length, no repeated n-grams.
+
+    And which are made less likely: those that were said already, in the prompt or since.
+    """
 
     limit: Tensor  # [N] the most tokens to generate, the end mark counted
-    prefix: Tensor  # [N, P] what each sentence has to begin with; NO_PREFIX past its end
+    prefix: Tensor  # [N, P] what each sentence has to begin with; NONE past its end
+    prompt: Tensor  # [N, Q] what was said before the first token; NONE past its end
     forbidden: Tensor  # [F] ids never generated
     min_length: int
     no_repeat: int
+    repetition: float
 
     @classmethod
     def of(
@@ -56,27 +62,43 @@ class Rules:
         prefixes: Sequence[Sequence[int]] | None,
         forbidden: Sequence[int],
         device: torch.device,
+        prompts: Sequence[Sequence[int]] | None = None,
     ) -> Rules:
         """For sources of these lengths in tokens, their end marks counted."""
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
-        if len(prefixes) != len(lengths):
-            raise ValueError(f"{len(prefixes)} prefixes for {len(lengths)} sentences")
+        prompts = [()] * len(lengths) if prompts is None else prompts
+        for name, given in (("prefixes", prefixes), ("prompts", prompts)):
+            if len(given) != len(lengths):
+                raise ValueError(f"{len(given)} {name} for {len(lengths)} sentences")
         if any(END in prefix for prefix in prefixes):
             raise ValueError("a prefix cannot contain the end mark")
         limits = [longest_output(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
-        width = max(map(len, prefixes), default=0)
-        padded = [[*prefix, *[NO_PREFIX] * (width - len(prefix))] for prefix in prefixes]
         return cls(
             limit=torch.tensor(limits, dtype=torch.long, device=device),
-            prefix=torch.tensor(padded, dtype=torch.long, device=device).view(len(lengths), width),
+            prefix=_padded(prefixes, device),
+            prompt=_padded(prompts, device),
             forbidden=torch.tensor(list(forbidden), dtype=torch.long, device=device),
             min_length=settings.min_length,
             no_repeat=settings.no_repeat,
+            repetition=settings.repetition_penalty,
         )
 
     def keep(self, sentences: Tensor) -> Rules:
         """Only these sentences, [M] indices into the present N."""
-        return replace(self, limit=self.limit[sentences], prefix=self.prefix[sentences])
+        limit, prefix, prompt = (rows[sentences] for rows in (self.limit, self.prefix, self.prompt))
+        return replace(self, limit=limit, prefix=prefix, prompt=prompt)
+
+    def discourage(self, logits: Tensor, history: Tensor) -> Tensor:
+        """The logits [N, K, V] with those of tokens said already pushed down: l / r where l > 0, else l * r.
+
+        Keskar et al. 2019, section 4.1, with the negative logits they did not speak of: dividing would raise them.
+        Said is what stands in the prompt or in `history` [N, K, t].
+        """
+        if self.repetition == 1:
+            return logits
+        before = self.prompt[:, None].expand(-1, logits.shape[1], -1)
+        seen = among(torch.cat([before, history], -1), logits.shape[-1])
+        return torch.where(seen, torch.where(logits > 0, logits / self.repetition, logits * self.repetition), logits)
 
     def apply(self, logp: Tensor, history: Tensor) -> Tensor:
         """The log-probabilities [N, K, V] with -inf for what may not follow `history` [N, K, t]. Changes `logp`.
@@ -108,6 +130,18 @@ def repeats(history: Tensor, size: int, vocabulary: int) -> Tensor:
     grams = history.unfold(-1, size, 1)  # [N, K, t - size + 1, size]
     context = history[..., history.shape[-1] - size + 1 :]  # [N, K, size - 1]
     seen = (grams[..., :-1] == context[..., None, :]).all(-1)
-    spare = torch.where(seen, grams[..., -1], vocabulary)  # what was not seen marks a spare column
-    banned = torch.zeros(*history.shape[:2], vocabulary + 1, dtype=torch.bool, device=history.device)
-    return banned.scatter_(-1, spare, True)[..., :vocabulary]
+    return among(torch.where(seen, grams[..., -1], NONE), vocabulary)
+
+
+def among(tokens: Tensor, vocabulary: int) -> Tensor:
+    """[N, K, V] True for the ids among `tokens` [N, K, any], of which NONE is no id."""
+    spare = torch.where(tokens == NONE, vocabulary, tokens)  # what is no id marks a spare column
+    found = torch.zeros(*tokens.shape[:2], vocabulary + 1, dtype=torch.bool, device=tokens.device)
+    return found.scatter_(-1, spare, True)[..., :vocabulary]
+
+
+def _padded(lists: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[N, longest] with NONE where a list has ended."""
+    width = max(map(len, lists), default=0)
+    rows = [[*tokens, *[NONE] * (width - len(tokens))] for tokens in lists]
+    return torch.tensor(rows, dtype=torch.long, device=device).view(len(lists), width)

@@ -30,6 +30,14 @@ def splitmix64(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
+def fold(*parts: int) -> int:
+    """One 64-bit number for several: other parts, or the same in another order, give another (all but surely)."""
+    word = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        word = splitmix64(word ^ np.array([part & MASK], dtype=np.uint64))
+    return int(word[0])
+
+
 def keys(seed: int, lines: Sequence[int], samples: int) -> Words:
     """[N, K] what the draws of each sample of each line are keyed by."""
     line = np.array([number & MASK for number in lines], dtype=np.uint64)[:, None]

@@ -1,7 +1,8 @@
 """Beam search (one beam: greedy) and sampling, over any model with `start` and `step`.
 
-One step: the model gives log-probabilities, the rules strike out what may not follow, a chooser picks (the best
-candidates, or random ones), the slots and the model's state follow the choice, and sentences that are done leave.
+One step: the model gives logits, the rules discourage what was said and strike out what may not follow, a chooser picks
+(the best candidates, or random ones), the slots follow the choice, whoever watches may stop some, sentences that are
+done leave, and the model's state follows the rest.
 Shapes: N sentences still searched, K slots (beams or samples) each, V the vocabulary.
 """
 
@@ -33,25 +34,34 @@ class Stepper(Protocol):
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]: ...
 
 
+Watch = Callable[[list[int], Slots], Tensor | None]
+
+
 def search(
     model: Stepper,
     source: TokenRow,
     settings: Decoding,
     *,
+    begin: Sequence[int] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
     forbidden: Sequence[int] = (),
     prefixes: Sequence[Sequence[int]] | None = None,
     seed: int = 0,
     lines: Sequence[int] | None = None,
     nbest: int = 1,
-    longest: int | None = None,
+    longest: int | Sequence[int] | None = None,
+    watch: Watch | None = None,
     report: Report | None = None,
 ) -> list[list[Hypothesis]]:
     """Per sentence of `source` (on the model's device, end marks included) up to `nbest` hypotheses, best first.
 
-    There are fewer only where fewer exist. `forbidden` ids are never generated; `prefixes` are what the outputs have to
-    begin with, one a sentence; `seed` and `lines`, the sentences' numbers in the whole text, key the random draws;
-    `nbest` random samples are drawn; `longest` is the most tokens the model can write. What a sentence gets does not
-    depend on the rest of the batch.
+    There are fewer only where fewer exist. `begin` is the token each sentence's first step is fed (None: the begin
+    mark); `prompts` are the tokens that count as said already for the repetition penalty; `forbidden` ids are never
+    generated; `prefixes` are what the outputs have to begin with, one a sentence; `seed` and `lines`, the sentences'
+    numbers in the whole text, key the random draws; `nbest` random samples are drawn; `longest` is the most tokens the
+    model can write, for all or for each. `watch` is called after every step with the numbers in `source` of the
+    sentences still searched and their slots, and may return which slots [N, K] to stop there. What a sentence gets does
+    not depend on the rest of the batch.
 
     >>> search(model, source, Decoding(beam=4))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
@@ -60,17 +70,19 @@ def search(
     if settings.method == "beam" and nbest > settings.beam:
         raise UserError(f"the {nbest} best of {settings.beam} hypotheses: beam must be at least {nbest}")
     lines = range(count) if lines is None else lines
-    if len(lines) != count:
-        raise ValueError(f"{len(lines)} line numbers for {count} sentences")
+    begin = [BEGIN] * count if begin is None else begin
+    for what, given in (("line numbers", lines), ("first tokens", begin)):
+        if len(given) != count:
+            raise ValueError(f"{len(given)} {what} for {count} sentences")
     if count == 0:
         return []
-    rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device)
+    rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device, prompts)
     if longest is not None:
-        rules = replace(rules, limit=rules.limit.clamp(max=longest))
+        rules = replace(rules, limit=rules.limit.minimum(torch.tensor(longest, device=device)))
     penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
     chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
     with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training
-        ended = _run(model, source, rules, chooser, lines)
+        ended = _run(model, source, begin, rules, chooser, lines, watch)
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     margins = [math.inf] * count
     for sentences, slots in ended:
@@ -84,20 +96,29 @@ def search(
 
 
 def _run(
-    model: Stepper, source: TokenRow, rules: Rules, chooser: Chooser, lines: Sequence[int]
+    model: Stepper,
+    source: TokenRow,
+    begin: Sequence[int],
+    rules: Rules,
+    chooser: Chooser,
+    lines: Sequence[int],
+    watch: Watch | None,
 ) -> list[tuple[list[int], Slots]]:
     """Step until every sentence is done: groups of (sentence numbers, their final slots) in the order they left."""
     device = source.ids.device
     inside = list(range(len(source.rows)))  # the sentences still searched
     slots = Slots.start(len(inside), device)
-    state, tokens = model.start(source), torch.full((len(inside), 1), BEGIN, device=device)
+    state, tokens = model.start(source), torch.tensor(begin, device=device)[:, None]
     ended: list[tuple[list[int], Slots]] = []
     while True:
         logits, state = model.step(state, tokens)
-        logp = rules.apply(functional.log_softmax(logits.float(), -1), slots.tokens)
-        logp = slots.only_end_for_finished(logp)
+        logits = rules.discourage(logits.float(), slots.tokens)
+        logp = rules.apply(functional.log_softmax(logits, -1), slots.tokens)
+        logp = slots.only_end_where_over(logp)
         choice = chooser.choose(slots, logp, [lines[sentence] for sentence in inside])
         slots = slots.advance(choice, logp)
+        if watch is not None and (stopped := watch(inside, slots)) is not None:
+            slots = slots.stop(stopped)
         done = (chooser.done(slots, rules) | (rules.limit <= slots.tokens.shape[-1])).tolist()
         parents, tokens = choice.parents, choice.tokens
         if any(done):
@@ -160,7 +181,7 @@ class Best:
         if not self.settings.early_stopping:
             return ~slots.live.any(1)
         bound = (slots.total / self.penalty[rules.limit][:, None]).masked_fill(~slots.live, -math.inf).amax(1)
-        score = (slots.total / self.penalty[slots.length]).masked_fill(~slots.finished, -math.inf)
+        score = (slots.total / self.penalty[slots.length]).masked_fill(~slots.over, -math.inf)
         return score.topk(min(self.wanted, score.shape[1])).values[:, -1] >= bound
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard import taps
@@ -53,12 +54,12 @@ class Recorder:
         if name is None:
             return
         key = f"{name}.{kind}".removeprefix(".")
-        if isinstance(value, Tensor):
-            kept: Attended | Tensor = value.detach()
-            self.values[key] = cast(Tensor, kept)
+        kept: Attended | Tensor
+        if isinstance(value, Weights):
+            kept = self.attention[name] = Attended(value)
         else:
-            kept = Attended(cast(Weights, value))
-            self.attention[name] = kept
+            with torch.no_grad():  # what is offered lazily, gates say, is small enough to be worked out at once
+                kept = self.values[key] = (value if isinstance(value, Tensor) else value()).detach()
         self.history.setdefault(key, []).append(kept)
 
     def __enter__(self) -> Recorder:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard import weights
+from regard.attention import Cached
+from regard.blocks import computed_again
 from regard.rows import PairBatch, TokenRow
 
 
@@ -27,6 +32,27 @@ class State(Protocol):
         ...
 
 
+class CachedState:
+    """N sentences of K beams that attend to what they were fed: a growing cache a layer, of N * K rows."""
+
+    def __init__(self, own: list[Cached]) -> None:
+        self.own = own
+        self.beams = 1
+
+    def _take(self, rows: Tensor) -> None:
+        for cache in self.own:
+            cache.take(rows.flatten())
+
+    def reorder(self, parents: Tensor) -> Self:
+        self._take(torch.arange(len(parents), device=parents.device)[:, None] * self.beams + parents)
+        self.beams = parents.shape[1]
+        return self
+
+    def keep(self, sentences: Tensor) -> Self:
+        self._take(sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device))
+        return self
+
+
 class Translator(nn.Module):
     """A model from a source sentence to a target sentence: what a family has to write."""
 
@@ -43,6 +69,13 @@ class Translator(nn.Module):
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
         """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it."""
         raise NotImplementedError  # each family's own
+
+    def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
+        """Run a block, keeping its inner activations or computing them again in the backward pass."""
+        if self.checkpoint_activations and self.training:
+            contexts = (nullcontext(), computed_again())  # of the first and of the second time
+            return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
+        return block(*arguments)
 
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""

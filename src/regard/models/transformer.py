@@ -5,67 +5,33 @@ T target tokens and S source tokens in flat rows, D width, V vocabulary, N sente
 
 from __future__ import annotations
 
-import math
-from contextlib import nullcontext
-from typing import Any, cast
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from regard import positions, taps
+from regard import taps
 from regard.attention import Cached, Causal, Memory, Packed
-from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, computed_again
-from regard.models.family import Translator
+from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
+from regard.models.embedding import Embedding
+from regard.models.family import CachedState, Translator
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
 
 
-class Embedding(nn.Module):
-    """Token vectors times sqrt(D) (unless not `scaled`), plus where each token stands, with dropout."""
-
-    def __init__(self, vocabulary: int, settings: TransformerSettings) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.empty(vocabulary, settings.width))
-        nn.init.normal_(self.table, std=1 / math.sqrt(settings.width))
-        self.positions = positions.make(
-            settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
-        )
-        self.dropout = settings.dropout
-        self.scale = math.sqrt(settings.width) if settings.scaled else 1.0
-
-    def forward(self, ids: Tensor, position: Tensor, length: Tensor) -> Tensor:
-        """ids, position and length [...] -> [..., D]."""
-        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
-        places = taps.tap(self, "positions", self.positions(position, length))
-        return taps.tap(self, "stream", F.dropout(tokens + places, self.dropout, self.training))
-
-
-class TransformerState:
+class TransformerState(CachedState):
     """Where N sentences of K beams are: a growing cache a layer (beams), stored source keys a layer (sentences)."""
 
     def __init__(self, own: list[Cached], cross: list[Memory], length: Tensor) -> None:
-        self.own, self.cross = own, cross
+        super().__init__(own)
+        self.cross = cross
         self.length = length  # [N] source lengths
-        self.beams = 1
 
-    def _take(self, beams: Tensor) -> None:
-        for cache in self.own:
-            cache.take(beams)
-
-    def reorder(self, parents: Tensor) -> TransformerState:
-        first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
-        self._take((first + parents).flatten())
-        self.beams = parents.shape[1]
-        return self
-
-    def keep(self, sentences: Tensor) -> TransformerState:
-        beams = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
-        self._take(beams.flatten())
+    def keep(self, sentences: Tensor) -> Self:
         self.cross = [memory.keep(sentences) for memory in self.cross]
         self.length = self.length[sentences]
-        return self
+        return super().keep(sentences)
 
 
 class Transformer(Translator):
@@ -101,13 +67,6 @@ class Transformer(Translator):
             nn.init.xavier_uniform_(self.output)
         if settings.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(target_size))
-
-    def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
-        """Run a block, keeping its inner activations or computing them again in the backward pass."""
-        if self.checkpoint_activations and self.training:
-            contexts = (nullcontext(), computed_again())  # of the first and of the second time
-            return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
-        return block(*arguments)
 
     def encode(self, source: TokenRow) -> Tensor:
         """[S] tokens -> [S, D]."""

@@ -93,7 +93,9 @@ def _from_package(name: str, blame: str) -> Layer:
     files = _built_in()
     if name not in files:
         near = difflib.get_close_matches(name, files, n=3)
-        near += [other for other in sorted(files) if name and name in other and other not in near]
+        beginning = [other for other in sorted(files) if name and other.startswith(name)]
+        within = [other for other in sorted(files) if name and name in other]
+        near += [other for other in beginning or within if other not in near]
         near += [f"{name}.toml"] if os.path.isfile(f"{name}.toml") else []
         hint = f"did you mean {' or '.join(near)}? {LIST_THEM}" if near else LIST_THEM
         raise complaint(f"{blame}unknown recipe {name!r}; {hint}")

@@ -54,6 +54,9 @@ class Data(Corpus):
     """Where the sentence pairs, or the texts, come from."""
 
     mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables with weights")
+    imported: Literal["pairs", "text"] | None = Field(
+        None, description="no data (yet): the weights were imported, and are for pairs or for plain text"
+    )
     valid: Files | None = Field(
         None, description="held out and watched in training: [source, target], [pairs] or [text]"
     )
@@ -71,27 +74,36 @@ class Data(Corpus):
 
     @model_validator(mode="after")
     def _some_data(self) -> Data:
-        if self.given == bool(self.mix):
+        if (self.given and self.mix) or not (self.given or self.mix or self.imported):
             raise ValueError("give training data either directly (corpus, source and target, pairs, or text) or in mix")
         if not all(corpus.given for corpus in self.mix):
             raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
         if len({corpus.plain for corpus in self.mix}) > 1:
             raise ValueError("mix has pairs and plain text: it must be one or the other")
+        if self.held_out and all(corpus.text is None for corpus in (self.mix or [self])):
+            raise ValueError("held_out is for files of plain text: other data name valid and test, or have their own")
         return self
 
     @property
     def is_text(self) -> bool:
         """Whether the recipe trains on plain text, not on pairs."""
-        return self.mix[0].plain if self.mix else self.plain
+        if self.mix:
+            return self.mix[0].plain
+        return self.plain if self.given else self.imported == "text"
+
+
+Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece"]
 
 
 class Text(Settings):
     """How text becomes tokens."""
 
-    unit: Literal["bpe", "char", "word"] = Field("bpe", description="byte-level BPE (lossless), characters, or words")
+    unit: Unit = Field(
+        "bpe", description="byte-level BPE (lossless), characters, or words; imported: wordpiece, sentencepiece"
+    )
     vocabulary: int = Field(8000, ge=260, description="most tokens in a vocabulary, special ones included")
     shared: bool = Field(True, description="one vocabulary for both sides")
-    target_unit: Literal["bpe", "char", "word"] | None = Field(
+    target_unit: Unit | None = Field(
         None, description="another unit for the target, where the vocabulary is not shared"
     )
     sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn by seed")
@@ -180,11 +192,17 @@ class RecurrentSettings(SizedSettings):
     )
     heads: int = Field(4, ge=1, description='heads of attention = "heads"; they share the width')
     feed: Literal["start", "every"] = Field(
-        "start", description='without attention: the source vector starts the decoder, or is fed to it at "every" step'
+        "start", description='the source vector starts the decoder, or is also fed to it at "every" step'
     )
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
     max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
     tied: bool = Field(True, description="output projection = target embedding (= source embedding if shared)")
+
+    @model_validator(mode="after")
+    def _heads_share(self) -> RecurrentSettings:  # only where there are heads
+        if self.attention == "heads" and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
 
     @model_validator(mode="after")
     def _directions_share(self) -> RecurrentSettings:
@@ -232,6 +250,9 @@ class GPTSettings(SizedSettings):
     )
     reach: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
     memory: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
+    unused: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="ids that are never predicted: those that an imported model did not have"
+    )
 
 
 class BertSettings(SizedSettings):
@@ -302,6 +323,7 @@ class Training(Settings):
     )
     schedule: Literal["noam", "cosine", "linear", "constant"] = Field("noam", description="shape after the warm-up")
     warmup: int = Field(4000, ge=1, description="steps of linear warm-up")
+    final_rate: float = Field(0.0, ge=0, le=1, description="cosine and linear fall to this share of the peak")
     betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="Adam's decay rates")
     weight_decay: float = Field(0.0, ge=0, description="adamw only, on matrices")
     clip: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
@@ -359,10 +381,16 @@ class Recipe(Settings):
         if isinstance(model, BertSettings):
             if (model.task == "fill") != self.data.is_text:
                 raise ValueError('task = "fill" needs plain text (data.text); "classify" needs pairs of text and class')
+            if model.task == "fill" and self.data.documents == "stream":
+                raise ValueError('bert reads whole documents: data.documents must be "line" or "paragraph"')
             if model.task == "classify" and self.text.shared:
                 raise ValueError('task = "classify" needs text.shared = false: classes have a vocabulary of their own')
         elif self.data.is_text and not isinstance(model, GPTSettings):
-            raise ValueError(f'the {model.family} family translates and needs pairs; plain text is for gpt and bert')
+            raise ValueError(f"the {model.family} family translates and needs pairs; plain text is for gpt and bert")
         if self.data.is_text and not self.text.shared:
             raise ValueError("plain text has one side: text.shared must be true")
+        if self.data.is_text and self.training.best == "bleu":
+            raise ValueError('best = "bleu" needs translations; for plain text it is "loss"')
+        if self.data.is_text and isinstance(model, GPTSettings) and self.training.best == "exact":
+            raise ValueError('best = "exact" needs an answer that can be right; for text that goes on it is "loss"')
         return self

@@ -1,6 +1,6 @@
 """Text to tokens and back: byte-level BPE, characters, or words."""
 
-from regard.text.sides import encode_side
+from regard.text.sides import encode_side, encode_stream
 from regard.text.tokenizers import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
 
-__all__ = ["BEGIN", "END", "FILL", "UNKNOWN", "Tokenizer", "encode_side", "train"]
+__all__ = ["BEGIN", "END", "FILL", "UNKNOWN", "Tokenizer", "encode_side", "encode_stream", "train"]

@@ -5,17 +5,21 @@ No special id has a spelling: text that happens to contain `</s>` or `<2de>` is 
 never be steered or stopped by what somebody typed.
 
 `bpe` and `char` are lossless, `decode(encode(text)) == text`, because all 256 bytes are in their vocabularies. `word`
-is not: spacing becomes single spaces, and words that were not learnt are lost.
+is not: spacing becomes single spaces, and words that were not learnt are lost. `wordpiece` and `sentencepiece` come
+with imported models; they are read and written, not trained.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import tokenizers as library
@@ -33,6 +37,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """Where the vocabulary of an imported model came from.
+
+    `ids` holds for each of our ids theirs, -1 where they had none; two of ours may have been one of theirs. `marks` is
+    how they spelt the special ids and the tags.
+    """
+
+    ids: list[int]
+    marks: list[str | None]
+
+
 class Tokenizer(ABC):
     """A vocabulary, and the way from text to ids and back.
 
@@ -42,6 +58,7 @@ class Tokenizer(ABC):
     """
 
     unit: ClassVar[str]
+    foreign: Foreign | None = None  # of an imported model's
 
     def __init__(self, tags: Sequence[str], count: int) -> None:
         """`count` is the number of pieces, which follow the special ids and the tags."""
@@ -55,6 +72,10 @@ class Tokenizer(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.unit} tokenizer, {len(self)} tokens>"
+
+    def target_side(self) -> Tokenizer:
+        """The tokenizer of the target side where one vocabulary serves both: this one, unless the sides cut apart."""
+        return self
 
     def tag(self, name: str) -> int:
         """The id of a tag."""
@@ -108,7 +129,8 @@ class Tokenizer(ABC):
     def to_json(self) -> str:
         """Everything about the tokenizer as JSON."""
         head = {"format": "regard tokenizer", "version": VERSION, "unit": self.unit, "tags": list(self.tags)}
-        return json.dumps(head | self._content(), ensure_ascii=False, separators=(",", ":"))
+        origin = {} if self.foreign is None else {"foreign": asdict(self.foreign)}
+        return json.dumps(head | self._content() | origin, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
@@ -118,7 +140,13 @@ class Tokenizer(ABC):
             found, version = content.pop("format"), content.pop("version")
             if (found, version) != ("regard tokenizer", VERSION):
                 raise UserError(f"not a tokenizer this version can read: format {found!r}, version {version!r}")
-            return UNITS[content.pop("unit")](**content)
+            origin = content.pop("foreign", None)
+            tokenizer: Tokenizer = UNITS[content.pop("unit")](**content)
+            if origin is not None:
+                tokenizer.foreign = Foreign(**origin)
+                if len(tokenizer.foreign.ids) != len(tokenizer):
+                    raise ValueError(f"{len(tokenizer.foreign.ids)} foreign ids for {len(tokenizer)} tokens")
+            return tokenizer
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a tokenizer file, or a damaged one: {error}") from error
 
@@ -221,7 +249,115 @@ class WordTokenizer(Tokenizer):
         return {"words": self.words}
 
 
-UNITS: dict[str, Any] = {kind.unit: kind for kind in (BytePairTokenizer, CharacterTokenizer, WordTokenizer)}
+class WordPieceTokenizer(Tokenizer):
+    """BERT's pieces: words cut into the longest pieces that are known, those inside a word written with ## in front.
+
+    Lossy: text is cleaned, perhaps lower-cased and stripped of accents; spacing becomes single spaces; a word that the
+    pieces cannot spell becomes UNKNOWN.
+    """
+
+    unit = "wordpiece"
+    inside = "##"
+    _unknown = "[UNK]"  # what the library calls it; no text spells it, because brackets are cut from words
+
+    def __init__(
+        self, tags: Sequence[str], words: Sequence[str], lowercase: bool, strip_accents: bool | None, chinese: bool
+    ) -> None:
+        self.words = list(words)
+        self.lowercase, self.strip_accents, self.chinese = lowercase, strip_accents, chinese
+        super().__init__(tags, len(self.words))
+        vocabulary = {word: self.first + index for index, word in enumerate(self.words)} | {self._unknown: UNKNOWN}
+        self._library = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token=self._unknown))
+        self._library.normalizer = library.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+        )
+        self._library.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        try:
+            return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
+        except TypeError as error:  # what the library says of a lone surrogate
+            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [token - self.first for token in ids if token >= self.first]
+        return "".join(self._piece(index, place == 0) for place, index in enumerate(known))
+
+    def _piece(self, index: int, fresh: bool) -> str:
+        word = self.words[index]
+        if fresh:
+            return word
+        return word.removeprefix(self.inside) if word.startswith(self.inside) else " " + word
+
+    def _line_breaks(self) -> list[int]:
+        return [self.first + index for index, word in enumerate(self.words) if "\n" in word or "\r" in word]
+
+    def _content(self) -> dict[str, Any]:
+        settings = {"lowercase": self.lowercase, "strip_accents": self.strip_accents, "chinese": self.chinese}
+        return {"words": self.words, **settings}
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Pieces as a SentencePiece model cuts them; what is not among `words` becomes UNKNOWN.
+
+    `model` is the SentencePiece file in base 64; `target_model` another one for the target side, where one vocabulary
+    serves two languages that are cut differently. `▁` begins a word; pieces such as <0x0A> are single bytes. Lossy, as
+    the model's own normalisation is.
+    """
+
+    unit = "sentencepiece"
+    space = "▁"
+
+    def __init__(self, tags: Sequence[str], words: Sequence[str], model: str, target_model: str | None = None) -> None:
+        self.words, self.model, self.target_model = list(words), model, target_model
+        super().__init__(tags, len(self.words))
+        self._ids = {word: self.first + index for index, word in enumerate(self.words)}
+        self._bytes = [self._spelt(word) for word in self.words]
+
+    def _spelt(self, word: str) -> bytes:
+        single = re.fullmatch("<0x([0-9A-F]{2})>", word)
+        return bytes.fromhex(single[1]) if single else word.replace(self.space, " ").encode()
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            import sentencepiece
+        except ImportError:
+            raise UserError("this model's text needs sentencepiece: pip install 'regard[formats]'") from None
+        return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+
+    def target_side(self) -> Tokenizer:
+        if self.target_model is None:
+            return self
+        other = SentencePieceTokenizer(self.tags, self.words, self.target_model)
+        other.foreign = self.foreign
+        return other
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        try:
+            cut = self._library.encode(texts, out_type=str)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+        return [[self._ids.get(word, UNKNOWN) for word in words] for words in cut]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = b"".join(self._bytes[token - self.first] for token in ids if token >= self.first)
+        return text.decode("utf-8", errors="replace").strip()
+
+    def _piece(self, index: int, fresh: bool) -> str:
+        text = self._bytes[index].decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if fresh else text
+
+    def _line_breaks(self) -> list[int]:
+        return [self.first + index for index, word in enumerate(self._bytes) if b"\n" in word or b"\r" in word]
+
+    def _content(self) -> dict[str, Any]:
+        target = {} if self.target_model is None else {"target_model": self.target_model}
+        return {"words": self.words, "model": self.model, **target}
+
+
+LEARNT = (BytePairTokenizer, CharacterTokenizer, WordTokenizer)
+UNITS: dict[str, Any] = {kind.unit: kind for kind in (*LEARNT, WordPieceTokenizer, SentencePieceTokenizer)}
 
 
 def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) -> Tokenizer:
@@ -229,8 +365,10 @@ def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) 
 
     A small corpus may not fill it: no BPE piece is learnt that was seen only once.
     """
-    if unit not in UNITS:
-        raise UserError(f"no such unit of text: {unit!r} (choose from {', '.join(UNITS)})")
+    learnt = [kind.unit for kind in LEARNT]
+    if unit not in learnt:
+        what = "only imported models have" if unit in UNITS else "no such unit of text:"
+        raise UserError(f"{what} {unit!r} (choose from {', '.join(learnt)})")
     if len(set(tags)) < len(tags) or not all(tags):
         raise UserError(f"tags must differ and not be empty: {', '.join(map(repr, tags))}")
     marks = len(SPECIALS) + len(tags)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from regard import weights
-from regard.data.packing import Packer
+from regard.data.packing import Position
 from regard.devices import autocast
 from regard.errors import UserError
 from regard.files import reason, write_text
@@ -29,6 +29,14 @@ from regard.training.validation import Look, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite
+
+
+class Packing(Protocol):
+    """Where batches come from: a stream that goes on from any position, and any single batch again."""
+
+    def batches(self, position: Position) -> Iterator[tuple[PairBatch, Position]]: ...
+
+    def batch_at(self, step: int) -> PairBatch: ...
 
 
 class Interrupted(Exception):
@@ -80,7 +88,7 @@ class Trainer:
 
     run: Run
     model: Translator
-    packer: Packer
+    packer: Packing
     validator: Validator
     reporter: Reporter
     device: torch.device
@@ -242,7 +250,8 @@ class Trainer:
         progress = self.progress
         look = self.validator.look(model)
         self._tick()
-        value = look.bleu if self.settings.best == "bleu" and look.bleu is not None else -look.loss
+        value = {"bleu": look.bleu, "exact": look.exact}.get(self.settings.best)
+        value = -look.loss if value is None else value
         better = math.isfinite(value) and (progress.best is None or value > progress.best)
         self._write("valid", weights=what, **look.numbers(), better=better, seconds=round(progress.seconds, 1))
         if better:

@@ -16,6 +16,8 @@ PLAIN_EVERY = 10.0  # seconds between plain progress lines
 class Reporter:
     """Says nothing: the base of the others, and what --quiet uses."""
 
+    members = "pairs"  # what the data are made of: pairs, documents, or lines of a stream
+
     def __enter__(self) -> Reporter:
         return self
 
@@ -24,11 +26,15 @@ class Reporter:
     ) -> None:
         return None
 
+    @property
+    def held_out(self) -> str:
+        return "pairs" if self.members == "pairs" else "text"
+
     def say(self, line: str) -> None:
         """A line of news."""
 
     def counted(self, what: str, count: int) -> None:
-        """So many pairs of a corpus were made ready."""
+        """So many pairs, documents or lines of a corpus were made ready."""
 
     def start(self, step: int, steps: int) -> None:
         """Training begins, or goes on, after `step`."""
@@ -54,7 +60,7 @@ class Plain(Reporter):
     def counted(self, what: str, count: int) -> None:
         if time.monotonic() - self.shown >= PLAIN_EVERY / 2:
             self.shown = time.monotonic()
-            self.say(f"{what}: {count:,} pairs so far")
+            self.say(f"{what}: {count:,} {self.members} so far")
 
     def say(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
@@ -87,9 +93,10 @@ class Plain(Reporter):
         if kind == "train":
             self.loss = numbers["loss"]
         elif kind == "stop":
-            self.say(f"stopped after step {step:,}: nothing better in {numbers['looks']} looks at the held-out pairs")
+            looks = f"{numbers['looks']} looks at the held-out {self.held_out}"
+            self.say(f"stopped after step {step:,}: nothing better in {looks}")
         else:
-            self.say(_look_line(step, numbers))
+            self.say(f"held-out {self.held_out} {_look_line(step, numbers)}")
 
     def samples(self, samples: list[dict[str, str]]) -> None:
         for sample in samples[:1]:
@@ -169,10 +176,14 @@ def pick(quiet: bool) -> Reporter:
 def _look_line(step: int, numbers: dict[str, Any]) -> str:
     parts = [f"loss {numbers['loss']:.3f}", f"perplexity {numbers['perplexity']:.2f}"]
     if "bleu" in numbers:
-        parts += [f"BLEU {numbers['bleu']:.2f}", f"exact {numbers['exact']:.1f} %"]
+        parts += [f"BLEU {numbers['bleu']:.2f}"]
+    if "exact" in numbers:
+        parts += [f"exact {numbers['exact']:.1f} %"]
+    if "bits_per_byte" in numbers:
+        parts += [f"{numbers['bits_per_byte']:.3f} bits a byte"]
     kept = ", the best so far" if numbers["better"] else ""
     which = "" if numbers["weights"] == "step" else f" ({numbers['weights']})"
-    return f"held-out pairs after step {step:,}{which}: {', '.join(parts)}{kept}"
+    return f"after step {step:,}{which}: {', '.join(parts)}{kept}"
 
 
 def _clock(seconds: float) -> str:

@@ -15,6 +15,8 @@ def peak_rate(settings: Training, width: int) -> float:
 def rate(settings: Training, width: int, step: int) -> float:
     """Linear warm-up to the peak, then a fall of the chosen shape; the first update is step 1.
 
+    linear and cosine fall to `final_rate` times the peak at the last step.
+
     noam is the paper's width^-0.5 · min(step^-0.5, step · warmup^-1.5) when the peak is the paper's.
     """
     peak = peak_rate(settings, width)
@@ -25,4 +27,5 @@ def rate(settings: Training, width: int, step: int) -> float:
     if settings.schedule == "constant":
         return peak
     left = 1 - min((step - settings.warmup) / max(settings.steps - settings.warmup, 1), 1.0)
-    return peak * left if settings.schedule == "linear" else peak * 0.5 * (1 - math.cos(math.pi * left))
+    shape = left if settings.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+    return peak * (settings.final_rate + (1 - settings.final_rate) * shape)

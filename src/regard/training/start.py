@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard import devices, weights
-from regard.data.packing import Packer, fill
+from regard.data.packing import Batches, Packer, Windows, fill
 from regard.data.sources import corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_tokenizers
 from regard.errors import UserError
 from regard.files import alone
 from regard.models import Translator
 from regard.recipes import differences
-from regard.recipes.schema import Recipe
+from regard.recipes.schema import BertSettings, Recipe
 from regard.runs import Run
-from regard.training.loop import Trainer
+from regard.text import Tokenizer
+from regard.text.sides import MASK
+from regard.training.loop import Packing, Trainer
 from regard.training.report import Reporter, pick
-from regard.training.validation import Validator
+from regard.training.validation import validator
 
 # What the same run may have changed when it is taken up again; anything else would make it another run.
 MAY_CHANGE = {
@@ -47,6 +50,7 @@ def train(
     `start_from` is another run whose weights (and tokenizers) this one begins with.
     """
     reporter = pick(quiet)
+    reporter.members = _members(recipe)
     where = devices.pick(device)
     origin = Run(start_from) if start_from is not None else None
     for corpus in corpora(recipe.data):  # what is not there is said before the long work
@@ -55,22 +59,19 @@ def train(
     run = _open(recipe, Path(out))
     settings = run.recipe.training
     if not run.has_tokenizers():
-        if origin is None:
-            reporter.say("learning the vocabulary")
-            run.save_tokenizers(*learn_tokenizers(recipe))
-        else:
-            run.save_tokenizers(*origin.tokenizers)
+        run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
     packer = _pack(recipe, stores, static=where.type == "cuda")
+    batches = _with_gaps(recipe, packer, run.tokenizers[0]) if _fills_gaps(recipe) else packer
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
         model.begin_with(weights.load(origin.best)[0], origin.best)
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
-    validator = Validator(recipe, run.tokenizers, watched, where)
+    looks = validator(recipe, run.tokenizers, watched, where)
     with alone(run.path, "training"):
-        Trainer(run, model, packer, validator, reporter, where).train()
+        Trainer(run, model, batches, looks, reporter, where).train()
     return run
 
 
@@ -101,33 +102,86 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
             )
 
 
-def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Packer:
+def _tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
+    """Another run's, or learnt. Where that run had one for both sides and this one has two, the target's is learnt."""
+    if origin is not None and recipe.text.shared == origin.recipe.text.shared:
+        return origin.tokenizers
+    if origin is not None and recipe.text.shared:
+        raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
+    reporter.say("learning the vocabulary" if origin is None else "learning the target's vocabulary")
+    source, target = learn_tokenizers(recipe)
+    return (source if origin is None else origin.tokenizers[0]), target
+
+
+def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
+    weights, settings = [corpus.weight for corpus in corpora(recipe.data)], recipe.training
+    if recipe.data.is_text and recipe.data.documents == "stream":
+        context = recipe.model.max_positions
+        return Windows(stores, weights, context=context, batch_tokens=settings.batch_tokens, seed=settings.seed)
     return Packer(
         stores,
-        [corpus.weight for corpus in corpora(recipe.data)],
-        target_budget=recipe.training.batch_tokens,
-        seed=recipe.training.seed,
-        pool=recipe.training.pool,
+        weights,
+        target_budget=settings.batch_tokens,
+        seed=settings.seed,
+        pool=settings.pool,
         static=static,
     )
 
 
+def _fills_gaps(recipe: Recipe) -> bool:
+    return recipe.data.is_text and isinstance(recipe.model, BertSettings)
+
+
+def _with_gaps(recipe: Recipe, packer: Batches, tokenizer: Tokenizer) -> Packing:
+    from regard.data.masking import Masked
+
+    assert isinstance(recipe.model, BertSettings)
+    gaps = tokenizer.tag(MASK)
+    return Masked(packer, recipe.training.seed, recipe.model.masked, gaps, tokenizer.first, len(tokenizer))
+
+
+def _members(recipe: Recipe) -> str:
+    """What the data are made of."""
+    if not recipe.data.is_text:
+        return "pairs"
+    return "lines" if recipe.data.documents == "stream" else "documents"
+
+
 def _say_what(
-    reporter: Reporter, run: Run, model: Translator, stores: list[TokenStore], packer: Packer, device: torch.device
+    reporter: Reporter, run: Run, model: Translator, stores: list[TokenStore], packer: Batches, device: torch.device
 ) -> None:
     """The facts of a run, before it starts."""
-    kept, empty, long = (
-        sum(getattr(store.report, name) for store in stores) for name in ("pairs", "dropped_empty", "dropped_long")
-    )
-    kept, long = kept - packer.dropped_long, long + packer.dropped_long  # too long for a batch is too long
-    dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
     full = fill(packer.batch_at(0))
     source, target = run.tokenizers
     sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
     count = sum(p.numel() for p in model.parameters())
-    reporter.say(f"data: {kept:,} pairs, {dropped}; vocabulary {sizes}")
+    reporter.say(f"data: {_what_data(reporter.members, stores, packer)}; vocabulary {sizes}")
+    rows = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
     reporter.say(
-        f"batches: {packer.target_budget:,} target and {packer.source_budget:,} source tokens; of the first, "
+        f"batches: {rows if packer.source_budget else f'{packer.target_budget:,} tokens'}; of the first, "
         + ", ".join(f"{name} {value:.0%} full" for name, value in full.items())
     )
     reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
+
+
+def _what_data(members: str, stores: list[TokenStore], packer: Batches) -> str:
+    """How much there is to train on, and what was left out."""
+    facts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}
+    empty, long = (
+        facts["dropped_empty"],
+        facts["dropped_long"] + packer.dropped_long,
+    )
+    if members == "pairs":
+        dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
+        return f"{facts['pairs'] - packer.dropped_long:,} pairs, {dropped}"
+    cut = members == "documents" and facts["pairs"] > facts["documents"]
+    pieces = f" in {facts['pairs']:,} pieces" if cut else ""
+    return f"{facts['documents']:,} {members}{pieces}, {_rounded(facts['target_tokens'])} tokens"
+
+
+def _rounded(count: int) -> str:
+    """
+    >>> _rounded(2_100_400), _rounded(12_345)
+    ('2.1 million', '12,345')
+    """
+    return f"{count / 1e6:,.1f} million" if count >= 1_000_000 else f"{count:,}"

@@ -1,39 +1,46 @@
-"""Looks at held-out pairs during training: loss, perplexity, BLEU, and a few translations to read."""
+"""Looks at held-out data during training: loss, perplexity, what fits the task, and a few outputs to read."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 
 from regard.data.packing import sentence_batches
 from regard.decoding.lines import LineTranslator
 from regard.devices import autocast
 from regard.evaluation import score_texts
 from regard.models import Translator
-from regard.recipes.schema import Recipe
+from regard.recipes.schema import BertSettings, Recipe
 from regard.rows import PairBatch
-from regard.text import BEGIN, Tokenizer, encode_side
+from regard.text import BEGIN, END, Tokenizer, encode_side
+from regard.text.sides import MASK, cut, front_of
 
 SAMPLES = 3
+PROMPT_WORDS = 6  # of a held-out text, for the model to go on from
+SAMPLE_TOKENS = 60
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look: mean negative log-likelihood a target token, and what the translations were worth."""
+    """One look: mean negative log-likelihood a target token, and what the outputs were worth."""
 
     loss: float
     bleu: float | None = None
     chrf: float | None = None
     exact: float | None = None
     samples: list[dict[str, str]] = field(default_factory=list)
+    bits_per_byte: float | None = None
 
     def numbers(self) -> dict[str, float]:
-        named = {"loss": self.loss, "perplexity": math.exp(min(self.loss, 80)), "bleu": self.bleu, "chrf": self.chrf}
-        return {k: round(v, 6) for k, v in {**named, "exact": self.exact}.items() if v is not None}
+        named = {"loss": self.loss, "perplexity": math.exp(min(self.loss, 80)), "bits_per_byte": self.bits_per_byte}
+        named |= {"bleu": self.bleu, "chrf": self.chrf, "exact": self.exact}
+        return {k: round(v, 6) for k, v in named.items() if v is not None}
 
 
 def pair_batches(
@@ -41,7 +48,8 @@ def pair_batches(
 ) -> list[tuple[list[int], PairBatch]]:
     """Text pairs as batches for teacher forcing, each with the indices of its pairs, alike in length."""
     first = recipe.data.mix[0] if recipe.data.mix else recipe.data
-    sides = []
+    front, sides = front_of(recipe), []
+    read = 1 if recipe.data.is_text else 0  # the side that marks go in front of
     for side, tag in enumerate((first.source_tag, first.target_tag)):
         tokens, _ = encode_side(
             tokenizers[side],
@@ -49,9 +57,12 @@ def pair_batches(
             tag=tag,
             longest=recipe.model.max_positions,
             lowercase=recipe.data.lowercase,
+            front=front if side == read else (),
         )
         sides.append(tokens)
     sources, targets = sides
+    if recipe.data.is_text:
+        sources = [[] for _ in targets]
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))
     return [(g, PairBatch.of([sources[i] for i in g], [targets[i] for i in g], begin=BEGIN)) for g in groups]
@@ -76,11 +87,13 @@ class Validator:
         model.eval()
         try:
             with torch.no_grad(), autocast(self.recipe.training.precision, self.device):
-                total = sum(model.loss(batch).item() for batch in self._batches)
-                loss = total / sum(batch.tokens for batch in self._batches)
-                return self._translate(model, loss)
+                return self._measure(model)
         finally:
             model.train(training)
+
+    def _measure(self, model: Translator) -> Look:
+        total = sum(model.loss(batch).item() for batch in self._batches)
+        return self._translate(model, total / sum(batch.tokens for batch in self._batches))
 
     def _translate(self, model: Translator, loss: float) -> Look:
         """Greedy translations of the first held-out lines: quick, and enough to see progress."""
@@ -96,3 +109,111 @@ class Validator:
             for (source, target), output in list(zip(chosen, outputs, strict=True))[:SAMPLES]
         ]
         return Look(loss, scores.bleu, scores.chrf, scores.exact, samples)
+
+
+class ContinuationValidator(Validator):
+    """Measures a model that continues text: its loss on the held-out text, and a few continuations to read."""
+
+    def _measure(self, model: Translator) -> Look:
+        from regard.evaluation.perplexity import text_perplexity
+
+        context = self.recipe.model.max_positions
+        score = text_perplexity(
+            model,
+            self.tokenizers[1],
+            [text for _, text in self.pairs],
+            context=context,
+            stride=context,
+            stream=self.recipe.data.documents == "stream",
+            device=self.device,
+            batch_tokens=max(self.recipe.training.batch_tokens, 2048),
+        )
+        return Look(score.loss, samples=self._continuations(model), bits_per_byte=score.bits_per_byte)
+
+    def _continuations(self, model: Translator) -> list[dict[str, str]]:
+        """What the model makes of the beginnings of a few held-out texts."""
+        from regard.decoding.continuing import Continuer
+
+        chosen = self._texts()[: min(SAMPLES, self.recipe.training.validate_lines)]
+        if not chosen:
+            return []
+        ends = [_end_of_words(text, PROMPT_WORDS) for text in chosen]
+        prompts = [text[:end] for text, end in zip(chosen, ends, strict=True)]
+        outputs = Continuer.for_recipe(model, self.tokenizers, self.recipe)(prompts, tokens=SAMPLE_TOKENS)
+        return [
+            {"source": prompt, "reference": text[end:], "output": output.texts[0]}
+            for prompt, text, end, output in zip(prompts, chosen, ends, outputs, strict=True)
+        ]
+
+    def _texts(self) -> list[str]:
+        """The first documents; of a stream, what stands at its beginning and after each third."""
+        if self.recipe.data.documents != "stream":
+            return [text for _, text in self.pairs[:SAMPLES]]
+        text = self.pairs[0][1]
+        lines = [text.find("\n", len(text) * part // SAMPLES) + 1 if part else 0 for part in range(SAMPLES)]
+        return [text[at : at + 500] for at in lines if text[at : at + 500].strip()]
+
+
+class GapValidator(Validator):
+    """Measures a model that fills gaps in: always the same gaps, so that looks can be compared."""
+
+    @cached_property
+    def _batches(self) -> list[PairBatch]:
+        from regard.data.masking import generator, mask_batch
+
+        tokenizer, front = self.tokenizers[0], front_of(self.recipe)
+        room = self.recipe.model.max_positions - len(front) - 1
+        tokens = tokenizer.encode_batch([text for _, text in self.pairs])
+        pieces = [[*front, *piece, END] for ids in tokens for piece in cut(ids, room)]
+        groups = sentence_batches(list(map(len, pieces)), max(self.recipe.training.batch_tokens, 2048))
+        random = generator(self.recipe.training.seed)
+        settings = self.recipe.model
+        assert isinstance(settings, BertSettings)
+        whole = [PairBatch.of([[] for _ in g], [pieces[i] for i in g], begin=BEGIN) for g in groups]
+        return [
+            mask_batch(
+                batch,
+                random,
+                share=settings.masked,
+                mask_id=tokenizer.tag(MASK),
+                first_piece=tokenizer.first,
+                vocabulary=len(tokenizer),
+            ).to(self.device)
+            for batch in whole
+        ]
+
+    def _measure(self, model: Translator) -> Look:
+        total, right, gaps = 0.0, 0, sum(batch.tokens for batch in self._batches)
+        for batch in self._batches:
+            logits = model(batch)[batch.counted].float()
+            labels = batch.labels[batch.counted]
+            total += F.cross_entropy(logits, labels, reduction="sum").item()
+            right += int((logits.argmax(-1) == labels).sum())
+        return Look(total / gaps, exact=100 * right / gaps, samples=self._filled(model))
+
+    def _filled(self, model: Translator) -> list[dict[str, str]]:
+        """A few texts with their gaps, with the best guess in each, and as they were."""
+        batch = self._batches[0]
+        if not self.recipe.training.validate_lines or batch.counted is None:
+            return []
+        guessed = torch.where(batch.counted, model(batch).argmax(-1), batch.source.ids)
+        rows = [batch.source.rows.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
+        show = self.tokenizers[0].pieces
+        texts = [["".join(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
+        return [{"source": a, "reference": b, "output": c} for a, b, c in zip(*texts, strict=True)]
+
+
+def validator(
+    recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer], pairs: list[tuple[str, str]], device: torch.device
+) -> Validator:
+    """The one that suits what a recipe trains: translation (or classes), text that goes on, or text with gaps."""
+    if not recipe.data.is_text:
+        return Validator(recipe, tokenizers, pairs, device)
+    kind = GapValidator if recipe.model.family == "bert" else ContinuationValidator
+    return kind(recipe, tokenizers, pairs, device)
+
+
+def _end_of_words(text: str, count: int) -> int:
+    """Where the first so many words of a text end."""
+    found = re.match(rf"\s*(\S+\s+){{0,{count - 1}}}\S+", text)
+    return found.end() if found else 0

@@ -1,6 +1,7 @@
 """Corpora that come with the package and are made on the spot: nothing to download, any amount, the same every time.
 
-`en-es` is English and Spanish from a grammar; `copy`, `reverse` and `sort` are rows of letters.
+`en-es` is English and Spanish from a grammar; `stories` is plain text, pairs without a source; `moods` are stories and
+how they leave their main character; `copy`, `reverse` and `sort` are rows of letters.
 
     >>> next(pairs("en-es", "test")).target
     'este gato es muy grande'
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from regard.data.builtin import en_es, symbols
+from regard.data.builtin.stories import MOOD_COUNTS, STORY_COUNTS, stories
 from regard.errors import UserError
 
-CORPORA = ("en-es", "copy", "reverse", "sort")
+CORPORA = ("en-es", "stories", "moods", "copy", "reverse", "sort")
 NO_FEATURES: frozenset[str] = frozenset()
 
 
@@ -24,7 +26,7 @@ class Pair:
     source: str
     target: str
     alignment: tuple[tuple[int, int], ...]  # (source word, target word)
-    features: frozenset[str]  # of en_es.FEATURES; empty for symbols
+    features: frozenset[str]  # of en_es.FEATURES; empty for other corpora
 
 
 def splits(corpus: str) -> tuple[str, ...]:
@@ -37,14 +39,18 @@ def pairs(corpus: str, split: str, count: int | None = None, seed: int = 0) -> I
     counts = _counts(corpus)
     if split not in counts:
         raise UserError(f"corpus {corpus!r} has no split {split!r}; it has {', '.join(counts)}")
-    stream = _sentences(split, seed) if corpus == "en-es" else _rows(corpus, split, seed)
+    if corpus == "en-es":
+        stream = _sentences(split, seed)
+    else:
+        stream = (_told if corpus in ("stories", "moods") else _rows)(corpus, split, seed)
     return islice(stream, counts[split] if count is None else count)
 
 
 def _counts(corpus: str) -> dict[str, int]:
     if corpus not in CORPORA:
         raise UserError(f"there is no built-in corpus {corpus!r}; there are {', '.join(CORPORA)}")
-    return en_es.COUNTS if corpus == "en-es" else symbols.COUNTS
+    named = {"en-es": en_es.COUNTS, "stories": STORY_COUNTS, "moods": MOOD_COUNTS}
+    return named.get(corpus, symbols.COUNTS)
 
 
 def _sentences(split: str, seed: int) -> Iterator[Pair]:
@@ -56,3 +62,9 @@ def _rows(task: str, split: str, seed: int) -> Iterator[Pair]:
     for letters, order in symbols.rows(task, split, seed):
         alignment = tuple(sorted((i, j) for j, i in enumerate(order)))
         yield Pair(" ".join(letters), " ".join(letters[i] for i in order), alignment, NO_FEATURES)
+
+
+def _told(corpus: str, split: str, seed: int) -> Iterator[Pair]:
+    for story in stories(corpus, split, seed):
+        source, target = ("", story.text) if corpus == "stories" else (story.told, story.mood)
+        yield Pair(source, target, (), NO_FEATURES)

@@ -1,0 +1,97 @@
+"""What long texts cost: time and memory of a training step under each mask, as the text grows.
+
+    python bench/long_text.py [--out FILE.json] [--threads 2] [--kernel auto|fused]
+
+Two layers of width 256 and 4 heads, one text, forward and backward, on the CPU. Every case runs in a process of its
+own, so that the peak of its resident memory is its own too; what is shown is how far it rose above what the process
+held before the first step. The first step also finds out which keys each lot of queries sees; later ones know it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LENGTHS = (1024, 2048, 4096, 8192)
+MASKS = ("causal", "window", "strided", "fixed")
+MODEL = {"width": 256, "heads": 4, "layers": 2, "inner": 1024, "dropout": 0.0, "reach": 128, "positions": "rotary"}
+VOCABULARY = 256
+
+
+def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, float]:
+    """Seconds of the first step and of a later one, and the megabytes that the steps needed at most."""
+    import torch
+
+    from regard import attention
+    from regard.models.gpt import GPT
+    from regard.recipes.schema import GPTSettings
+    from regard.rows import PairBatch, TokenRow
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    settings = GPTSettings.model_validate({**MODEL, "mask": mask, "max_positions": length})
+    model = GPT(settings, VOCABULARY, VOCABULARY).train()
+    row = TokenRow.of([torch.randint(0, VOCABULARY, (length,)).tolist()])
+    batch = PairBatch(TokenRow.of([[]]), row, row.ids.roll(-1))
+    before = _peak()
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        with attention.kernel(kernel):
+            model.loss(batch).backward()
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad()
+    return {"first": seconds[0], "seconds": seconds[1], "megabytes": _peak() - before}
+
+
+def _peak() -> float:
+    """The most memory this process has had resident so far, in megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def in_own_process(mask: str, length: int, threads: int, kernel: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--case", mask, str(length), "--threads", str(threads), "--kernel", kernel]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def table(results: dict[str, dict[int, dict[str, float]]], field: str, form: str) -> str:
+    lines = [f"{'':>8}" + "".join(f"{mask:>10}" for mask in results)]
+    for length in next(iter(results.values())):
+        lines.append(f"{length:>8}" + "".join(f"{cases[length][field]:>10{form}}" for cases in results.values()))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kernel", default="auto", help="auto, fused or blocks")
+    parser.add_argument("--case", nargs=2, metavar=("MASK", "LENGTH"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(measure(given.case[0], int(given.case[1]), given.threads, given.kernel)))
+        return
+    import torch
+
+    about = f"{platform.machine()}, {given.threads} threads, torch {torch.__version__}, kernel {given.kernel}"
+    results = {mask: {n: in_own_process(mask, n, given.threads, given.kernel) for n in LENGTHS} for mask in MASKS}
+    print(f"{about}\n\nseconds a step\n{table(results, 'seconds', '.2f')}")
+    print(f"\nseconds of the first step\n{table(results, 'first', '.2f')}")
+    print(f"\nmegabytes at the peak\n{table(results, 'megabytes', '.0f')}")
+    if given.out:
+        given.out.write_text(json.dumps({"about": about, "model": MODEL, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Why attention trains better, measured: three figures and the numbers behind them.
+
+    python docs/pictures/why_attention.py gradient             # untrained models of the ladder's recipes
+    python docs/pictures/why_attention.py gradient runs/a ...  # trained ones
+    python docs/pictures/why_attention.py loss runs/a runs/b ...
+    python docs/pictures/why_attention.py speed
+
+Each writes docs/pictures/why-NAME.svg (--out FOLDER writes elsewhere) and prints its numbers, as JSON with --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from regard.evaluation.compare import distinct_names, in_words
+from regard.inside.charts import Chart, Point, Series, columned, svg, table
+from regard.models import Translator, build
+from regard.recipes import load
+from regard.rows import PairBatch
+from regard.runs import Run
+from regard.text import BEGIN, END
+
+RUNGS = ["ladder-lstm", "ladder-gru", "ladder-dot", "ladder-additive", "ladder-transformer"]
+LENGTHS = [4, 8, 16, 32, 64, 128]  # of source and target, in tokens
+LONGER = [8, 16, 32, 64, 128, 256]  # where speed is measured
+SENTENCES = 16  # whose gradients are measured at each length
+BATCH = 2048  # target tokens, and as many source tokens, of a batch whose speed is measured
+REPEATS = 5
+LOSSES = [2.0, 1.0, 0.5, 0.2, 0.1]  # to be reached
+SMOOTH = 3  # logged losses averaged into one: each is the mean of 50 steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=["gradient", "loss", "speed"])
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--device", default="cpu", help="where speed is measured")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if given.figure == "loss" and not given.runs:
+        parser.error("loss needs run directories")
+    if given.figure == "speed":
+        charts, told = speed(given.runs, torch.device(given.device))
+    else:
+        charts, told = (gradient if given.figure == "gradient" else loss)(given.runs)
+    file = given.out / f"why-{given.figure}.svg"
+    file.write_text(stacked([svg(chart) for chart in charts]), encoding="utf-8")
+    if given.json:
+        print(
+            json.dumps(
+                [{"title": c.title, **{s.name: [[p.x, p.y] for p in s.points] for s in c.series}} for c in charts]
+            )
+        )
+    else:
+        print(told)
+        print(file)
+
+
+def as_json(chart: Chart) -> dict[str, object]:
+    return {"title": chart.title} | {line.name: [[p.x, p.y] for p in line.points] for line in chart.series}
+
+
+# -- how much of the loss reaches the first word ----------------------------------------------------------------------
+
+
+def gradient(runs: Sequence[Path]) -> tuple[list[Chart], str]:
+    """|d loss of the last target token / d vector of the first source token|, source and target growing together.
+
+    The last target token is the farthest from the first source token: in a recurrent model without attention, what it
+    needs from there has to come through every state in between. The median over random sentences. Untrained encoders
+    read one way here: one that also reads from the end has the first token next to the vector it hands over.
+    """
+    series = []
+    for name, model, vocabulary in _models(runs, one_way=True):  # in double precision: single would lose the smallest
+        points = []
+        for length in LENGTHS:
+            norms = sorted(first_gradients(model.double(), random_batch(length, SENTENCES, vocabulary)))
+            quarter = len(norms) // 4
+            points.append(Point(length, statistics.median(norms), norms[quarter], norms[-1 - quarter]))
+        series.append(Series(name, tuple(points)))
+    chart = Chart(
+        title=f"How much gradient reaches the first source token, {'after' if runs else 'before'} training",
+        x_title="length of source and target (tokens)",
+        y_title="norm of the gradient of the last target token's loss, at the first source token",
+        series=tuple(series),
+        x_log=True,
+        y_log=True,
+        x_ticks=tuple((n, str(n)) for n in LENGTHS),
+        spread="band",
+        note=f"Medians of {SENTENCES} sentences of random tokens; bands: the middle half of them."
+        + ("" if runs else " Encoders read one way, from the first token on."),
+    )
+    return [chart], table(chart)
+
+
+def first_gradients(model: Translator, batch: PairBatch) -> list[float]:
+    """For each sentence, the length of the gradient of its last token's loss at its first source token's vector."""
+    vectors: list[torch.Tensor] = []
+    hook = model.source_embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
+    try:
+        logits = model(batch)
+    finally:
+        hook.remove()
+    last = batch.inputs.rows.offsets[1:] - 1
+    losses = torch.nn.functional.cross_entropy(logits[last], batch.labels[last], reduction="sum")
+    (found,) = torch.autograd.grad(losses, vectors[0])  # sentences do not touch one another: the sum keeps them apart
+    return found[batch.source.rows.offsets[:-1]].norm(dim=1).tolist()
+
+
+def random_batch(length: int, count: int, vocabulary: int) -> PairBatch:
+    """Sentences of random words with their end marks: `length` tokens on either side, the same every time."""
+    generator = torch.Generator().manual_seed(length)
+    words = torch.randint(10, vocabulary, (2, count, length - 1), generator=generator).tolist()
+    sources, targets = ([[*sentence, END] for sentence in side] for side in words)
+    return PairBatch.of(sources, targets, begin=BEGIN)
+
+
+def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Translator, int]]:
+    """The models of runs, or fresh ones of the ladder's recipes, each with its name and the size of its vocabulary."""
+    if runs:
+        opened = [Run(path) for path in runs]
+        return [(in_words(run.recipe.model), run.model(), len(run.tokenizers[0])) for run in opened]
+    found = []
+    for name in RUNGS:
+        turned = ["model.bidirectional=false"] if one_way and name != "ladder-transformer" else []
+        recipe = load(name, turned)
+        torch.manual_seed(1)
+        model = build(recipe.model, recipe.text.vocabulary, recipe.text.vocabulary, recipe.text.shared)
+        found.append((in_words(recipe.model), model.eval(), recipe.text.vocabulary))
+    return found
+
+
+# -- how soon it learns -----------------------------------------------------------------------------------------------
+
+
+def loss(runs: Sequence[Path]) -> tuple[list[Chart], str]:
+    """Training loss against steps and against seconds, and when each run first reached a given loss."""
+    curves = dict(zip(distinct_names(list(runs)), map(_curve, runs), strict=True))
+    charts = [
+        Chart(
+            title=f"Training loss against {what}",
+            x_title=unit,
+            y_title="training loss (nats a target token)",
+            series=tuple(Series.of(n, [p[at] for p in c], [p[2] for p in c]) for n, c in curves.items()),
+            y_log=True,
+        )
+        for at, what, unit in ((0, "steps", "updates"), (1, "time", "seconds of training"))
+    ]
+    heads = ["reached", *(f"loss {loss}" for loss in LOSSES)]
+    rows = [[name, *(_reached(curve, loss) for loss in LOSSES)] for name, curve in curves.items()]
+    return charts, columned(heads, rows, width=110)
+
+
+def _curve(run: Path) -> list[tuple[int, float, float]]:
+    """(step, seconds, loss) of a run, a few logged losses averaged into one."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = [facts for facts in map(json.loads, lines) if facts["kind"] == "train"]
+    found = []
+    for i, facts in enumerate(logged):
+        near = [other["loss"] for other in logged[max(0, i - SMOOTH + 1) : i + 1]]
+        found.append((facts["step"], facts["seconds"], max(statistics.mean(near), 1e-4)))
+    return found
+
+
+def _reached(curve: Sequence[tuple[int, float, float]], wanted: float) -> str:
+    step, seconds = next(((step, seconds) for step, seconds, loss in curve if loss <= wanted), (None, None))
+    return "never" if step is None else f"{step:,} steps, {seconds:.0f} s"
+
+
+# -- how fast it is ---------------------------------------------------------------------------------------------------
+
+
+def speed(runs: Sequence[Path], device: torch.device) -> tuple[list[Chart], str]:
+    """Target tokens a second, forward and backward, as sentences grow and the batch stays equally large."""
+    series = []
+    for name, model, vocabulary in _models(runs):
+        model.to(device).train()
+        found = []
+        for length in LONGER:
+            batch = random_batch(length, BATCH // length, vocabulary).to(device)
+            seconds = [_seconds(model, batch) for _ in range(REPEATS + 1)][1:]  # the first one warms up
+            found.append(BATCH / statistics.median(seconds))
+        series.append(Series.of(name, LONGER, found))
+    threads = torch.get_num_threads()
+    where = (
+        f"CPU, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    )
+    chart = Chart(
+        title="Speed as sentences grow, at a constant batch",
+        x_title="length of source and target (tokens)",
+        y_title="target tokens a second, forward and backward",
+        series=tuple(series),
+        x_log=True,
+        y_log=True,
+        x_ticks=tuple((n, str(n)) for n in LONGER),
+        note=f"{BATCH:,} source and {BATCH:,} target tokens a batch, {where}, medians of {REPEATS}.",
+    )
+    return [chart], table(chart)
+
+
+def _seconds(model: Translator, batch: PairBatch) -> float:
+    waits = torch.cuda.synchronize if batch.labels.is_cuda else lambda: None
+    waits()
+    begun = time.perf_counter()
+    model.loss(batch).backward()
+    waits()
+    spent = time.perf_counter() - begun
+    model.zero_grad(set_to_none=True)
+    return spent
+
+
+def stacked(pictures: Sequence[str]) -> str:
+    """Several SVG documents in one, below one another."""
+    if len(pictures) == 1:
+        return pictures[0]
+    sizes = [tuple(map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', p).groups())) for p in pictures]  # type: ignore[union-attr]
+    width, height = max(w for w, _ in sizes), sum(h + 12 for _, h in sizes) - 12
+    parts, top = [], 0.0
+    for picture, (_, own) in zip(pictures, sizes, strict=True):
+        parts.append(picture.replace("<svg ", f'<svg y="{top:g}" ', 1))
+        top += own + 12
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([opening, *parts, "</svg>\n"])
+
+
+if __name__ == "__main__":
+    main()

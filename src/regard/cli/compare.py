@@ -1,0 +1,225 @@
+"""regard compare"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from regard.cli import options
+
+if TYPE_CHECKING:
+    from regard.evaluation.compare import Bucket, Metric, Standing
+    from regard.inside.charts import Chart
+    from regard.runs import Run
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)],
+    split: Annotated[str, typer.Option(help="Which of the first run's held-out pairs: test, valid, ...")] = "test",
+    source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
+    reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
+    data: options.Data = None,
+    metric: Annotated[str, typer.Option(help="What is drawn against length: bleu, chrf or exact.")] = "bleu",
+    buckets: Annotated[
+        str, typer.Option(metavar="N|LENGTHS", help="So many groups of source lengths, or where they end: 5,10,15.")
+    ] = "6",
+    out: Annotated[Path | None, typer.Option(help="Also draw the plot in this .svg file.", show_default=False)] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write every run's translations.", show_default=False)
+    ] = None,
+    beam: options.Beam = None,
+    length_penalty: options.LengthPenalty = None,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")
+    ] = False,
+    moses: Annotated[
+        str | None,
+        typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
+    ] = None,
+    moses_reference: Annotated[
+        Path | None,
+        typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Score several runs on the same held-out pairs: one table, and a plot of quality against source length.
+
+    The pairs are those of the first run. Perplexity is a token of each run's own vocabulary, so it compares only where
+    the vocabularies are the same; BLEU, chrF and exact matches always do.
+
+    Examples:
+
+        regard compare runs/ladder-lstm runs/ladder-transformer
+
+        regard compare runs/ladder-* --metric exact --buckets 5,10,15 --out ladder.svg
+    """
+    from regard.cli.evaluate import _pairs
+    from regard.errors import UserError
+    from regard.evaluation.compare import METRICS, distinct_names, parse_buckets
+    from regard.evaluation.compare import buckets as by_length
+    from regard.runs import Run
+
+    if metric not in METRICS:
+        raise UserError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
+    if out is not None and out.suffix.lower() != ".svg":
+        raise UserError(f"{out}: only .svg files can be drawn (the terminal gets the plot anyway)")
+    wanted, names = parse_buckets(buckets), distinct_names(runs)
+    opened = [Run(path) for path in runs]
+    _check(opened)
+    pairs = _pairs(runs[0], split, source, reference, options.folder(data))
+    _make(save)
+    made = _moses_references([target for _, target in pairs], moses, moses_reference)
+    groups = by_length([source for source, _ in pairs], wanted)
+    settings = options.changed(beam=beam, length_penalty=length_penalty)
+    standings = []
+    for run, name in zip(opened, names, strict=True):
+        outputs, standing = _stand(run, name, pairs, groups, cast("Metric", metric), lowercase, settings, device, quiet)
+        if moses is not None:
+            from regard.evaluation import moses_tokenized_bleu
+
+            standing = replace(standing, moses=moses_tokenized_bleu(outputs, made, language=moses))
+        standings.append(standing)
+        _save(save, name, outputs)
+    _save(save, "references", [target for _, target in pairs])
+    what = split if source is None else source.name
+    chart = _chart(standings, groups, metric, f"{opened[0].recipe.data.corpus or names[0]} {what}")
+    if out is not None:
+        from regard.inside import charts
+
+        with options.written(out) as file:
+            file.write(charts.svg(chart))
+    _print(opened, standings, groups, chart, metric, as_json)
+
+
+def _check(runs: list[Run]) -> None:
+    """Whether the runs can stand side by side at all, before anything is translated."""
+    from regard.errors import UserError
+
+    first = runs[0]
+    for run in runs:
+        if run.recipe.data.is_text:
+            raise UserError(f"{run.path} was trained on plain text, not on pairs: there are no translations to compare")
+        if run.recipe.data.lowercase != first.recipe.data.lowercase:
+            one, other = (first, run) if first.recipe.data.lowercase else (run, first)
+            raise UserError(f"{one.path} is lower-cased and {other.path} is not: their scores do not compare")
+        if not run.best.exists():
+            raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
+
+
+def _moses_references(references: list[str], language: str | None, file: Path | None) -> list[str]:
+    """Made before anything is translated, so that what is missing for them is told at once."""
+    from regard.data.sources import read_lines
+    from regard.errors import UserError
+    from regard.evaluation import moses_tokenize
+
+    if language is None:
+        if file is not None:
+            raise UserError("--moses-reference needs --moses LANG")
+        return []
+    if file is None:
+        return moses_tokenize(references, language=language)
+    lines = list(read_lines(file))
+    if len(lines) != len(references):
+        raise UserError(f"{file} has {len(lines)} lines for {len(references)} sentences")
+    return lines
+
+
+def _stand(
+    run: Run, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
+    settings: dict[str, object], device: str, quiet: bool,
+) -> tuple[list[str], Standing]:  # fmt: skip
+    """Translate with one run, and score it."""
+    import math
+
+    from regard.api import load
+    from regard.cli.progress import counted
+    from regard.evaluation import score_texts
+    from regard.evaluation.compare import Standing, Training, in_words, measure
+
+    model = load(run.path, device=device)
+    logprobs = model.score(pairs)
+    tokens = sum(map(len, logprobs))
+    with counted(f"translating with {name}", len(pairs), quiet) as progress:
+        answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
+    outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
+    return outputs, Standing(
+        name=name,
+        model=in_words(run.recipe.model),
+        parameters=sum(tensor.numel() for tensor in model.module.parameters()),
+        training=Training.of(run.path / "metrics.jsonl"),
+        perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),
+        scores=score_texts(outputs, references, lowercase=lowercase),
+        by_length=tuple(measure(metric, group.of(outputs), group.of(references), lowercase) for group in groups),
+    )
+
+
+def _make(folder: Path | None) -> None:
+    from regard.errors import UserError
+    from regard.files import reason
+
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--save {folder}: {reason(error)}") from error
+
+
+def _save(folder: Path | None, name: str, lines: list[str]) -> None:
+    if folder is not None:
+        with options.written(folder / f"{name.replace('/', '-')}.txt") as file:
+            file.writelines(line + "\n" for line in lines)
+
+
+def _chart(standings: list[Standing], groups: list[Bucket], metric: str, what: str) -> Chart:
+    from regard.evaluation.compare import METRICS
+    from regard.inside.charts import Chart, Point, Series
+
+    series = tuple(
+        Series(s.name, tuple(Point(g.mean, m.score, m.low, m.high) for g, m in zip(groups, s.by_length, strict=True)))
+        for s in standings
+    )
+    sizes = [len(group.lines) for group in groups]
+    size = f"{min(sizes):,} to {max(sizes):,} sentences" if min(sizes) < max(sizes) else f"{sizes[0]:,} sentences"
+    return Chart(
+        title=f"Quality by source length: {what}",
+        x_title="source length (words)",
+        y_title=METRICS[metric],
+        series=series,
+        x_ticks=tuple((group.mean, group.label) for group in groups),
+        note=f"Each point: {size}. Bars: 95 % intervals.",
+    )
+
+
+def _print(
+    runs: list[Run], standings: list[Standing], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
+) -> None:
+    from regard.evaluation.compare import rows
+    from regard.inside import charts
+    from regard.inside.terminal import capabilities
+
+    same = len({run.tokenizers[1].to_json() for run in runs}) == 1
+    scores, moses = standings[0].scores, standings[0].moses
+    if as_json:
+        entry: dict[str, Any] = {"lines": scores.lines, "metric": metric, "same_vocabulary": same}
+        entry |= {"bleu_signature": scores.bleu_signature, "chrf_signature": scores.chrf_signature}
+        entry |= {"moses_bleu_signature": moses[1]} if moses is not None else {}
+        typer.echo(json.dumps(entry | {"runs": [standing.as_json(groups) for standing in standings]}))
+        return
+    width, colour = capabilities(sys.stdout)
+    typer.echo(charts.columned(*rows(standings, same), width=max(width, 80), left=2))
+    if not same:
+        typer.echo("* a token of the run's own vocabulary; the vocabularies differ, so these do not compare")
+    typer.echo(f"{scores.lines:,} sentences. Training time and target tokens a second are those of the training itself.")
+    typer.echo(f"BLEU {scores.bleu_signature}\nchrF {scores.chrf_signature}")
+    if moses is not None:
+        typer.echo(f"Moses BLEU {moses[1]}")
+    typer.echo()
+    typer.echo(charts.terminal(replace(chart, note=""), width=width, colour=colour))
+    typer.echo(charts.table(chart, max(width, 80)), nl=False)

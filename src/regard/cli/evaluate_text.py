@@ -1,0 +1,96 @@
+"""What `regard evaluate` does with a run that was trained on plain text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from regard.cli.progress import counted
+
+if TYPE_CHECKING:
+    from regard.recipes.schema import BertSettings, Data
+    from regard.runs import Run
+
+
+def evaluate_text(
+    run: Run, data: Data, split: str, text: Path | None, stride: int | None, device: str, as_json: bool, quiet: bool
+) -> None:
+    """Perplexity of held-out text (or of a file), or, where the model fills in gaps, how well it does that."""
+    from regard.recipes.schema import BertSettings
+
+    documents = _documents(data, split, text)
+    if isinstance(run.recipe.model, BertSettings):
+        _gaps(run, run.recipe.model, documents, stride, device, as_json, quiet)
+    else:
+        _perplexity(run, documents, stride, device, as_json, quiet)
+
+
+def _documents(data: Data, split: str, text: Path | None) -> list[str]:
+    from regard.data.sources import held_out
+
+    if text is not None:
+        data, split = data.model_copy(update={"test": [str(text)], "folder": None}), "test"
+    return [document for _, document in held_out(data, split)]
+
+
+def _perplexity(run: Run, documents: list[str], stride: int | None, device: str, as_json: bool, quiet: bool) -> None:
+    from regard import devices
+    from regard.evaluation.perplexity import text_perplexity
+
+    context, place = run.recipe.model.max_positions, devices.pick(device)
+    moved = max(context // 2, 1) if stride is None else stride
+    with counted("reading", None, quiet) as progress:
+        score = text_perplexity(
+            run.model(place),
+            run.tokenizers[1],
+            documents,
+            context=context,
+            stride=moved,
+            stream=run.recipe.data.documents == "stream",
+            device=place,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps({**asdict(score), "context": context, "stride": moved}))
+        return
+    typer.echo(f"perplexity     {score.perplexity:8.3f}   a token of this run's vocabulary")
+    typer.echo(f"loss           {score.loss:8.4f}   nats a token")
+    typer.echo(f"bits per byte  {score.bits_per_byte:8.4f}   of {score.bytes:,} bytes, whatever the vocabulary")
+    typer.echo(f"{score.tokens:,} tokens, each seen once, in windows of {context} moved by {moved}")
+
+
+def _gaps(
+    run: Run,
+    settings: BertSettings,
+    documents: list[str],
+    stride: int | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from regard import devices
+    from regard.errors import UserError
+    from regard.evaluation.gaps import gap_score
+
+    if stride is not None:
+        raise UserError("--stride is for models that continue text; this one fills in gaps")
+    place = devices.pick(device)
+    with counted("filling in", None, quiet) as progress:
+        score = gap_score(
+            run.model(place),
+            run.tokenizers[0],
+            documents,
+            longest=settings.max_positions,
+            share=settings.masked,
+            device=place,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(asdict(score)))
+        return
+    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.gaps:,} gaps, {settings.masked:.0%} of the tokens")
+    typer.echo(f"loss      {score.loss:7.4f}   nats a gap")

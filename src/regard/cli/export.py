@@ -1,0 +1,47 @@
+"""regard export"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli import options
+from regard.cli.import_ import say_difference
+
+
+class Layout(StrEnum):
+    """Whose files to write."""
+
+    huggingface = "huggingface"
+
+
+def export(
+    run: options.RunPath,
+    to: Annotated[Layout, typer.Option(help="Whose files to write.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the logits with transformers' on random inputs.")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a run in somebody else's layout.
+
+    huggingface: a directory for transformers, with config.json, model.safetensors and tokenizer: gpt as
+    GPT2LMHeadModel, bert as BertForMaskedLM or BertForSequenceClassification, transformer (norms after, positions in
+    halves) as MarianMTModel. A setting that has no counterpart there is named.
+
+    Examples:
+
+        regard export runs/stories --to huggingface --out stories-hf --check
+    """
+    from regard.formats import export_run
+    from regard.runs import Run
+
+    folder = export_run(Run(run), out)
+    if check:
+        say_difference(run, folder)
+    if not quiet:
+        typer.echo(f"{folder} is ready for transformers", err=True)

@@ -1,0 +1,64 @@
+"""regard fill"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli import options
+from regard.cli.translate import Form, _chunks
+
+if TYPE_CHECKING:
+    from regard.decoding.filling import Filled
+
+
+def fill(
+    run: options.RunPath,
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts with [MASK] in them. None: standard input.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Show this many guesses for each gap, best first.")] = 5,
+    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a text.")] = Form.text,
+    device: options.Device = "auto",
+) -> None:
+    """Guess what stands at each [MASK] (or <mask>) of a text: the likeliest pieces, and the text with the best ones.
+
+    A gap is one token. With bpe a token begins with the blank before its word, so one blank before [MASK] belongs to
+    the gap: write 'the [MASK] sat', and put no blank before [MASK] to go on with a word.
+
+    Examples:
+
+        regard fill runs/stories-bert 'Once upon a [MASK] there was a boy'
+
+        regard fill runs/stories-bert --top 3 --format jsonl < texts.txt
+    """
+    from regard.api import load
+
+    for one in text or []:
+        options.readable(TEXT=one)
+    filler = load(run, device=device).filler()
+    if not text and sys.stdin is not None and sys.stdin.isatty():
+        typer.echo("Type a text with [MASK] in it and press Enter; Ctrl-D ends.", err=True)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    for _, lines in [(0, text)] if text else _chunks(None, None):
+        for filled in filler(lines, top=top):
+            for line in _json(filled) if form is Form.jsonl else _plain(filled):
+                sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def _plain(filled: Filled) -> Iterator[str]:
+    """The text, then for each gap its guesses with their probabilities."""
+    yield filled.text
+    for number, guesses in enumerate(filled.guesses, 1):
+        yield f"  gap {number}" if len(filled.guesses) > 1 else "  gap"
+        yield from (f"    {guess.probability:6.1%}  {guess.text}" for guess in guesses)
+
+
+def _json(filled: Filled) -> Iterator[str]:
+    gaps = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
+    yield json.dumps({"source": filled.source, "text": filled.text, "guesses": gaps}, ensure_ascii=False)

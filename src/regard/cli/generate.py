@@ -1,0 +1,173 @@
+"""regard generate"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli import options
+from regard.cli.translate import Form, _chunks
+
+if TYPE_CHECKING:
+    from regard.decoding.continuing import Continuation, Continuer
+
+BETWEEN = "---"  # the line between two texts
+
+
+def generate(
+    run: options.RunPath,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Texts to continue; '' begins one. None: standard input, one a line."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, help="Continue each prompt this many times.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="Below 1 is more careful. [default: the recipe's, or 0.8]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Only the k likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Likeliest tokens up to this sum. [default: the recipe's, or 0.95]"),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=1.0, help="Above 1: what was said already is less likely again.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text (\\n is a newline). May be given several times."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token; nothing is random.")] = False,
+    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a prompt.")] = Form.text,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
+    ] = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Continue a text, with a run that was trained on plain text.
+
+    The text ends after --tokens tokens, where the model ends it, or before a --stop. Several texts have a line --- in
+    between. The same prompt, seed and settings give the same text, whatever else is asked for with it.
+
+    A model sees so many tokens at once: its context, model.max_positions of its recipe. A longer prompt loses its
+    beginning, with a warning: the last half of the context's worth is kept. When the context is full while more tokens
+    are wanted, the model goes on from the last half of what it has.
+
+    Examples:
+
+        regard generate runs/stories 'Once upon a time'
+
+        regard generate runs/stories 'Once upon a time' --samples 3 --temperature 0.6 --stop '\\n'
+
+        regard generate runs/stories --greedy --format jsonl < prompts.txt
+    """
+    from regard.api import load
+    from regard.errors import UserError
+
+    stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
+    for text in prompt or []:
+        options.readable(PROMPT=text)
+    for text in stops:
+        options.readable(**{"--stop": text})
+    random = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
+    if greedy and (random or samples > 1):
+        idle = next(iter(random), "samples").replace("_", "-")
+        raise UserError(f"--{idle} has no effect with --greedy, which draws nothing at random")
+    if stream and (form is Form.jsonl or samples > 1):
+        raise UserError(
+            "--stream shows one plain text after the other: it goes with neither --format jsonl nor --samples"
+        )
+    settings = options.changed(repetition_penalty=repetition_penalty, **random)
+    settings |= {"method": "beam", "beam": 1} if greedy else {}
+    continuer = options.generator(load(run, device=device), {**settings, "seed": seed})
+    if not prompt and not quiet and sys.stdin is not None and sys.stdin.isatty():
+        typer.echo("Type the beginning of a text and press Enter; Ctrl-D ends.", err=True)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    shown = sys.stdout.isatty() if stream is None else stream
+    job = _Job(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
+    for first, prompts in [(0, prompt)] if prompt else _chunks(None, None):
+        job.answer(first, prompts)
+
+
+class _Job:
+    """Writes out what follows chunks of prompts."""
+
+    def __init__(
+        self,
+        continuer: Continuer,
+        samples: int,
+        tokens: int,
+        stop: Sequence[str],
+        form: Form,
+        stream: bool,
+        quiet: bool,
+    ) -> None:
+        self.continuer, self.samples, self.tokens, self.stop = continuer, samples, tokens, stop
+        self.form, self.stream, self.quiet = form, stream, quiet
+        self.texts = 0  # written so far
+
+    def answer(self, first: int, prompts: list[str]) -> None:
+        if self.stream and self.samples == 1:
+            for number, prompt in enumerate(prompts, first):
+                self._as_it_comes(number, prompt)
+            return
+        from regard.cli.progress import counted
+
+        with counted("writing", len(prompts) * self.samples, self.quiet) as progress:
+            found = self.continuer(
+                prompts, samples=self.samples, tokens=self.tokens, stop=self.stop, first=first, progress=progress
+            )
+        for number, one in enumerate(found, first + 1):
+            self._warn(number, one)
+            if self.form is Form.jsonl:
+                sys.stdout.write(_json(one) + "\n")
+                continue
+            for text in one.texts:
+                self._next()
+                sys.stdout.write(f"{one.prompt}{text}\n")
+        sys.stdout.flush()
+
+    def _as_it_comes(self, number: int, prompt: str) -> None:
+        written = ""
+
+        def show(line: int, sample: int, text: str) -> None:
+            nonlocal written
+            sys.stdout.write(text[len(written) :])
+            sys.stdout.flush()
+            written = text
+
+        self._next()
+        sys.stdout.write(prompt)
+        sys.stdout.flush()
+        (found,) = self.continuer([prompt], tokens=self.tokens, stop=self.stop, first=number, watch=show)
+        show(0, 0, found.text)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        self._warn(number + 1, found)
+
+    def _next(self) -> None:
+        """A line between texts."""
+        if self.texts:
+            sys.stdout.write(f"{BETWEEN}\n")
+        self.texts += 1
+
+    def _warn(self, number: int, found: Continuation) -> None:
+        if found.cut and not self.quiet:
+            most = self.continuer.longest
+            what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
+            typer.echo(f"regard: warning: {what}", err=True)
+
+
+def _json(found: Continuation) -> str:
+    pairs = zip(found.texts, found.hypotheses, strict=True)
+    samples = [
+        {"text": text, "score": round(h.score, 4), "tokens": len(h.tokens), "finished": h.finished} for text, h in pairs
+    ]
+    return json.dumps({"prompt": found.prompt, "samples": samples, "cut": found.cut}, ensure_ascii=False)

@@ -1,0 +1,53 @@
+"""regard import"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli import options
+
+USES = {"transformer": "translate RUN 'a sentence'", "gpt": "generate RUN 'Once upon a time'"}
+
+
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face model directory: gpt2, bert or marian.")
+    ],
+    out: Annotated[Path, typer.Option(help="The run directory to make.", show_default=False)],
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the logits with transformers' on random inputs.")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a run of somebody else's model, to translate, generate, fill, evaluate and look into as any other.
+
+    Reads config.json, model.safetensors and the tokenizer's files; nothing is unpickled and no code is run. With
+    --check, the largest difference of the logits is printed, and one above 1e-4 is a failure.
+
+    Examples:
+
+        regard import opus-mt-en-de --out runs/en-de --check
+
+        regard train runs/gpt2/recipe.toml --from runs/gpt2 --set data.text=mine.txt --out runs/mine
+    """
+    from regard.formats import import_folder
+
+    run = import_folder(folder, out)
+    if check:
+        say_difference(run.path, folder)
+    if not quiet:
+        settings = run.recipe.model
+        filling = "fill RUN 'the [MASK] sat'" if getattr(settings, "task", "") == "fill" else USES["transformer"]
+        use = USES.get(settings.family, filling).replace("RUN", str(run.path))
+        typer.echo(f"{run.recipe.about}; {run.path} is ready: regard {use}", err=True)
+
+
+def say_difference(run: Path, folder: Path) -> None:
+    """Print how far apart the two models' logits are; too far is an error."""
+    from regard.formats.check import checked
+    from regard.runs import Run
+
+    typer.echo(f"largest difference of the logits: {checked(Run(run), folder):.1e}")

@@ -1,0 +1,108 @@
+"""Short stories from a grammar, and the task of telling how they leave their main character: happy, sad, scared, angry.
+
+A story has a main character, a wish, a place, often something in the way, a friend, an event, and mostly the feeling
+and the ending that follow from the event. Names, pronouns, the thing and the place stay the same throughout. `moods`
+are stories that stop after the event, with the feeling as their class: reading stories teaches how such events feel.
+
+Which split a story is in depends on a hash of its text up to the event, so no two splits share one, and none of `moods`
+is among the stories.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from random import Random
+from zlib import crc32
+
+from regard.data.builtin import story_words as words
+
+MOODS = tuple(words.EVENTS)
+STORY_COUNTS = {"train": 60_000, "valid": 500, "test": 1_000}
+MOOD_COUNTS = {"train": 400, "valid": 400, "test": 1_000}
+SHARES = {  # of all stories, by their hash modulo 20
+    "stories": {"train": range(14), "valid": range(14, 15), "test": range(15, 16)},
+    "moods": {"train": range(16, 18), "valid": range(18, 19), "test": range(19, 20)},
+}
+PRONOUNS = {
+    "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
+    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Its sentences up to the event, those that tell the feeling, and the feeling itself."""
+
+    told: str
+    felt: str
+    mood: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.told} {self.felt}"
+
+
+def stories(corpus: str, split: str, seed: int = 0) -> Iterator[Story]:
+    """Endless stories of a split of `stories` or `moods`, each mood in turn; but for `train`, none comes twice."""
+    rng, seen = Random(f"{corpus} {split} {seed}"), set()
+    for mood in cycle(MOODS):
+        while True:
+            story = _story(rng, mood)
+            if crc32(story.told.encode()) % 20 in SHARES[corpus][split] and story.told not in seen:
+                break
+        if split != "train":
+            seen.add(story.told)
+        yield story
+
+
+def _story(rng: Random, mood: str) -> Story:
+    slots, pick = _cast(rng), rng.choice
+    told = [pick(words.OPENINGS), pick(words.WISHES), pick(words.JOURNEYS)]
+    kind = rng.random()
+    if kind < 0.5:
+        obstacle, does = pick(words.OBSTACLES)
+        slots["does"] = does.format_map(slots)
+        told += [obstacle, pick(words.HELPS)]
+    elif kind < 0.9:
+        told.append(pick(words.MEETINGS))
+    alone = kind >= 0.9  # then nothing may be said of a friend
+    slots["mood"] = pick(words.FEELINGS[mood].split())
+    told.append(_fitting(rng, words.EVENTS[mood], alone))
+    felt = [pick(words.FEELING)]
+    if rng.random() < 0.7:
+        felt.append(_fitting(rng, words.ENDINGS[mood], alone))
+    return Story(*(" ".join(_sentence(s, slots) for s in part) for part in (told, felt)), mood)
+
+
+def _fitting(rng: Random, sentences: tuple[str, ...], alone: bool) -> str:
+    return rng.choice([s for s in sentences if "{F}" not in s] if alone else sentences)
+
+
+def _cast(rng: Random) -> dict[str, str]:
+    """Who and what a story is about, and how the sentences call it."""
+    pick = rng.choice
+    gender, other = pick(("she", "he")), pick(("she", "he"))
+    name, friend = pick(words.NAMES[gender].split()), pick(words.NAMES[other].split())
+    while friend == name:
+        friend = pick(words.NAMES[other].split())
+    kinds = words.PEOPLE[gender] if rng.random() < 0.4 else words.ANIMALS
+    thing = f"{pick(words.COLOURS.split())} {pick(words.THINGS.split())}"
+    (at, home), (_, place) = rng.sample(words.PLACES, 2)
+    return {
+        **PRONOUNS[gender],
+        "N": name,
+        "F": friend,
+        "A": f"a {pick(words.ADJECTIVES.split())} {pick(kinds.split())}",
+        "B": f"a {pick(words.ADJECTIVES.split())} {pick(words.ANIMALS.split())}",
+        "T": f"the {thing}",
+        "a T": f"a {thing}",
+        "At": f"{at} the {home}",
+        "P": f"the {place}",
+        "Time": pick(words.TIMES),
+    }
+
+
+def _sentence(pattern: str, slots: dict[str, str]) -> str:
+    """A sentence with its slots filled in; {He} is the pronoun at a beginning, and every sentence begins so."""
+    filled = pattern.replace("{He}", "{he}").replace("{His}", "{his}").format_map(slots)
+    return filled[0].upper() + filled[1:] if filled[0] != '"' else filled

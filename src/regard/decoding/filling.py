@@ -1,0 +1,123 @@
+"""Texts with gaps in, guesses for the gaps out.
+
+A gap is written [MASK] or <mask>, here and nowhere else: to the tokenizer either is text like any other. With bpe,
+whose pieces begin with the blank before a word, one blank before a gap belongs to the gap: "the [MASK] sat" is read as
+"the", a gap, " sat", and " cat" may stand in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.data.packing import sentence_batches
+from regard.errors import UserError
+from regard.models import Translator
+from regard.recipes.schema import BertSettings, Recipe
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN, END, Tokenizer
+from regard.text.sides import MASK
+
+GAP = re.compile(rf"\[MASK\]|{re.escape(MASK)}")
+BATCH_TOKENS = 2048  # read at once; changes speed, not results
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A piece of text that may stand in a gap, and how likely the model holds it."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with its gaps filled in. `guesses` are the likeliest for each gap, best first, and the best are in `text`.
+
+    Every gap is guessed by itself, with the others still open.
+    """
+
+    source: str
+    text: str
+    guesses: tuple[tuple[Guess, ...], ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class GapFiller:
+    """Fills in gaps with one model and its tokenizer. What a text gets does not depend on the texts beside it."""
+
+    model: Translator
+    tokenizer: Tokenizer
+    longest: int  # the most tokens the model reads, the marks before and after the text included
+    lowercase: bool = False
+
+    @classmethod
+    def for_recipe(cls, model: Translator, tokenizer: Tokenizer, recipe: Recipe) -> GapFiller:
+        settings = recipe.model
+        if not isinstance(settings, BertSettings) or settings.task != "fill":
+            raise UserError('this model fills in no gaps: that takes family = "bert" and task = "fill"')
+        return cls(model, tokenizer, settings.max_positions, recipe.data.lowercase)
+
+    def __call__(self, texts: Sequence[str], *, top: int = 5) -> list[Filled]:
+        """The `top` guesses for every gap of every text."""
+        read = [self.encode(text) for text in texts]
+        found: list[Filled | None] = [None] * len(texts)
+        for group in sentence_batches([len(tokens) for tokens in read], BATCH_TOKENS):
+            together = self._fill([texts[i] for i in group], [read[i] for i in group], top)
+            for i, filled in zip(group, together, strict=True):
+                found[i] = filled
+        return [filled for filled in found if filled is not None]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with the mask where its gaps are, between the begin and the end mark."""
+        parts = self._parts(text)
+        if len(parts) == 1:
+            raise UserError(f"there is no [MASK] to fill in: {_short(text)}")
+        pieces = self.tokenizer.encode_batch([part.lower() if self.lowercase else part for part in parts])
+        tokens = [BEGIN, *pieces[0]]
+        for piece in pieces[1:]:
+            tokens += [self.tokenizer.tag(MASK), *piece]
+        if len(tokens) + 1 > self.longest:
+            most = self.longest - 2
+            raise UserError(f"the text has {len(tokens) - 1} tokens, more than the {most} of the model: {_short(text)}")
+        return [*tokens, END]
+
+    def _parts(self, text: str) -> list[str]:
+        """What stands before, between and after the gaps."""
+        *before, last = GAP.split(text)
+        if self.tokenizer.unit == "bpe":
+            before = [part.removesuffix(" ") for part in before]
+        return [*before, last]
+
+    def _fill(self, texts: list[str], read: list[list[int]], top: int) -> list[Filled]:
+        """One pass over texts that are alike in length."""
+        mask, silent = self.tokenizer.tag(MASK), sorted({*self.tokenizer.forbidden(), END})
+        row = TokenRow.of(read).to(next(self.model.parameters()).device)
+        with torch.inference_mode():
+            chances = self.model(PairBatch(row, row, row.ids))[row.ids == mask].float().softmax(-1)  # [gaps, V]
+            chances[:, silent] = -1.0  # marks and line breaks are never a guess
+            best = chances.topk(min(top, len(self.tokenizer) - len(silent)))
+        counts = [tokens.count(mask) for tokens in read]
+        parts = (part.cpu().split(counts) for part in (best.values, best.indices))
+        return [self._filled(*one) for one in zip(texts, *parts, strict=True)]
+
+    def _filled(self, text: str, chances: Tensor, ids: Tensor) -> Filled:
+        """chances and ids [gaps, top] -> the text with the first of each in its gap."""
+        guesses = tuple(
+            tuple(Guess(self.tokenizer.pieces([token])[0], chance) for token, chance in zip(*gap, strict=True))
+            for gap in zip(ids.tolist(), chances.tolist(), strict=True)
+        )
+        first, *rest = self._parts(text)
+        best = [gap[0].text for gap in guesses]
+        return Filled(text, first + "".join(guess + part for guess, part in zip(best, rest, strict=True)), guesses)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,235 @@
+"""Several models on the same sentences: their scores side by side, and how each holds up as sentences grow longer.
+
+Everything here works on outputs that were already made; nothing knows how.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.errors import UserError
+from regard.evaluation.scores import Scores
+from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings
+
+Metric = Literal["bleu", "chrf", "exact"]
+METRICS: dict[str, str] = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact matches (%)"}
+RESAMPLES = 1000  # of the bootstrap behind the intervals
+
+
+# -- sentences by length ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The sentences whose sources have from `low` to `high` words: their line numbers, and their mean length."""
+
+    low: int
+    high: int
+    mean: float
+    lines: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}–{self.high}"
+
+    def of(self, texts: Sequence[str]) -> list[str]:
+        return [texts[i] for i in self.lines]
+
+
+def buckets(sources: Sequence[str], wanted: int | Sequence[int]) -> list[Bucket]:
+    """Lines put together by the number of words in their source.
+
+    `wanted` is a number of buckets, made as equal in size as whole lengths allow, or the longest length of each bucket
+    but the last: (5, 10) makes up to 5, 6 to 10, and above. `low` and `high` are lengths that do occur; a bucket that
+    nothing falls into is left out.
+    """
+    lengths = [len(source.split()) for source in sources]
+    number: dict[int, int] = {}  # length -> which bucket
+    seen = 0
+    for length, count in sorted(Counter(lengths).items()):
+        if isinstance(wanted, int):
+            number[length] = int(wanted * (seen + count / 2) / len(lengths))  # by the middle one of this length
+        else:
+            number[length] = sum(length > edge for edge in wanted)
+        seen += count
+    found: dict[int, list[int]] = {}
+    for line, length in enumerate(lengths):
+        found.setdefault(number[length], []).append(line)
+    return [_bucket(found[k], lengths) for k in sorted(found)]
+
+
+def _bucket(lines: Sequence[int], lengths: Sequence[int]) -> Bucket:
+    own = [lengths[line] for line in lines]
+    return Bucket(min(own), max(own), sum(own) / len(own), tuple(lines))
+
+
+def parse_buckets(text: str) -> int | tuple[int, ...]:
+    """What `--buckets` means: "6" is a number of them, "5,10,15" are the lengths they end at."""
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+        raise UserError(f"--buckets {text}: must be a number of buckets (6), or the lengths they end at (5,10,15)")
+    numbers = tuple(int(part) for part in parts)
+    if len(numbers) == 1:
+        if numbers[0] < 1:
+            raise UserError(f"--buckets {text}: there must be at least one")
+        return numbers[0]
+    if any(one >= next for one, next in pairwise(numbers)):
+        raise UserError(f"--buckets {text}: the lengths must rise")
+    return numbers
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A score of some sentences and where 95 % of the scores of resampled sentences lie."""
+
+    score: float
+    low: float
+    high: float
+
+
+def measure(metric: Metric, outputs: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Measured:
+    """One score from 0 to 100 with its interval: bootstrap for BLEU and chrF, Wilson's for exact matches."""
+    if metric == "exact":
+        pairs = list(zip(outputs, references, strict=True))
+        if lowercase:
+            pairs = [(output.lower(), reference.lower()) for output, reference in pairs]
+        return wilson(sum(output.strip() == reference.strip() for output, reference in pairs), len(pairs))
+    from sacrebleu.metrics import BLEU, CHRF
+
+    scorer = BLEU(lowercase=lowercase) if metric == "bleu" else CHRF(lowercase=lowercase)
+    if len(outputs) == 1:  # nothing to resample
+        score = scorer.corpus_score(outputs, [references]).score
+        return Measured(score, score, score)
+    found = scorer.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
+    # sacreBLEU keeps the mean of the resampled scores and half the interval's width, and shows them in print only
+    return Measured(found.score, max(0.0, found._mean - found._ci), min(100.0, found._mean + found._ci))
+
+
+def wilson(right: int, of: int) -> Measured:
+    """A percentage and Wilson's interval, with z = 1.96:
+
+    (p + z²/2n ± z · sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    z, p = 1.959964, right / of
+    middle = p + z * z / (2 * of)
+    half = z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    scale = 100 / (1 + z * z / of)
+    return Measured(100 * p, max(0.0, (middle - half) * scale), min(100.0, (middle + half) * scale))
+
+
+# -- what is told of each run -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run was trained, from its metrics: steps, seconds (looks at held-out pairs included), tokens a second."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    @classmethod
+    def of(cls, metrics: Path) -> Training:
+        """From a run's metrics.jsonl; a line that was cut short counts for nothing."""
+        steps = seconds = speed = None
+        try:
+            lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            try:
+                facts = json.loads(line)
+                steps, seconds = int(facts["step"]), float(facts["seconds"])
+                if facts.get("tokens") and seconds > 0:
+                    speed = float(facts["tokens"]) / seconds
+            except (ValueError, KeyError, TypeError):
+                continue
+        return cls(steps, seconds, speed)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run among those compared."""
+
+    name: str
+    model: str  # in a few words
+    parameters: int
+    training: Training
+    perplexity: float
+    scores: Scores
+    by_length: tuple[Measured, ...]  # one a bucket
+    moses: tuple[float, str] | None = None  # lower-cased Moses-tokenised BLEU, and its signature
+
+    def as_json(self, buckets: Sequence[Bucket]) -> dict[str, Any]:
+        """Everything, unrounded."""
+        row: dict[str, Any] = {"run": self.name, "model": self.model, "parameters": self.parameters}
+        row |= asdict(self.training) | {"perplexity": self.perplexity}
+        row |= {"bleu": self.scores.bleu, "chrf": self.scores.chrf, "exact": self.scores.exact}
+        row |= {"moses_bleu": self.moses[0]} if self.moses is not None else {}
+        row["by_length"] = [
+            {"from": b.low, "to": b.high, "mean_length": b.mean, "sentences": len(b.lines), **asdict(m)}
+            for b, m in zip(buckets, self.by_length, strict=True)
+        ]
+        return row
+
+
+def in_words(model: ModelSettings) -> str:
+    """A model in a few words: its family, and what matters most within it."""
+    if isinstance(model, RecurrentSettings):
+        without = "context fed" if model.feed == "every" else "no attention"
+        return f"{model.cell.upper()}, {without if model.attention == 'none' else model.attention}"
+    if isinstance(model, GPTSettings):
+        return "GPT"
+    return "BERT" if isinstance(model, BertSettings) else "Transformer"
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many of its last parts as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for i, path in enumerate(parts):
+        if path in parts[:i]:
+            raise UserError(f"{paths[i]} is given twice")
+    deepest = max(map(len, parts))
+    for depth in range(1, deepest + 1):
+        names = ["/".join(path[-depth:]) for path in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def rows(standings: Sequence[Standing], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
+    """The heads and the cells of the table. Perplexities that do not compare get a star."""
+    star = "" if same_vocabulary else "*"
+    with_moses = any(s.moses is not None for s in standings)
+    heads = ["run", "model", "parameters", "training", "tokens/s", f"perplexity{star}", "BLEU", "chrF", "exact"]
+    heads += ["Moses BLEU"] if with_moses else []
+    cells = []
+    for s in standings:
+        speed = s.training.tokens_per_second
+        row = [
+            s.name,
+            s.model,
+            f"{s.parameters:,}",
+            clock(s.training.seconds),
+            "–" if speed is None else f"{speed:,.0f}",
+        ]
+        row += [f"{s.perplexity:.3f}{star}", f"{s.scores.bleu:.2f}", f"{s.scores.chrf:.2f}", f"{s.scores.exact:.2f} %"]
+        row += [("–" if s.moses is None else f"{s.moses[0]:.2f}")] if with_moses else []
+        cells.append(row)
+    return heads, cells
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as minutes and seconds: 2:05, 1:00:00; a dash if not known."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,77 @@
+"""How well a model fills in gaps: loss and accuracy at the places that BERT's training would have it guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from regard.data.masking import generator, mask_batch
+from regard.data.packing import sentence_batches
+from regard.errors import UserError
+from regard.models import Translator
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN, END, Tokenizer
+from regard.text.sides import MASK, cut
+
+
+@dataclass(frozen=True)
+class GapScore:
+    """Mean -log p of what stood in the gaps, in nats, and the percentage that the model's first guess got right."""
+
+    loss: float
+    accuracy: float
+    gaps: int
+
+
+def gap_score(
+    model: Translator,
+    tokenizer: Tokenizer,
+    documents: Sequence[str],
+    *,
+    longest: int,
+    share: float,
+    device: torch.device | str,
+    seed: int = 0,
+    batch_tokens: int = 4096,
+    progress: Callable[[int], None] | None = None,
+) -> GapScore:
+    """Make gaps in documents as training does, a `share` of their tokens drawn by `seed`, and have them filled in.
+
+    Documents longer than the model reads are cut into pieces. `batch_tokens` are read at once, which changes nothing;
+    `progress` is called with the number of gaps just filled in.
+    """
+    pieces = [p for ids in tokenizer.encode_batch(list(documents)) for p in cut(ids, longest - 2)]
+    read, clean, gaps = _with_gaps(tokenizer, [[BEGIN, *piece, END] for piece in pieces], share, seed)
+    loss, right, total = 0.0, 0, 0
+    with torch.no_grad():
+        for group in sentence_batches([len(piece) for piece in read], batch_tokens):
+            row = TokenRow.of([read[i] for i in group])
+            labels, counted = (torch.tensor([x for i in group for x in side[i]]) for side in (clean, gaps))
+            batch = PairBatch(row, row, labels, counted).to(device)
+            logits, answers = model(batch)[batch.counted].float(), batch.labels[batch.counted]
+            loss += functional.cross_entropy(logits, answers, reduction="sum").item()
+            right += int((logits.argmax(-1) == answers).sum())
+            total += len(answers)
+            if progress is not None:
+                progress(len(answers))
+    if not total:
+        raise UserError("no text to score")
+    return GapScore(loss / total, 100 * right / total, total)
+
+
+def _with_gaps(tokenizer: Tokenizer, texts: list[list[int]], share: float, seed: int) -> tuple[list[list[int]], ...]:
+    """What is read of each text, what stood there, and where the gaps are: all texts at once, whatever the batches."""
+    row = TokenRow.of(texts)
+    made = mask_batch(
+        PairBatch(row, row, row.ids),
+        generator(seed),
+        share=share,
+        mask_id=tokenizer.tag(MASK),
+        first_piece=tokenizer.first,
+        vocabulary=len(tokenizer),
+    )
+    assert made.counted is not None
+    return tuple([part.tolist() for part in row.rows.split(x)] for x in (made.inputs.ids, row.ids, made.counted))

@@ -1,0 +1,196 @@
+"""BERT (Devlin et al. 2019): an encoder that sees a whole text at once, and fills in its gaps or names its class.
+
+What it reads is [begin, w1 .. wn, end]. S tokens in a flat row, N texts, K beams, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import positions, taps, weights
+from regard.attention import Packed, placed
+from regard.blocks import BlockSettings, EncoderBlock
+from regard.errors import UserError
+from regard.models.family import Translator
+from regard.recipes.schema import BertSettings
+from regard.rows import PairBatch, TokenRow
+from regard.text import END
+
+KINDS = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
+SPREAD = 0.02  # of the vectors that an embedding begins with, as BERT's
+NEVER = -30.0  # the logit of what cannot come, beside 0 for what must; finite, so that every score is
+
+
+class Embedding(nn.Module):
+    """norm(token vector + where it stands + which text it is of), with dropout.
+
+    Sinusoids are waves of height 1, so token vectors are made as large as they are, times sqrt(D).
+    """
+
+    def __init__(self, vocabulary: int, settings: BertSettings, norm: nn.Module) -> None:
+        super().__init__()
+        width, waves = settings.width, settings.positions == "sinusoidal"
+        self.table = nn.Parameter(torch.empty(vocabulary, width))
+        self.kinds = nn.Parameter(torch.empty(KINDS, width))
+        self.positions = positions.make(
+            settings.positions, width, base=settings.position_base, longest=settings.max_positions
+        )
+        self.scale = math.sqrt(width) if waves else 1.0
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=1 / math.sqrt(width) if waves else SPREAD)
+        self.norm = norm
+        self.dropout = settings.dropout
+
+    def forward(self, ids: Tensor, position: Tensor) -> Tensor:
+        """ids and position [S] -> [S, D]."""
+        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
+        places = taps.tap(self, "positions", self.positions(position, position))  # no kind it has reads a length
+        x = self.norm(tokens + places + self.kinds[0])
+        return taps.tap(self, "stream", F.dropout(x, self.dropout, self.training))
+
+
+class Filler(nn.Module):
+    """norm(gelu(W x)) E^T + b: which token stands at each place, by the token vectors E themselves."""
+
+    def __init__(self, vocabulary: int, settings: BertSettings, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense = nn.Linear(settings.width, settings.width)
+        self.norm = norm
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        _initialise(self.dense)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """x [S, D] and the token table [V, D] -> [S, V]."""
+        return F.linear(self.norm(F.gelu(self.dense(x))), table, self.bias)
+
+
+class Classifier(nn.Module):
+    """W tanh(P x): the class of each text, by what its first token has become."""
+
+    def __init__(self, classes: int, settings: BertSettings) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(settings.width, settings.width)
+        self.out = nn.Linear(settings.width, classes)
+        self.dropout = settings.dropout
+        _initialise(self.pooler, self.out)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """first [N, D] -> [N, classes]."""
+        pooled = torch.tanh(self.pooler(first))
+        return self.out(F.dropout(pooled, self.dropout, self.training))
+
+
+class ClassState:
+    """N texts of K beams: the class logits of each text, and how many tokens every beam has been fed."""
+
+    def __init__(self, classes: Tensor) -> None:
+        self.classes = classes  # [N, V]
+        self.fed = 0
+
+    def reorder(self, parents: Tensor) -> ClassState:
+        return self  # all beams of a text are alike
+
+    def keep(self, sentences: Tensor) -> ClassState:
+        self.classes = self.classes[sentences]
+        return self
+
+
+class Bert(Translator):
+    """A stack of encoder blocks over the whole text, with a head for the task.
+
+    `fill`: logits at every place of the source row. `classify`: a translator into sentences of one word, the class:
+    after the begin mark its logits, and after that the end mark for certain.
+    """
+
+    def __init__(self, settings: BertSettings, source_size: int, target_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        block = BlockSettings(
+            width=settings.width,
+            heads=settings.heads,
+            inner=settings.inner,
+            dropout=settings.dropout,
+            activation=settings.activation,
+            norm=settings.norm,
+            norm_first=settings.norm_first,
+            norm_eps=settings.norm_eps,
+            score=placed(settings.positions, settings.width, settings.heads, settings.position_base),
+        )
+        self.embedding = Embedding(source_size, settings, block.make_norm())
+        self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
+        if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end
+            self.encoder_norm = block.make_norm()
+        if settings.task == "fill":
+            self.filler = Filler(source_size, settings, block.make_norm())
+        else:
+            self.classifier = Classifier(target_size, settings)
+
+    def encode(self, source: TokenRow) -> Tensor:
+        """[S] tokens -> [S, D]."""
+        rows, most = source.rows, self.settings.max_positions
+        if self.settings.positions == "learned" and rows.longest > most:
+            raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
+        x = self.embedding(source.ids, rows.position)
+        own = Packed(rows, rows)
+        for block in self.encoder:
+            x = self._block(block, x, own, rows.real)
+        return taps.tap(self, "stream", self.encoder_norm(x, rows.real)) if self.settings.norm_first else x
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        """Logits at every place: of the source row to fill it in; of the target row to classify."""
+        if self.settings.task == "classify":
+            rows = batch.inputs.rows
+            classes = self._classes(batch.source)
+            logits = self._ended(classes).expand(rows.size, -1).index_copy(0, rows.offsets[:-1], classes)
+            return taps.tap(self, "logits", logits)
+        x = self.encode(batch.source)
+        x = x.where(batch.source.rows.real[:, None], 0.0)  # so that nothing in the fill can reach a gradient
+        return taps.tap(self, "logits", self.filler(x, self.embedding.table))
+
+    def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
+        """As every family's; where only some places are to be guessed, only their logits are computed."""
+        if self.settings.task == "classify" or batch.counted is None:
+            return super().loss(batch, smoothing)
+        x = self.encode(batch.source)[batch.counted]
+        logits = taps.tap(self, "logits", self.filler(x, self.embedding.table))
+        labels = batch.labels[batch.counted]
+        return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
+
+    def _classes(self, source: TokenRow) -> Tensor:
+        """[N, V] the logits of each text's class."""
+        return self.classifier(self.encode(source)[source.rows.offsets[:-1]])
+
+    @staticmethod
+    def _ended(classes: Tensor) -> Tensor:
+        """[V] the logits of what follows a class: the end mark."""
+        logits = classes.new_full(classes.shape[-1:], NEVER)
+        logits[END] = 0.0
+        return logits
+
+    def start(self, source: TokenRow) -> ClassState:
+        if self.settings.task == "fill":
+            raise UserError('a model with task = "fill" writes nothing: it fills in what is masked (regard fill)')
+        return ClassState(self._classes(source))
+
+    def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:
+        logits = self._ended(state.classes) if state.fed else state.classes[:, None]
+        state.fed += 1
+        return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
+
+    def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
+        """To classify after having learnt to fill in: the body is taken over, and only the head is fresh."""
+        if self.settings.task == "classify" and any(name.startswith("filler.") for name in tensors):
+            fresh = {name: t for name, t in weights.of_model(self).items() if name.startswith("classifier.")}
+            tensors = {name: t for name, t in tensors.items() if not name.startswith("filler.")} | fresh
+        super().begin_with(tensors, origin)
+
+
+def _initialise(*layers: nn.Linear) -> None:
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)

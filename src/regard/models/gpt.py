@@ -1,0 +1,176 @@
+"""GPT: the Transformer's decoder alone, which continues what it is given (Radford et al. 2018, 2019).
+
+Text is continued; a pair is one text, the source and then the target. T target tokens and S source tokens in flat rows,
+D width, V vocabulary, N sentences, K beams, B = N * K rows of a cache, P places of a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention import Cached, Causal, Fixed, Mask, Packed, Segments, Strided, Window, placed
+from regard.blocks import BlockSettings, EncoderBlock
+from regard.errors import UserError
+from regard.models.embedding import Embedding
+from regard.models.family import CachedState, Translator
+from regard.recipes.schema import GPTSettings
+from regard.rows import PairBatch, Rows, TokenRow
+
+NEVER = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
+SPREAD = 0.02  # standard deviation that weights begin with, as GPT-2's
+
+
+def sparse_mask(settings: GPTSettings) -> Mask | None:
+    """What a token sees of what came before; None: all of it. A window of n tokens counts the token itself."""
+    if settings.mask == "segments":
+        return Segments(settings.reach, settings.memory)
+    if settings.mask == "window":
+        return Window(settings.reach - 1)
+    return {"strided": Strided, "fixed": Fixed}[settings.mask](settings.reach) if settings.mask != "causal" else None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Two flat rows laid as one: each sentence's source, then its target; the fill of both at the end.
+
+    `order` [S + T] is which place of [source row, target row] each joined place holds, `target` [T] the joined place
+    of each target place.
+    """
+
+    rows: Rows
+    order: Tensor
+    target: Tensor
+
+    @classmethod
+    def of(cls, source: Rows, target: Rows) -> Joined:
+        lengths = [s + t for s, t in zip(source.lengths, target.lengths, strict=True)]
+        rows = Rows(lengths, source.size + target.size, target.device)
+        order = torch.cat([2 * source.sentence, 2 * target.sentence + 1]).argsort(stable=True)
+        return cls(rows, order, order.argsort()[source.size :])
+
+
+class GPT(Translator):
+    """softmax(W · decoder(source and target so far)), normalised before each sub-layer and at the end.
+
+    One embedding table serves input and output when they are tied; a source with a vocabulary of its own has its own.
+    """
+
+    unused: Tensor
+
+    def __init__(self, settings: GPTSettings, source_size: int, target_size: int, shared: bool = True) -> None:
+        super().__init__()
+        self.settings = settings
+        self.mask = sparse_mask(settings)
+        block = BlockSettings(
+            width=settings.width,
+            heads=settings.heads,
+            inner=settings.inner,
+            dropout=settings.dropout,
+            activation=settings.activation,
+            norm=settings.norm,
+            score=placed(settings.positions, settings.width, settings.heads, settings.position_base),
+        )
+        self.embedding = Embedding(target_size, settings)
+        self.source_embedding = self.embedding if shared else Embedding(source_size, settings)
+        self.source_embedding.positions = self.embedding.positions  # places are counted through both
+        self.decoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
+        self.decoder_norm = block.make_norm()
+        if not settings.tied:
+            self.output = nn.Parameter(torch.empty(target_size, settings.width))
+        self.register_buffer("unused", torch.tensor(settings.unused, dtype=torch.long), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Small and normal; what is added to the stream is smaller the more layers add to it; biases stay zero."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2 or (self.settings.scaled and name.endswith("embedding.table")):
+                continue  # scaled token vectors begin as the Transformer's
+            added = name.endswith(("own.out.weight", "feed_forward.out.weight"))
+            nn.init.normal_(parameter, std=SPREAD / math.sqrt(2 * self.settings.layers) if added else SPREAD)
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        source, inputs = batch.source, batch.inputs
+        if source.rows.tokens == 0:  # plain text
+            self._fits(inputs.rows.longest)
+            x = self._run(self._embed(self.embedding, inputs.ids, inputs.rows.position), inputs.rows)
+        else:
+            joined = Joined.of(source.rows, inputs.rows)
+            self._fits(joined.rows.longest)
+            before = F.pad(source.rows.length, (0, 1))[inputs.rows.sentence]  # [T] source tokens of the sentence
+            both = [
+                self._embed(self.source_embedding, source.ids, source.rows.position),
+                self._embed(self.embedding, inputs.ids, inputs.rows.position + before),
+            ]
+            x = self._run(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
+        return self._logits(x, inputs.rows.real)
+
+    def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
+        return embedding(ids, position, position)  # none of its kinds of positions reads a length
+
+    def _run(self, x: Tensor, rows: Rows) -> Tensor:
+        """All blocks over whole sentences, [T, D] -> [T, D]."""
+        own = Packed(rows, rows, Causal() if self.mask is None else self.mask)
+        for block in self.decoder:
+            x = self._block(block, x, own, rows.real)
+        return x
+
+    def _fits(self, longest: int) -> None:
+        most = self.settings.max_positions
+        if self.settings.positions == "learned" and longest > most:
+            raise UserError(f"{longest} tokens in one sequence are too many: this model has places for {most}")
+
+    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
+        x = self.decoder_norm(x)
+        if real is not None:
+            x = x.where(real[:, None], 0.0)
+        logits = F.linear(x, self.embedding.table if self.settings.tied else self.output)
+        if self.settings.unused:
+            logits = logits.index_fill(-1, self.unused, NEVER)
+        return taps.tap(self, "logits", logits)
+
+    def start(self, source: TokenRow) -> CachedState:
+        """The prompts go in together, the shorter ones with empty places before them, so that all end at one place."""
+        rows = source.rows
+        padding = None if rows.even else rows.longest - rows.length
+        state = CachedState([Cached(self.mask, padding) for _ in self.decoder])
+        if rows.longest:
+            place = state.own[0].places(rows.longest, rows.device).clamp(min=0)
+            ids = rows.pad(source.ids).gather(1, place.expand(len(rows), -1))
+            self._extend(state, self.source_embedding, ids)
+        return state
+
+    def step(self, state: CachedState, tokens: Tensor) -> tuple[Tensor, CachedState]:
+        x = self._extend(state, self.embedding, tokens.flatten()[:, None])  # [N, K] -> [N*K, 1, D]
+        return self._logits(x.squeeze(1)).unflatten(0, tokens.shape), state
+
+    def _extend(self, state: CachedState, embedding: nn.Module, ids: Tensor) -> Tensor:
+        """Feed the cache with [B, P] tokens: [B, P, D]."""
+        place = state.own[0].places(ids.shape[1], ids.device).clamp(min=0)
+        if state.own[0].length + ids.shape[1] > self.settings.max_positions:  # then some row may have run out of places
+            self._fits(int(place.max()) + 1)
+        x = self._embed(embedding, ids, place.expand_as(ids))
+        for block, own in zip(self.decoder, state.own, strict=True):
+            x = block(x, own)
+        return x
+
+    def segments(self, ids: Tensor) -> Iterator[Tensor]:
+        """A long text segment by segment: [B, L] tokens -> logits [B, at most `reach`, V], one after the other.
+
+        Each layer keeps the last `memory` keys of the segments before, as Transformer-XL does, so memory does not grow
+        with the text. The logits are those of one pass under the mask "segments".
+        """
+        if not isinstance(self.mask, Segments):
+            raise UserError(
+                f'only a model with mask = "segments" reads in segments, and this one has {self.settings.mask!r}'
+            )
+        state = CachedState([Cached(memory=self.mask.memory) for _ in self.decoder])
+        for segment in ids.split(self.mask.length, dim=1):
+            yield self._logits(self._extend(state, self.embedding, segment))

@@ -1,0 +1,487 @@
+"""Recurrent encoder-decoders (Sutskever et al. 2014; Cho et al. 2014), without and with attention over the source.
+
+Without it, one vector carries the whole sentence to the decoder. With a dot, bilinear or multi-head score the decoder
+writes its states first and then looks back with them (Luong et al. 2015); with the additive score it looks first, with
+its last state, and reads what it saw together with the token (Bahdanau et al. 2015).
+
+T target and S source tokens in flat rows, N sentences of L places in the padded view, B of them at once (N, or N*K
+beams), I inputs, D width, E encoder width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard import taps
+from regard.attention import Additive, Bilinear, Dot, Layout, Memory, MultiHead, Packed, Score, attend, kernel
+from regard.attention.kernels import Weights, chosen
+from regard.models.family import Translator
+from regard.recipes.schema import RecurrentSettings
+from regard.rows import PairBatch, Rows, TokenRow
+
+States = tuple[Tensor, ...]  # what a cell carries from place to place: (h,) of a GRU, (h, c) of an LSTM, each [B, D]
+
+
+class Recurrence(nn.Module):
+    """One layer in one direction, over sentences in the padded view; padding lies behind them and never matters.
+
+    LSTM: i, f, o = sigmoid(W x + U h), g = tanh(W x + U h), c' = f c + i g, h' = o tanh(c').
+    GRU: r, z = sigmoid(W x + U h), n = tanh(W x + r (U h)), h' = (1 - z) n + z h. Each with its own W, U and biases.
+
+    `advance` and `loop` are the definition; PyTorch's fused cell does the work unless the plain kernel is chosen. The
+    gates (i, f, o or r, z) are offered at the tap "gates" as [B, L, 3 or 2, D]; those a listener writes are used.
+    """
+
+    def __init__(self, cell: str, inputs: int, width: int) -> None:
+        super().__init__()
+        self.lstm = cell == "lstm"
+        self.cell: nn.RNNBase = (nn.LSTM if self.lstm else nn.GRU)(inputs, width, batch_first=True)
+        weight, recurrent, *biases = self.weights
+        for matrix in weight.split(width):
+            nn.init.xavier_uniform_(matrix)
+        for matrix in recurrent.split(width):
+            nn.init.orthogonal_(matrix)
+        for bias in biases:
+            nn.init.zeros_(bias)
+        if self.lstm:  # remember until there is a reason to forget (Jozefowicz et al. 2015)
+            nn.init.ones_(biases[0][width : 2 * width])
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """W, U and the biases of either; in each, i, f, g, o or r, z, n lie below one another."""
+        weight, recurrent, bias, recurrent_bias = self.cell.all_weights[0]
+        return weight, recurrent, bias, recurrent_bias
+
+    def project(self, x: Tensor) -> Tensor:
+        """What the inputs say to the gates, W x + b, for all places at once; x may be the first of the inputs alone.
+
+        An LSTM only ever adds to it what the state says, so the state's bias is in it too.
+        """
+        weight, _, bias, recurrent_bias = self.weights
+        return F.linear(x, weight[:, : x.shape[-1]], bias + recurrent_bias if self.lstm else bias)
+
+    def advance(self, given: Tensor, states: States, gates: Tensor | None = None) -> States:
+        """One place: `given` [B, 4D or 3D] is what `project` says; `gates` [B, 3 or 2, D] may come from elsewhere."""
+        h, (_, recurrent, _, bias) = states[0], self.weights
+        width = h.shape[1]
+        if self.lstm:
+            both, g, o = torch.addmm(given, h, recurrent.t()).split([2 * width, width, width], 1)
+            i, f, o = (*both.sigmoid().chunk(2, 1), o.sigmoid()) if gates is None else gates.unbind(1)
+            c = torch.addcmul(f * states[1], i, g.tanh())
+            return o * c.tanh(), c
+        to_gates, to_new = given.split([2 * width, width], 1)
+        from_gates, from_new = F.linear(h, recurrent, bias).split([2 * width, width], 1)
+        r, z = (to_gates + from_gates).sigmoid().chunk(2, 1) if gates is None else gates.unbind(1)
+        new = torch.addcmul(to_new, r, from_new).tanh()
+        return (torch.lerp(new, h.to(new.dtype), z.to(new.dtype)),)
+
+    def loop(self, x: Tensor, states: States, gates: Tensor | None = None) -> tuple[Tensor, States]:
+        """The equations, place after place: x [B, L, I] -> outputs [B, L, D] and the states after the last place."""
+        outputs = []
+        for t, given in enumerate(self.project(x).unbind(1)):
+            states = self.advance(given, states, None if gates is None else gates[:, t])
+            outputs.append(states[0])
+        return torch.stack(outputs, 1), states
+
+    def run(self, x: Tensor, states: States) -> tuple[Tensor, States]:
+        """`loop`, by the kernel that was chosen."""
+        if chosen() == "plain":
+            return self.loop(x, states)
+        first = tuple(s.unsqueeze(0).contiguous() for s in states)
+        outputs, last = self.cell(x, first if self.lstm else first[0])
+        return outputs, tuple(s.squeeze(0) for s in (last if self.lstm else (last,)))
+
+    def nothing(self, x: Tensor) -> States:
+        """The states before the first place of an encoder: zeros."""
+        zeros = x.new_zeros(len(x), self.cell.hidden_size)
+        return (zeros, zeros) if self.lstm else (zeros,)
+
+    def forward(self, x: Tensor, states: States, turned: Tensor | None = None) -> tuple[Tensor, States]:
+        """x [B, L, I] -> outputs [B, L, D] and the states after place L. With `turned` it reads from end to start."""
+        x = x if turned is None else _turn(x, turned)
+        outputs, last = self.run(x, states)
+        written = self.offer(x, outputs, states, turned)
+        if written is not None:
+            outputs, last = self.loop(x, states, written if turned is None else _turn(written, turned))
+        return outputs if turned is None else _turn(outputs, turned), last
+
+    def offer(self, x: Tensor, outputs: Tensor, states: States, turned: Tensor | None = None) -> Tensor | None:
+        """Show the gates of a run; those to use instead, or None."""
+        return taps.offer(self, "gates", Gates(self, x, outputs, states[0], turned)) if taps.listening() else None
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The gates of one run of a recurrence, offered at a tap: computed on demand from its inputs and outputs."""
+
+    owner: Recurrence
+    x: Tensor  # as it was read: turned, where it was read from the end
+    outputs: Tensor
+    first: Tensor  # [B, D] the state before the first place
+    turned: Tensor | None = None
+    written: Tensor | None = None  # what a listener put in their place
+
+    def replaced(self, value: Tensor) -> Gates:
+        return replace(self, written=value)
+
+    def __call__(self) -> Tensor:
+        """[B, L, 3, D] (input, forget, output) or [B, L, 2, D] (reset, update), in the sentence's own order."""
+        if self.written is not None:
+            return self.written
+        _, recurrent, _, bias = self.owner.weights
+        before = F.linear(_before(self.first, self.outputs), recurrent, None if self.owner.lstm else bias)
+        gates = (self.owner.project(self.x) + before).unflatten(-1, (-1, self.first.shape[-1]))
+        gates = gates[:, :, [0, 1, 3] if self.owner.lstm else [0, 1]].sigmoid()
+        return gates if self.turned is None else _turn(gates, self.turned)
+
+
+def _before(first: Tensor, outputs: Tensor) -> Tensor:
+    """[B, L, D] the output before each place."""
+    return torch.cat([first[:, None].to(outputs.dtype), outputs[:, :-1]], 1)
+
+
+def _turning(rows: Rows) -> Tensor:
+    """[N * L] the padded cell that takes each one's place when every sentence is read from its end; padding stays."""
+    place = torch.arange(rows.longest, device=rows.device).expand(len(rows), -1)
+    place = torch.where(rows.present, rows.length[:, None] - 1 - place, place)
+    return (place + torch.arange(len(rows), device=rows.device)[:, None] * rows.longest).flatten()
+
+
+def _turn(padded: Tensor, turned: Tensor) -> Tensor:
+    """[N, L, ...] with every sentence from end to start. Twice is as before."""
+    return padded.flatten(0, 1).index_select(0, turned).unflatten(0, padded.shape[:2])
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+class Embedding(nn.Module):
+    """Token vectors, with dropout. The table times sqrt(I), so that its rows also serve as an output projection."""
+
+    def __init__(self, vocabulary: int, settings: RecurrentSettings) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(vocabulary, settings.embedding))
+        nn.init.normal_(self.table, std=1 / math.sqrt(settings.embedding))
+        self.dropout, self.scale = settings.dropout, math.sqrt(settings.embedding)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, I]."""
+        tokens = F.embedding(ids, self.table) * self.scale
+        return taps.tap(self, "stream", F.dropout(tokens, self.dropout, self.training))
+
+
+class EncoderLayer(nn.Module):
+    """Reads sentences from the start, and from the end too where it is bidirectional: [ahead; back]."""
+
+    def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
+        super().__init__()
+        width = settings.encoder_width // (2 if settings.bidirectional else 1)
+        self.ahead = Recurrence(settings.cell, inputs, width)
+        self.back = Recurrence(settings.cell, inputs, width) if settings.bidirectional else None
+
+    def forward(self, x: Tensor, rows: Rows, turned: Tensor | None) -> Tensor:
+        """[S, I] -> [S, E]."""
+        x = rows.pad(x)
+        outputs, _ = self.ahead(x, self.ahead.nothing(x))
+        if self.back is not None:
+            outputs = torch.cat([outputs, self.back(x, self.back.nothing(x), turned)[0]], -1)
+        return taps.tap(self, "stream", rows.flatten(outputs))
+
+
+class DecoderLayer(nn.Module):
+    """A recurrence that begins with what the source vector s says: h = tanh(W s), and c = tanh(V s) of an LSTM."""
+
+    def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
+        super().__init__()
+        self.ahead = Recurrence(settings.cell, inputs, settings.width)
+        self.bridge = _linear(settings.encoder_width, settings.width * (2 if settings.cell == "lstm" else 1))
+
+    def begin(self, summary: Tensor) -> States:
+        """[N, E] -> the states before the first place."""
+        return self.bridge(summary).tanh().split(self.ahead.cell.hidden_size, -1)
+
+    def forward(self, x: Tensor, summary: Tensor, rows: Rows) -> Tensor:
+        """[T, I] -> [T, D]."""
+        outputs, _ = self.ahead(rows.pad(x), self.begin(summary))
+        return taps.tap(self, "stream", rows.flatten(outputs))
+
+    def step(self, x: Tensor, states: States) -> tuple[Tensor, States]:
+        """One place of every beam: [B, I] -> [B, D]."""
+        outputs, states = self.ahead(x[:, None], states)
+        return taps.tap(self, "stream", outputs[:, 0]), states
+
+
+class Cross(nn.Module):
+    """A look at the source by one score: softmax(score(x, s)) @ s. Looks like `MultiHead` from outside."""
+
+    def __init__(self, settings: RecurrentSettings) -> None:
+        super().__init__()
+        width, keys = settings.width, settings.encoder_width
+        self.key: nn.Module = nn.Identity()
+        self.score: Score = Dot()
+        if settings.attention == "bilinear":
+            self.score = Bilinear(width, keys)
+        elif settings.attention == "additive":
+            self.key = _linear(keys, width)  # U, once a batch
+            self.score = Additive(width, None, width)
+            nn.init.xavier_uniform_(self.score.query.weight)
+            nn.init.xavier_uniform_(self.score.out.weight)
+
+    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, E]; the source row [S, E], or None when the layout remembers it."""
+        key, value = (None, None) if source is None else (self.key(source)[:, None], source[:, None])
+        with _possible(self.score):
+            heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
+        return taps.tap(self, "heads", heads).flatten(-2)
+
+    def remember(self, source: Tensor, rows: Rows) -> Memory:
+        """The source's keys and values, computed once a sentence."""
+        key, value = (rows.pad(t)[:, None].contiguous() for t in (self.key(source), source))
+        return Memory(key, value, Packed(rows, rows).allowed)
+
+
+def _possible(score: Score) -> AbstractContextManager[None]:
+    """The additive score is no dot product and has the plain kernel alone, whichever is chosen for the rest."""
+    return kernel("plain") if isinstance(score, Additive) else nullcontext()
+
+
+class LookingLayer(DecoderLayer):
+    """A layer that looks before it reads: with its last state at the source, then x and what it saw go to the cell.
+
+    What is seen depends on the state before, so this is a loop over places even in training. In a decoder of several
+    layers it is the first one that looks (as in Wu et al. 2016), so that the others need no loop.
+    """
+
+    def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
+        super().__init__(settings, inputs + settings.encoder_width)
+        self.cross = Cross(settings)
+
+    def forward(self, x: Tensor, summary: Tensor, layout: Packed, source: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """x [T, I], source [S, E] -> states [T, D] and what was seen [T, E]."""
+        rows = layout.queries
+        x, states = rows.pad(x), self.begin(summary)
+        memory = self.cross.remember(source, layout.keys)
+        outputs, seen = self._write(x, states, memory)
+        if taps.listening():
+            outputs, seen = self._show(x, states, memory, layout, outputs, seen)
+        return taps.tap(self, "stream", rows.flatten(outputs)), rows.flatten(seen)
+
+    def _write(
+        self, x: Tensor, states: States, memory: Memory, gates: Tensor | None = None, seen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x [N, L, I] -> outputs [N, L, D] and what was seen [N, L, E]; gates or what is seen may be given."""
+        weight = self.ahead.weights[0][:, x.shape[-1] :].t()  # for what was seen
+        score, outputs, contexts = self.cross.score, [], []
+        with _possible(score):
+            for t, given in enumerate(self.ahead.project(x).unbind(1)):
+                if seen is None:
+                    context = attend(states[0][:, None], None, None, memory, score=score)[:, 0]
+                else:
+                    context = seen[:, t]
+                given = torch.addmm(given, context, weight)
+                states = self.ahead.advance(given, states, None if gates is None else gates[:, t])
+                outputs.append(states[0])
+                contexts.append(context)
+        return torch.stack(outputs, 1), torch.stack(contexts, 1)
+
+    def _show(
+        self, x: Tensor, states: States, memory: Memory, layout: Packed, outputs: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Offer the weights and gates of the whole loop at once; where others were written, the loop is run with them.
+
+        Other gates lead to other states and so to other weights, which are then shown in their turn.
+        """
+        written = self._show_weights(states, memory, layout, outputs, seen)
+        if written is not None:
+            outputs, seen = self._write(x, states, memory, seen=written)
+        gates = self.ahead.offer(torch.cat([x, seen.to(x.dtype)], -1), outputs, states)
+        if gates is not None:
+            outputs, seen = self._write(x, states, memory, gates, written)
+            if written is None:
+                written = self._show_weights(states, memory, layout, outputs, seen)
+                if written is not None:
+                    outputs, seen = self._write(x, states, memory, gates, written)
+        return outputs, seen
+
+    def _show_weights(
+        self, states: States, memory: Memory, layout: Packed, outputs: Tensor, seen: Tensor
+    ) -> Tensor | None:
+        """Offer what all places looked at, as one attention; what they are to see instead [N, L, E], or None."""
+        query = _before(states[0], outputs)[:, None]  # [N, 1, L, D]
+        offered = Weights(query, memory.key, memory.value, memory.allowed, self.cross.score, layout)
+        written = taps.offer(self.cross, "weights", offered)
+        if written is not None:
+            seen = (written.to(memory.value.dtype) @ memory.value)[:, 0]
+        heads = layout.queries.flatten(seen)[:, None]  # [T, 1, E]
+        changed = taps.tap(self.cross, "heads", heads)
+        if changed is not heads:
+            return layout.queries.pad(changed[:, 0])
+        return None if written is None else seen
+
+    def look(self, x: Tensor, states: States, memory: Memory) -> tuple[Tensor, Tensor, States]:
+        """One place of every beam: x [B, I] -> its output [B, D], what was seen [B, E], the states after it."""
+        context = self.cross(states[0], memory)
+        outputs, states = self.step(torch.cat([x, context], -1), states)
+        return outputs, context, states
+
+
+class Readout(nn.Module):
+    """tanh(W [state; ...]): what the output projection sees, with dropout.
+
+    With `cross`, the finished state looks back at the source, and what it saw stands beside it.
+    """
+
+    def __init__(self, settings: RecurrentSettings, beside: int) -> None:
+        super().__init__()
+        self.cross: Cross | MultiHead | None = None
+        if settings.attention == "heads":
+            self.cross = MultiHead(settings.width, settings.heads, settings.encoder_width)
+            beside += settings.width
+        elif settings.attention in ("dot", "bilinear"):
+            self.cross = Cross(settings)
+            beside += settings.encoder_width
+        self.mix = _linear(settings.width + beside, settings.embedding if settings.tied else settings.width)
+        self.dropout = settings.dropout
+
+    def forward(self, state: Tensor, beside: Sequence[Tensor], layout: Layout | None, source: Tensor | None) -> Tensor:
+        """state [T, D] and what stands beside it [T, ...] -> [T, features of the output projection]."""
+        parts = [state, *beside]
+        if self.cross is not None:
+            assert layout is not None
+            parts.append(self.cross(state, layout, source))
+        mixed = self.mix(torch.cat(parts, -1)).tanh()
+        return taps.tap(self, "stream", F.dropout(mixed, self.dropout, self.training))
+
+
+class RecurrentState:
+    """Where N sentences of K beams are: each layer's states (beams); source vector and keys (sentences)."""
+
+    def __init__(self, layers: list[States], summary: Tensor, memory: Memory | None) -> None:
+        self.layers = layers  # each tensor [N*K, D]
+        self.summary = summary  # [N, E]
+        self.memory = memory
+        self.beams = 1
+
+    def _take(self, beams: Tensor) -> None:
+        self.layers = [tuple(s.index_select(0, beams) for s in states) for states in self.layers]
+
+    def reorder(self, parents: Tensor) -> RecurrentState:
+        first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
+        self._take((first + parents).flatten())
+        self.beams = parents.shape[1]
+        return self
+
+    def keep(self, sentences: Tensor) -> RecurrentState:
+        beams = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
+        self._take(beams.flatten())
+        self.summary = self.summary.index_select(0, sentences)
+        self.memory = None if self.memory is None else self.memory.keep(sentences)
+        return self
+
+
+class Recurrent(Translator):
+    """softmax(W · readout(decoder(target so far, encoder(source)))).
+
+    The source vector (the encoder's last states, from either end) starts every layer of the decoder; with feed =
+    "every" it also stands beside each target token and each state that is read out.
+    """
+
+    def __init__(self, settings: RecurrentSettings, source_size: int, target_size: int, shared: bool = True) -> None:
+        super().__init__()
+        self.settings = settings
+        self.source_embedding = Embedding(source_size, settings)
+        self.target_embedding = Embedding(target_size, settings)
+        if shared:
+            self.target_embedding.table = self.source_embedding.table
+        e, fed = settings.encoder_width, settings.encoder_width if settings.feed == "every" else 0
+        first = LookingLayer if settings.attention == "additive" else DecoderLayer
+        self.encoder = nn.ModuleList(
+            EncoderLayer(settings, e if number else settings.embedding) for number in range(settings.encoder_layers)
+        )
+        self.decoder = nn.ModuleList([first(settings, settings.embedding + fed)])
+        self.decoder.extend(DecoderLayer(settings, settings.width) for _ in range(settings.decoder_layers - 1))
+        self.readout = Readout(settings, fed + (e + settings.embedding if settings.attention == "additive" else 0))
+        if not settings.tied:
+            self.output = nn.Parameter(torch.empty(target_size, settings.width))
+            nn.init.xavier_uniform_(self.output)
+
+    def _layer(self, layer: nn.Module, *arguments: Any) -> Any:
+        """Run a layer, keeping its inner activations or computing them again in the backward pass."""
+        if self.checkpoint_activations and self.training:
+            return checkpoint(layer, *arguments, use_reentrant=False)
+        return layer(*arguments)
+
+    def _between(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.settings.dropout, self.training)
+
+    def encode(self, source: TokenRow) -> tuple[Tensor, Tensor]:
+        """[S] tokens -> what the encoder made of each [S, E], and the source vectors [N, E]."""
+        rows = source.rows
+        turned = _turning(rows) if self.settings.bidirectional else None
+        x = self.source_embedding(source.ids)
+        for number, layer in enumerate(self.encoder):
+            x = self._layer(layer, self._between(x) if number else x, rows, turned)
+        first, last = rows.offsets[:-1], rows.offsets[1:] - 1
+        if turned is None:
+            return x, x.index_select(0, last)
+        ahead, back = x.chunk(2, -1)
+        return x, torch.cat([ahead.index_select(0, last), back.index_select(0, first)], -1)
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        source, summary = self.encode(batch.source)
+        rows, layout = batch.inputs.rows, Packed(batch.inputs.rows, batch.source.rows)
+        x = embedded = self.target_embedding(batch.inputs.ids)
+        beside: list[Tensor] = []
+        if self.settings.feed == "every":
+            beside = [rows.flatten(summary[:, None].expand(-1, rows.longest, -1))]
+            x = torch.cat([x, *beside], -1)
+        for number, layer in enumerate(self.decoder):
+            if isinstance(layer, LookingLayer):
+                x, seen = self._layer(layer, x, summary, layout, source)
+                beside += [seen, embedded]
+            else:
+                x = self._layer(layer, self._between(x) if number else x, summary, rows)
+        return self._logits(self.readout(x, beside, layout, source), rows.real)
+
+    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
+        if real is not None:
+            x = x.where(real[:, None], 0.0)
+        return taps.tap(self, "logits", F.linear(x, self.target_embedding.table if self.settings.tied else self.output))
+
+    def start(self, source: TokenRow) -> RecurrentState:
+        encoded, summary = self.encode(source)
+        first = self.decoder[0]
+        cross = first.cross if isinstance(first, LookingLayer) else self.readout.cross
+        memory = None if cross is None else cross.remember(encoded, source.rows)
+        return RecurrentState([layer.begin(summary) for layer in self.decoder], summary, memory)  # type: ignore[operator]
+
+    def step(self, state: RecurrentState, tokens: Tensor) -> tuple[Tensor, RecurrentState]:
+        x = embedded = self.target_embedding(tokens.flatten())
+        beside: list[Tensor] = []
+        if self.settings.feed == "every":
+            beside = [state.summary.repeat_interleave(tokens.shape[1], 0)]
+            x = torch.cat([x, *beside], -1)
+        for number, layer in enumerate(self.decoder):
+            states = state.layers[number]
+            if isinstance(layer, LookingLayer):
+                assert state.memory is not None
+                x, seen, state.layers[number] = layer.look(x, states, state.memory)
+                beside += [seen, embedded]
+            else:
+                assert isinstance(layer, DecoderLayer)
+                x, state.layers[number] = layer.step(self._between(x) if number else x, states)
+        return self._logits(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state

@@ -1,0 +1,95 @@
+"""A cache fed by prompts, segments and steps is one pass over the whole text."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention import Allowed, Cached, Causal, Fixed, Mask, Packed, Segments, Strided, Window, attend
+from regard.rows import Rows
+
+HEADS, WIDTH = 2, 4
+MASKS: dict[str, Mask | None] = {
+    "all": None,
+    "window": Window(2),
+    "strided": Strided(3),
+    "fixed": Fixed(3),
+    "segments": Segments(3, 2),
+}
+
+
+def draw(rows: Rows) -> list[Tensor]:
+    return [torch.randn(rows.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3)]
+
+
+def test_causal_counts_from_the_last_query_and_the_last_key() -> None:
+    table = Allowed(causal=True).dense(2, 4, torch.device("cpu"))
+    assert table is not None and table.tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("pieces", [[1] * 21, [21], [4, 1, 1, 9, 6], [17, 4]], ids=str)
+def test_a_text_fed_in_pieces_is_one_pass(name: str, pieces: list[int]) -> None:
+    torch.manual_seed(1)
+    rows = Rows([21])
+    row = draw(rows)
+    expected = attend(*row, Packed(rows, rows, MASKS[name] or Causal()))
+    cache, found = Cached(MASKS[name]), []
+    for piece in zip(*(x.split(pieces) for x in row), strict=True):
+        query, key, value = (x[None] if len(x) > 1 else x for x in piece)  # [1, T, H, D], or a step [1, H, D]
+        found.append(attend(query, key, value, cache).reshape(-1, HEADS, WIDTH))
+    torch.testing.assert_close(torch.cat(found), expected)
+    assert cache.length == cache.held == 21
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(name: str) -> None:
+    """Beams of prompts of 4, 0, 6 and 1 tokens multiply, change places and leave, and keep their empty places."""
+    torch.manual_seed(2)
+    random = Random(2)
+    prompts = [4, 0, 6, 1]
+    texts = [[torch.randn(3, HEADS, WIDTH).double() for _ in range(n)] for n in prompts]  # each token: q, k, v
+    cache = Cached(MASKS[name], torch.tensor([6 - n for n in prompts]))
+    rubbish = torch.full((3, HEADS, WIDTH), 7.0).double()
+    padded = torch.stack([torch.stack([rubbish] * (6 - len(t)) + t) for t in texts])  # [B, 6, 3, H, D]
+    out = attend(*padded.unbind(2), cache)
+    assert out.shape == (4, 6, HEADS, WIDTH) and out.isfinite().all()
+    for _ in range(14):
+        places = cache.places(1, torch.device("cpu"))
+        assert places.flatten().tolist() == [len(t) for t in texts]
+        texts = [[*t, torch.randn(3, HEADS, WIDTH).double()] for t in texts]
+        out = attend(*torch.stack([t[-1] for t in texts]).unbind(1), cache)
+        for n, text in enumerate(texts):
+            rows = Rows([len(text)])
+            alone = attend(*torch.stack(text).unbind(1), Packed(rows, rows, MASKS[name] or Causal()))
+            torch.testing.assert_close(out[n], alone[-1])
+        beams = [random.randrange(len(texts)) for _ in range(random.randint(1, 4))]
+        cache.take(torch.tensor(beams))
+        texts = [texts[n] for n in beams]
+
+
+@pytest.mark.parametrize(("length", "memory"), [(3, 0), (3, 2), (4, 4), (2, 5), (5, 100)])
+def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: int) -> None:
+    torch.manual_seed(3)
+    rows = Rows([17])
+    row = draw(rows)
+    expected = attend(*row, Packed(rows, rows, Segments(length, memory)))
+    cache, found = Cached(memory=memory), []
+    for piece in zip(*(x.split(length) for x in row), strict=True):
+        found.append(attend(*(x[None] for x in piece), cache)[0])
+        assert cache.store is not None and cache.held == cache.store.shape[3] <= memory + length
+    torch.testing.assert_close(torch.cat(found), expected)
+    assert cache.length == 17
+
+
+def test_nothing_padded_and_nothing_masked_needs_no_table() -> None:
+    cache = Cached()
+    one, several = torch.randn(2, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
+    assert cache.open(one, one, one)[3] == Allowed(full=True)
+    assert cache.open(several, several, several)[3] == Allowed(causal=True, full=True)
+    padded = Cached(padding=torch.tensor([0, 2]))
+    padded.open(several, several, several)
+    assert padded.open(one, one, one)[3].full  # a new token at least sees itself

@@ -1,0 +1,146 @@
+"""What stands in a gap, by a tiny model that has read four sentences over and over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard import load, weights
+from regard.data.masking import generator, mask_batch
+from regard.models import build
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
+from regard.runs import Run
+from regard.text import BEGIN, END, Tokenizer
+from regard.text import train as learn
+
+TEXTS = ["the cat sat on the mat", "the dog ran in the park", "a bird sang in the tree", "Once upon a time"]
+
+
+def recipe(unit: str = "bpe", **data: object) -> Recipe:
+    sizes = {"width": 32, "heads": 2, "layers": 2, "inner": 64, "dropout": 0.0, "max_positions": 24}
+    model = {"family": "bert", "task": "fill", "masked": 0.3, **sizes}
+    text = {"unit": unit, "vocabulary": 320}
+    return Recipe.model_validate({"data": {"text": "texts.txt", **data}, "text": text, "model": model})
+
+
+def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
+    """A run directory with a model that was trained here, not by `regard train`."""
+    torch.manual_seed(1)
+    model = build(chosen.model, len(tokenizer), len(tokenizer), True)
+    texts = [[BEGIN, *tokenizer.encode(text), END] for text in TEXTS] * 8
+    clean = PairBatch.of([[] for _ in texts], texts, begin=BEGIN)
+    kind = dict(mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(steps):
+        batch = mask_batch(clean, generator(1, step + 1), share=0.3, **kind)  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        (model.loss(batch) / batch.tokens).backward()
+        optimizer.step()
+    run = Run.create(path, chosen)
+    run.save_tokenizers(tokenizer, tokenizer)
+    weights.save(run.best, weights.of_model(model), {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that knows the four sentences by heart; every word of theirs is one piece."""
+    tokenizer = learn(TEXTS * 3, "bpe", 320, ["<mask>"])
+    assert [len(tokenizer.encode(" " + word)) for word in ("cat", "dog", "mat", "time")] == [1, 1, 1, 1]
+    return made(tmp_path_factory.mktemp("fill") / "run", recipe(), tokenizer, 150)
+
+
+def test_the_best_guess_stands_in_the_text_and_all_are_listed(regard: Callable, filler: Path) -> None:
+    result = regard("fill", filler, "the [MASK] sat on the mat")
+    assert result.status == 0 and result.err == ""
+    text, gap, *guesses = result.out.splitlines()
+    assert text == "the cat sat on the mat" and gap.strip() == "gap"
+    assert len(guesses) == 5
+    assert guesses[0].endswith("%   cat")  # with the blank that belongs to the piece
+    shares = [float(line.split("%")[0]) for line in guesses]
+    assert shares == sorted(shares, reverse=True) and shares[0] > 50 and sum(shares) <= 100.5
+
+
+def test_any_number_of_gaps_written_either_way(regard: Callable, filler: Path) -> None:
+    lines = regard("fill", filler, "--top", 2, "the [MASK] ran in the <mask>").out.splitlines()
+    assert lines[0] == "the dog ran in the park"
+    assert [line.strip() for line in lines if "gap" in line] == ["gap 1", "gap 2"]
+    assert len(lines) == 1 + 2 * (1 + 2)
+
+
+def test_a_line_of_json_a_text(regard: Callable, filler: Path) -> None:
+    texts = ["a bird [MASK] in the tree", "Once upon a [MASK]"]
+    out = regard("fill", filler, "--format", "jsonl", "--top", 3, *texts).out
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [one["source"] for one in found] == texts
+    assert [one["text"] for one in found] == ["a bird sang in the tree", "Once upon a time"]
+    for one in found:
+        ((best, *others),) = one["guesses"]
+        assert len(others) == 2 and 0.5 < best["probability"] <= 1 and best["text"].startswith(" ")
+
+
+def test_standard_input_line_by_line(start: Callable, filler: Path) -> None:
+    process = start("fill", filler, "--format", "jsonl")
+    out, err = process.communicate("the [MASK] sat on the mat\nOnce upon a [MASK]\n", timeout=120)
+    assert process.returncode == 0 and err == ""
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["the cat sat on the mat", "Once upon a time"]
+
+
+def test_one_blank_before_a_gap_belongs_to_it(filler: Path) -> None:
+    model = load(filler, device="cpu")
+    tokenizer = model.run.tokenizers[0]
+    the, cat, sat = (tokenizer.encode(text) for text in ("the", " cat", " sat"))
+    mask = tokenizer.tag("<mask>")
+    encode = model.filler().encode
+    assert encode("the [MASK] sat") == [BEGIN, *the, mask, *sat, END]
+    assert encode("[MASK] cat") == [BEGIN, mask, *cat, END]
+    assert encode("the[MASK]") == [BEGIN, *the, mask, END]
+    assert encode("the  [MASK]") == [BEGIN, *tokenizer.encode("the "), mask, END]
+    assert encode("[MASK] [MASK]") == [BEGIN, mask, mask, END]
+    assert mask not in tokenizer.encode("the <mask> [MASK]")  # to the tokenizer both are text
+
+
+def test_guesses_from_python(filler: Path) -> None:
+    model = load(filler, device="cpu")
+    found = model.fill("the [MASK] sat on the mat", top=3)
+    assert str(found) == found.text == "the cat sat on the mat" and found.source == "the [MASK] sat on the mat"
+    assert len(found.guesses) == 1 and len(found.guesses[0]) == 3
+    assert found.guesses[0][0].text == " cat"
+    everything = model.fill("the [MASK] sat on the mat", top=10**6).guesses[0]
+    tokenizer = model.run.tokenizers[0]
+    assert len(everything) == len(tokenizer) - len(tokenizer.forbidden()) - 1  # all but marks and line breaks
+    assert 0.99 < sum(guess.probability for guess in everything) <= 1 + 1e-5
+
+
+def test_a_text_does_not_notice_the_texts_beside_it(filler: Path) -> None:
+    model = load(filler, device="cpu")
+    texts = ["the [MASK] sat on the mat", "a [MASK]", "Once [MASK] a time [MASK] the dog"]
+    together = model.filler()(texts)
+    for text, found in zip(texts, together, strict=True):
+        alone = model.fill(text)
+        assert found.text == alone.text
+        for one, other in zip(found.guesses, alone.guesses, strict=True):
+            assert [g.probability for g in one] == pytest.approx([g.probability for g in other], abs=1e-5)
+
+
+def test_what_was_typed_stays_as_it_was(tmp_path: Path) -> None:
+    """A word vocabulary knows neither these words nor their spacing, and the recipe reads lower case."""
+    tokenizer = learn([text.lower() for text in TEXTS], "word", 300, ["<mask>"])
+    run = made(tmp_path / "run", recipe("word", lowercase=True), tokenizer, 2)
+    found = load(run, device="cpu").fill("The  Zebra [MASK] ,  ON the mat")
+    best = found.guesses[0][0].text
+    assert best in tokenizer.words and found.text == f"The  Zebra {best} ,  ON the mat"  # type: ignore[attr-defined]
+
+
+def test_mistakes_are_told_in_one_line(regard: Callable, filler: Path, trained: Path) -> None:
+    assert "no [MASK] to fill in: 'the cat sat'" in regard("fill", filler, "the cat sat").complaint
+    long = regard("fill", filler, "the [MASK] sat on" + " the mat" * 20).complaint
+    assert "the text has 44 tokens, more than the 22 of the model" in long
+    assert 'task = "fill"' in regard("fill", trained, "the [MASK] sat").complaint
+    assert "use `regard fill`" in regard("translate", filler, "the cat").complaint
+    assert "does not exist" in regard("fill", filler / "nowhere", "a [MASK]").complaint

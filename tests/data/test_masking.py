@@ -1,0 +1,136 @@
+"""Gaps in text: so many, of three kinds, never in marks or fill, and the same wherever training is taken up."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from regard.data.masking import Masked, generator, mask_batch
+from regard.data.packing import Packer, Position
+from regard.data.store import TokenStore
+from regard.rows import PairBatch
+from regard.text import BEGIN, END
+
+MASK, FIRST, SIZE = 4, 5, 1000  # the mask's id, the first piece's, and the vocabulary
+KIND = dict(mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
+
+
+def text_batch(texts: list[list[int]], size: int | None = None) -> PairBatch:
+    """Texts as they are stored, [begin, words, end], with no sources."""
+    return PairBatch.of([[] for _ in texts], [[BEGIN, *words, END] for words in texts], begin=BEGIN, target_size=size)
+
+
+def packer(seed: int = 1, static: bool = True) -> Packer:
+    draw = np.random.default_rng(0)
+    texts = [[BEGIN, *draw.integers(FIRST, SIZE, draw.integers(1, 20)).tolist(), END] for _ in range(150)]
+    return Packer(
+        [TokenStore.of([[] for _ in texts], texts)], [1.0], target_budget=100, source_budget=1, seed=seed, static=static
+    )
+
+
+def masked(seed: int = 1, share: float = 0.15) -> Masked:
+    return Masked(packer(), seed, share, **KIND)
+
+
+def same(one: PairBatch, other: PairBatch) -> bool:
+    pairs = [(one.source.ids, other.source.ids), (one.labels, other.labels), (one.counted, other.counted)]
+    return all(torch.equal(a, b) for a, b in pairs)  # type: ignore[arg-type]
+
+
+def within(count: int, of: int, share: float) -> bool:
+    """Whether a count is what a share would give, but for 5 standard deviations."""
+    return abs(count - of * share) < 5 * math.sqrt(of * share * (1 - share))
+
+
+def test_what_is_read_and_what_is_to_be_guessed_lie_side_by_side() -> None:
+    batch = text_batch([[10, 11, 12], [13, 14]], size=12)
+    found = mask_batch(batch, generator(1), share=0.5, **KIND)
+    assert found.source is found.inputs and found.inputs.rows is batch.inputs.rows
+    assert torch.equal(found.labels, batch.labels)
+    assert found.counted is not None and found.tokens == int(found.counted.sum()) >= 1
+    open_places = ~found.counted
+    assert torch.equal(found.source.ids[open_places], batch.labels[open_places])  # nothing else is touched
+
+
+def test_a_share_of_the_words_is_guessed_and_80_10_10_of_them_masked_changed_and_kept() -> None:
+    words = guessed = mask = kept = 0
+    others: list[int] = []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        batch = text_batch([draw.integers(FIRST, SIZE, 30).tolist() for _ in range(10)])
+        found = mask_batch(batch, generator(seed), share=0.15, **KIND)
+        read, clean = found.source.ids[found.counted], found.labels[found.counted]
+        words += 300
+        guessed += len(read)
+        mask += int((read == MASK).sum())
+        kept += int((read == clean).sum())
+        others += read[(read != MASK) & (read != clean)].tolist()
+    assert within(guessed, words, 0.15)
+    chance = 1 / (SIZE - FIRST)  # that a random piece is the right one
+    assert within(mask, guessed, 0.8)
+    assert within(kept, guessed, 0.1 + 0.1 * chance) and within(len(others), guessed, 0.1 * (1 - chance))
+    assert min(others) >= FIRST and max(others) < SIZE
+    middle = sum(token < (FIRST + SIZE) // 2 for token in others)
+    assert within(middle, len(others), 0.5)  # from all over the vocabulary
+
+
+def test_marks_and_fill_are_never_chosen_even_if_everything_else_is() -> None:
+    batch = text_batch([[10, 11, 12], [13], [14, 15]], size=20)
+    places = (batch.labels != BEGIN) & (batch.labels != END) & batch.inputs.rows.real
+    found = mask_batch(batch, generator(1), share=0.999999, **KIND)
+    assert torch.equal(found.counted, places)
+    assert torch.equal(found.source.ids[~places], batch.labels[~places])
+
+
+def test_at_least_one_word_of_a_batch_is_guessed() -> None:
+    for seed in range(50):
+        found = mask_batch(text_batch([[10, 11], [12]], size=9), generator(seed), share=1e-9, **KIND)
+        assert found.tokens == 1 and found.labels[found.counted].item() in (10, 11, 12)
+
+
+def test_the_same_position_always_has_the_same_gaps_and_others_have_others() -> None:
+    one, again, other = (list(islice(masked(seed).batches(), 30)) for seed in (1, 1, 2))
+    assert all(same(a, b) and p == q for (a, p), (b, q) in zip(one, again, strict=True))
+    gaps = [batch.counted for batch, _ in one]
+    assert not any(torch.equal(a, b) for a, b in pairwise(gaps))  # type: ignore[arg-type]
+    assert not any(torch.equal(a, b.counted) for a, (b, _) in zip(gaps, other, strict=True))  # type: ignore[arg-type]
+
+
+def test_a_stream_taken_up_anywhere_goes_on_as_if_it_had_never_stopped() -> None:
+    whole = list(islice(masked().batches(), 45))
+    assert whole[-1][1].epoch >= 1  # past the end of an epoch
+    for stop in (1, 7, 20, 40):
+        rest = islice(masked().batches(whole[stop - 1][1]), 45 - stop)
+        assert all(same(a, b) and p == q for (a, p), (b, q) in zip(whole[stop:], rest, strict=True))
+    for step in (0, 3, 44):
+        assert same(masked().batch_at(step), whole[step][0])
+
+
+def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
+    def gaps(epoch: int) -> dict[tuple[int, ...], tuple[bool, ...]]:
+        found = {}
+        for batch, position in masked(share=0.5).batches(Position(epoch, 0)):
+            if position.epoch != epoch:
+                return found
+            rows = batch.inputs.rows
+            for text, where in zip(rows.split(batch.labels), rows.split(batch.counted), strict=True):
+                found[tuple(text.tolist())] = tuple(where.tolist())
+        raise AssertionError
+
+    first, second = gaps(0), gaps(1)
+    assert first.keys() == second.keys()
+    long = [text for text in first if len(text) > 10]
+    assert sum(first[text] == second[text] for text in long) <= len(long) // 20
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_text_itself_is_the_packers(static: bool) -> None:
+    plain = packer(static=static)
+    for (gappy, _), (batch, _) in zip(
+        Masked(plain, 1, 0.15, **KIND).batches(), islice(plain.batches(), 5), strict=False
+    ):
+        assert torch.equal(gappy.labels, batch.labels) and gappy.inputs.rows.size == batch.inputs.rows.size

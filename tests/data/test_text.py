@@ -1,0 +1,328 @@
+"""Plain text: documents, streams and what is held out of them, from the file to the stored tokens and the windows."""
+
+import gzip
+import lzma
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard.data.packing import Packer, Position, Windows, fill
+from regard.data.sources import held_out, read_pairs
+from regard.data.store import TokenStore, build, learn_tokenizers
+from regard.errors import UserError
+from regard.recipes.schema import Data, Recipe
+from regard.text import BEGIN, END, encode_stream, train
+from regard.text.sides import cut, encode_lines
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+
+
+def texts(folder, content, **settings):
+    (folder / "a.txt").write_bytes(content.encode())
+    data = Data(folder=str(folder), text="a.txt", **settings)
+    return data, [text for _, text in read_pairs(data, data)]
+
+
+def held(data, split="valid"):
+    return [text for _, text in held_out(data, split)]
+
+
+# documents
+
+
+def test_a_document_is_a_line_a_paragraph_or_a_line_of_a_stream(tmp_path):
+    content = "one\ntwo\r\n\n \nthree"
+    assert texts(tmp_path, content, documents="line")[1] == ["one", "two", "three"]
+    assert texts(tmp_path, content, documents="paragraph")[1] == ["one\ntwo", "three"]
+    assert texts(tmp_path, content, documents="stream")[1] == ["one\n", "two\n", "\n", " \n", "three"]
+    assert texts(tmp_path, content, documents="line", count=2)[1] == ["one", "two"]
+    assert texts(tmp_path, "ONE\n", lowercase=True)[1] == ["one"]
+
+
+def test_every_text_is_a_pair_without_a_source(tmp_path):
+    data, _ = texts(tmp_path, "one\n\ntwo\n")
+    assert list(read_pairs(data, data)) == [("", "one"), ("", "two")]
+
+
+def test_compressed_text_is_found_without_its_suffix(tmp_path):
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress("größer\n".encode()))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"two\n"))
+    for name, found in (("a.txt", "größer"), ("b.txt", "two")):
+        data = Data(folder=str(tmp_path), text=name)
+        assert list(read_pairs(data, data)) == [("", found)]
+
+
+def test_a_header_names_the_columns_of_every_tsv_file(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\ngood\t1\nbad\t0\n")
+    data = Data(folder=str(tmp_path), pairs="a.tsv", test=["a.tsv"], header=True, count=1)
+    assert list(read_pairs(data, data)) == [("good", "1")]
+    assert held_out(data, "test") == [("good", "1"), ("bad", "0")]
+
+
+# what is held out
+
+
+def test_a_stream_holds_out_its_last_characters_exactly(tmp_path):
+    content = "abc\ndefgh\n\nij\nklm"  # 17 characters: int(0.7 * 17) = 11
+    for share, border in ((0.3, 11), (0.1, 15), (0.8, 3), (0.5, 8)):
+        data, trained = texts(tmp_path, content, documents="stream", held_out=share)
+        assert "".join(trained) == content[:border]
+        assert held(data) == held(data, "test") == [content[border:]]
+
+
+def test_documents_are_held_out_whole(tmp_path):
+    data, trained = texts(tmp_path, "".join(f"{n}\n" for n in range(10)), documents="line", held_out=0.2)
+    assert trained == list("01234567") and held(data) == list("89")
+    data, trained = texts(tmp_path, "a\nb\n\nc\n\nd\n", documents="paragraph", held_out=0.5)
+    assert trained == ["a\nb"] and held(data) == ["c", "d"]
+
+
+def test_named_files_come_first_and_a_stream_is_one_text(tmp_path):
+    (tmp_path / "v.txt").write_text("x\n\ny\n")
+    settings = {"valid": ["v.txt"], "held_out": 0.5}
+    assert held(texts(tmp_path, "a\n\nb\n", **settings)[0]) == ["x", "y"]
+    data, _ = texts(tmp_path, "a\nb\n", documents="stream", **settings)
+    assert held(data) == ["x\n\ny\n"] and held(data, "test") == ["b\n"]
+
+
+def test_text_without_anything_held_out_says_what_to_set(tmp_path):
+    with pytest.raises(UserError, match=r"no valid text: set data\.valid, or data\.held_out"):
+        held(texts(tmp_path, "a\n")[0])
+    with pytest.raises(UserError, match=r"a\.txt: no text"):
+        texts(tmp_path, "\n \n")
+
+
+def test_the_built_in_stories_have_splits_of_their_own():
+    data = Data(corpus="stories", count=3)
+    assert len(list(read_pairs(data, data))) == 3 and len(held(data)) == 500
+    [whole] = held(Data(corpus="stories", documents="stream"))
+    assert whole.splitlines() == held(data)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data")
+def test_tiny_shakespeare_is_cut_after_nine_tenths():
+    data = Data(folder=str(SHARED / "tinyshakespeare"), text="input.txt", documents="stream", held_out=0.1)
+    size, [rest] = sum(len(text) for _, text in read_pairs(data, data)), held(data)
+    assert (size, len(rest)) == (1_003_854, 111_540)  # of 1,115,394
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data")
+def test_wikitext_has_as_many_tokens_as_published():
+    """217,646 with the end of every line, of which the test counts the words and the lines."""
+    data = Data(folder=str(SHARED / "wikitext2"), text="wiki.valid.tokens", documents="stream")
+    lines = [text for _, text in read_pairs(data, data)]
+    words = train(lines, "word", 40_000)
+    assert sum(map(len, encode_lines(words, lines))) == 217_646
+
+
+# stored tokens
+
+
+def recipe(folder, content, model=None, training=None, text=None, **data):
+    (folder / "a.txt").write_text(content)
+    return Recipe.model_validate(
+        {
+            "data": {"folder": str(folder), "text": "a.txt", "documents": "line", **data},
+            "text": text or {"unit": "word"},
+            "model": {"family": "gpt", "size": "nano", **(model or {})},
+            "training": training or {},
+        }
+    )
+
+
+def stored(plan):
+    tokenizer, same = learn_tokenizers(plan)
+    assert tokenizer is same
+    [store] = build(plan, tokenizer, tokenizer)
+    targets = [store.target[n].tolist() for n in range(len(store))]
+    assert store.source.lengths().tolist() == [0] * len(store)
+    return tokenizer, targets, store.report
+
+
+def test_documents_end_with_a_mark_beside_sources_of_no_tokens(tmp_path):
+    tokenizer, targets, report = stored(recipe(tmp_path, "b a b\n\na\n"))
+    assert targets == [[4, 5, 4, END], [5, END]]
+    assert (report.documents, report.pairs, report.target_tokens, report.source_tokens) == (2, 2, 6, 0)
+
+
+def test_long_documents_are_cut_and_rejoin_to_the_same_tokens(tmp_path):
+    lines = [" ".join("abcdefg"[:n]) for n in (7, 3, 4, 1)]
+    for longest in (2, 3, 4, 64):
+        plan = recipe(tmp_path, "\n".join(lines), {"max_positions": longest})
+        tokenizer, targets, report = stored(plan)
+        assert [t for piece in targets for t in piece] == [t for line in lines for t in [*tokenizer.encode(line), END]]
+        assert max(map(len, targets)) <= longest
+        assert report.pairs == sum(-(-(n + 1) // longest) for n in (7, 3, 4, 1)) and report.documents == 4
+
+
+def test_no_piece_is_longer_than_a_batch(tmp_path):
+    plan = recipe(tmp_path, "a " * 40, training={"batch_tokens": 16})
+    assert list(map(len, stored(plan)[1])) == [16, 16, 9]
+
+
+def test_bert_reads_every_piece_between_marks(tmp_path):
+    plan = recipe(tmp_path, "a b c d e\na\n", {"family": "bert", "size": "tiny", "max_positions": 4})
+    tokenizer, targets, _ = stored(plan)
+    assert tokenizer.tags == ("<mask>",)
+    assert [piece[0] for piece in targets] == [BEGIN] * 4 and [piece[-1] for piece in targets] == [END] * 4
+    assert [tokenizer.decode(piece[1:-1]) for piece in targets] == ["a b", "c d", "e", "a"]
+
+
+def test_bert_reads_what_it_classifies_between_marks_too(tmp_path):
+    (tmp_path / "a.tsv").write_text("good film\tyes\nbad\tno\n")
+    settings = {
+        "data": {"folder": str(tmp_path), "pairs": "a.tsv"},
+        "text": {"shared": False, "target_unit": "word", "unit": "char"},
+        "model": {"family": "bert", "size": "tiny", "task": "classify"},
+    }
+    plan = Recipe.model_validate(settings)
+    source, target = learn_tokenizers(plan)
+    assert (source.unit, source.tags, target.unit, target.tags) == ("char", ("<mask>",), "word", ())
+    [store] = build(plan, source, target)
+    assert store.source[1].tolist() == [BEGIN, *source.encode("bad"), END]
+    assert store.target[0].tolist() == [*target.encode("yes"), END]
+    (tmp_path / "a.tsv").write_text("good film\tnot bad\n")
+    with pytest.raises(UserError, match="a class must be one word, and 'not bad' is not"):
+        build(plan, source, target)
+
+
+@pytest.mark.parametrize("unit", ["bpe", "char"])
+def test_a_stream_is_stored_as_one_run_without_marks(tmp_path, unit):
+    content = "the cat\n\n\n  sat on \n the\tmat\nno end" * 3
+    plan = recipe(tmp_path, content, text={"unit": unit, "vocabulary": 280}, documents="stream")
+    tokenizer, [run], report = stored(plan)
+    assert tokenizer.decode(run) == content and min(run) >= tokenizer.first
+    assert run == encode_stream(tokenizer, content) and report.pairs == 1
+
+
+def test_in_a_stream_of_words_the_end_mark_ends_lines(tmp_path):
+    tokenizer, [run], _ = stored(recipe(tmp_path, "a b\n\na", documents="stream"))
+    a, b = tokenizer.encode("a b")
+    assert run == [a, b, END, END, a]
+
+
+def test_any_change_that_matters_makes_it_anew(tmp_path):
+    plans = [
+        recipe(tmp_path, "a b\nc d\n\ne f\ng h\n", **change)
+        for change in ({}, {"documents": "paragraph"}, {"documents": "stream"}, {"held_out": 0.25}, {"count": 2})
+    ]
+    tokenizer, _ = learn_tokenizers(plans[0])
+    runs = [build(plan, tokenizer, tokenizer)[0].target.ids.tolist() for plan in plans]
+    assert len({tuple(run) for run in runs}) == 5
+
+
+def test_pieces_end_to_end_are_the_whole():
+    for size in range(12):
+        for longest in (1, 3, 5, 20):
+            pieces = cut(range(size), longest)
+            assert [t for piece in pieces for t in piece] == list(range(size))
+            assert all(len(piece) == longest for piece in pieces[:-1])
+
+
+# packing
+
+
+def test_documents_are_packed_as_targets_of_empty_sources():
+    store = TokenStore.of([[]] * 30, [[n, *range(200, 200 + n % 5), END] for n in range(100, 130)])
+    for static in (False, True):
+        packer = Packer([store], [1.0], target_budget=20, seed=1, static=static)
+        assert packer.source_budget == 0 and packer.dropped_long == 0
+        seen = []
+        for batch, position in packer.batches():
+            if position.epoch:
+                break
+            rows = batch.inputs.rows
+            assert batch.source.rows.lengths == (0,) * len(rows) and batch.source.ids.shape == (0,)
+            assert rows.size == (20 if static else rows.tokens)
+            for inputs, labels in zip(rows.split(batch.inputs.ids), rows.split(batch.labels), strict=True):
+                assert inputs[0] == BEGIN and torch.equal(inputs[1:], labels[:-1]) and labels[-1] == END
+                seen.append(int(labels[0]))
+            assert set(fill(batch)) == {"target", "padded"}
+        assert sorted(seen) == list(range(100, 130))
+
+
+def stream(size=1000, first=10):
+    return TokenStore.of([[]], [list(range(first, first + size))])
+
+
+def windows(size=1000, context=8, batch_tokens=32, seed=1, **settings):
+    return Windows([stream(size)], [1.0], context=context, batch_tokens=batch_tokens, seed=seed, **settings)
+
+
+def epoch_of(packer, epoch=0):
+    found = []
+    for batch, position in packer.batches(Position(epoch, 0)):
+        if position.epoch != epoch:
+            return found
+        found.append(batch)
+
+
+def same(one, other):
+    return torch.equal(one.inputs.ids, other.inputs.ids) and torch.equal(one.labels, other.labels)
+
+
+def test_windows_cover_the_text_once_an_epoch():
+    """1000 tokens in windows of 8: offset at most 7, remainder at most 7, left over at most 3 windows of 4 a batch."""
+    for epoch in range(5):
+        places = torch.cat([batch.inputs.ids for batch in epoch_of(windows(), epoch)])
+        assert len(places.unique()) == len(places) >= 1000 - 7 - 7 - 3 * 8
+        assert places.min() >= 10 and places.max() < 10 + 999
+
+
+def test_labels_are_the_inputs_one_further_on_in_even_rows():
+    for batch in epoch_of(windows()):
+        assert batch.inputs.rows.lengths == (8,) * 4 and batch.inputs.rows.even
+        assert torch.equal(batch.labels, batch.inputs.ids + 1), "the text counts upwards"
+        assert torch.equal(batch.inputs.ids.view(4, 8).diff(dim=1), torch.ones(4, 7, dtype=torch.long))
+        assert batch.source.rows.lengths == (0,) * 4 and batch.tokens == 32
+        assert fill(batch) == {"target": 1.0, "padded": 1.0}
+
+
+def test_every_epoch_begins_at_an_offset_of_its_own_in_an_order_of_its_own():
+    starts = [[int(batch.inputs.ids[0]) for batch in epoch_of(windows(), epoch)] for epoch in range(12)]
+    assert len({begins[0] % 8 for begins in starts}) > 3
+    assert all(begins != sorted(begins) for begins in starts)
+    assert starts[0] == [int(batch.inputs.ids[0]) for batch in epoch_of(windows(), 0)]
+    assert starts[0] != [int(batch.inputs.ids[0]) for batch in epoch_of(windows(seed=2), 0)]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_resumed_equals_uninterrupted_and_a_batch_is_a_function_of_its_step(world):
+    packer = windows(150, rank=world - 1, world=world)
+    run = list(islice(packer.batches(), 12))
+    assert run[-1][1].epoch >= 2
+    for step, (batch, position) in enumerate(run):
+        assert same(batch, packer.batch_at(step))
+        for (found, _), (expected, _) in zip(packer.batches(position), run[step + 1 :], strict=False):
+            assert same(found, expected)
+
+
+def test_ranks_share_the_windows_without_overlap():
+    alone = epoch_of(windows())
+    shares = [epoch_of(windows(rank=rank, world=3)) for rank in range(3)]
+    together = [batch for step in zip(*shares, strict=True) for batch in step]
+    assert len(alone) - len(together) < 3 and all(map(same, together, alone))
+
+
+def test_weights_say_how_often_a_text_is_visited():
+    stores = [stream(401, 1000), stream(401, 5000)]
+    packer = Windows(stores, [2.0, 0.5], context=4, batch_tokens=4, seed=1)
+    first = np.array([int(batch.inputs.ids[0]) for batch in epoch_of(packer)])
+    assert 198 <= (first < 5000).sum() <= 200 and 49 <= (first >= 5000).sum() <= 50
+
+
+def test_a_window_needs_a_token_more_than_the_context_and_a_batch_is_one_at_least():
+    with pytest.raises(UserError, match="8 tokens is too short for windows of 8"):
+        windows(8)
+    batch = windows(9, batch_tokens=4).batch_at(0)
+    assert (batch.inputs.ids.tolist(), batch.labels.tolist()) == (list(range(10, 18)), list(range(11, 19)))
+    with pytest.raises(UserError, match="too few training windows"):
+        windows(20).batch_at(0)

@@ -1,0 +1,326 @@
+"""BERT is PyTorch's encoder, weight for weight, has as many parameters as BERT has, fills in gaps and tells classes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import weights
+from regard.decoding import search
+from regard.errors import UserError
+from regard.inside.recorder import Recorder
+from regard.models import Translator, build
+from regard.models.bert import Bert
+from regard.recipes.schema import BertSettings, Decoding
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN, END
+
+TINY = {"width": 16, "heads": 4, "layers": 2, "inner": 24, "dropout": 0.0, "max_positions": 32}
+TEXTS = [[BEGIN, 9, 5, 7, 12, END], [BEGIN, 6, END], [BEGIN, 8, 8, 11, END]]
+
+
+def settings(**changes: Any) -> BertSettings:
+    return BertSettings.model_validate({**TINY, **changes})
+
+
+def bert(source: int = 20, target: int = 20, **changes: Any) -> Bert:
+    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    torch.manual_seed(1)
+    model = Bert(settings(**changes), source, target)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model.eval()
+
+
+def gappy(size: int | None = None, guessed: int = 7) -> PairBatch:
+    """The texts with some of their words to be guessed."""
+    row = TokenRow.of(TEXTS, size)
+    return PairBatch(row, row, row.ids, row.ids >= guessed)
+
+
+def classes(size: int | None = None) -> PairBatch:
+    return PairBatch.of(TEXTS, [[4, END], [5, END], [6, END]], begin=BEGIN, target_size=size)
+
+
+# -- against PyTorch ---------------------------------------------------------------------------------------------------
+
+
+def pytorch_encoder(model: Bert) -> nn.TransformerEncoder:
+    """PyTorch's encoder with our weights."""
+    s = model.settings
+    layer = nn.TransformerEncoderLayer(
+        s.width, s.heads, s.inner, 0.0, "gelu", s.norm_eps, batch_first=True, norm_first=s.norm_first
+    )
+    final = nn.LayerNorm(s.width, s.norm_eps) if s.norm_first else None
+    encoder = nn.TransformerEncoder(layer, s.layers, final, enable_nested_tensor=False)
+    with torch.no_grad():
+        for ours, theirs in zip(model.encoder, encoder.layers, strict=True):
+            theirs.self_attn.in_proj_weight.copy_(ours.own.query_key_value.weight)
+            theirs.self_attn.in_proj_bias.copy_(ours.own.query_key_value.bias)
+            theirs.self_attn.out_proj.load_state_dict(ours.own.out.state_dict())
+            theirs.linear1.load_state_dict(ours.feed_forward.into.state_dict())
+            theirs.linear2.load_state_dict(ours.feed_forward.out.state_dict())
+            theirs.norm1.load_state_dict(ours.own_residual.norm.state_dict())
+            theirs.norm2.load_state_dict(ours.feed_forward_residual.norm.state_dict())
+        if final is not None:
+            final.load_state_dict(model.encoder_norm.state_dict())
+    return encoder.train()  # training, so that no inference fast path is taken
+
+
+def pytorch_states(model: Bert, text: list[int]) -> Tensor:
+    """What every token of one text becomes, by PyTorch's layers."""
+    s, e = model.settings, model.embedding
+    x = e.table[text] + e.positions.table[: len(text)] + e.kinds[0]  # type: ignore[union-attr, index]
+    x = F.layer_norm(x, (s.width,), e.norm.weight, e.norm.bias, s.norm_eps)  # type: ignore[arg-type]
+    return pytorch_encoder(model)(x[None])[0]
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_encoder_is_pytorchs_over_each_text_by_itself(norm_first: bool) -> None:
+    model = bert(norm_first=norm_first)
+    row = TokenRow.of(TEXTS, 20)
+    with torch.no_grad():
+        for text, states in zip(TEXTS, row.rows.split(model.encode(row)), strict=True):
+            torch.testing.assert_close(states, pytorch_states(model, text), atol=1e-5, rtol=1e-5)
+
+
+def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
+    model = bert()
+    head, width = model.filler, model.settings.width
+    with torch.no_grad():
+        logits = model(gappy(20))
+        assert logits.shape == (20, 20)
+        for text, found in zip(TEXTS, gappy(20).inputs.rows.split(logits), strict=True):
+            hidden = F.gelu(F.linear(pytorch_states(model, text), head.dense.weight, head.dense.bias))
+            hidden = F.layer_norm(hidden, (width,), head.norm.weight, head.norm.bias, 1e-12)  # type: ignore[arg-type]
+            torch.testing.assert_close(found, hidden @ model.embedding.table.T + head.bias, atol=1e-4, rtol=1e-5)
+
+
+def test_a_class_is_told_by_what_the_first_token_has_become() -> None:
+    model = bert(target=9, task="classify")
+    pooler, out = model.classifier.pooler, model.classifier.out
+    with torch.no_grad():
+        logits = classes().inputs.rows.split(model(classes()))
+        for text, found in zip(TEXTS, logits, strict=True):
+            pooled = torch.tanh(pooler.weight @ pytorch_states(model, text)[0] + pooler.bias)
+            torch.testing.assert_close(found[0], out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
+
+
+def test_positions_inside_the_attention_tell_one_order_from_another() -> None:
+    one, other = ([BEGIN, 5, 6, 7, END], [BEGIN, 7, 6, 5, END])
+    for kind in ("learned", "sinusoidal", "rotary", "relative"):
+        model = bert(positions=kind)
+        with torch.no_grad():
+            begin = [model.encode(TokenRow.of([text]))[0] for text in (one, other)]
+        assert (begin[0] - begin[1]).abs().max() > 1e-3, kind
+        has_table = "embedding.positions.table" in dict(model.named_parameters())
+        assert has_table == (kind == "learned")
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def body(vocabulary: int, s: BertSettings) -> int:
+    """Parameters of the tables (tokens, positions, two kinds of text) with their norm, and of the blocks."""
+    d = s.width
+    tables = (vocabulary + s.max_positions + 2) * d + 2 * d
+    attention, feed_forward, norms = 4 * (d * d + d), 2 * d * s.inner + s.inner + d, 2 * 2 * d
+    return tables + s.layers * (attention + feed_forward + norms)
+
+
+@pytest.mark.parametrize("size", ["tiny", "mini", "small", "base", "large"])
+def test_presets_have_the_parameters_of_the_formula(size: str) -> None:
+    for task in ("fill", "classify"):
+        chosen = BertSettings.model_validate({"size": size, "task": task})
+        with torch.device("meta"):
+            model = build(chosen, 8000, 8000 if task == "fill" else 6, shared=task == "fill")
+        d = chosen.width
+        head = d * d + d + (2 * d + 8000 if task == "fill" else 6 * d + 6)
+        assert sum(p.numel() for p in model.parameters()) == body(8000, chosen) + head
+
+
+def test_bert_base_has_its_published_109_482_240_parameters() -> None:
+    """With the pooler and without what comes after it; with the fill head and without the pooler, 109,514,298."""
+    with torch.device("meta"):
+        sorter = Bert(BertSettings.model_validate({"size": "base", "task": "classify"}), 30522, 6)
+        filler = Bert(BertSettings.model_validate({"size": "base"}), 30522, 30522)
+    published = [p.numel() for name, p in sorter.named_parameters() if not name.startswith("classifier.out")]
+    assert sum(published) == 109_482_240
+    assert sum(p.numel() for p in filler.parameters()) == 109_514_298
+
+
+# -- filling in --------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_places_to_be_guessed_count_in_the_loss() -> None:
+    model, batch = bert(), gappy(20)
+    with torch.no_grad():
+        logp = model(batch).log_softmax(-1)
+        guessed = [place for place, token in enumerate(batch.labels.tolist()) if token >= 7]
+        expected = -sum(logp[place, batch.labels[place]].item() for place in guessed)
+        assert model.loss(batch).item() == pytest.approx(expected, rel=1e-5)
+    assert batch.tokens == len(guessed) == 6
+
+
+def test_computing_fewer_logits_leaves_loss_and_gradients_as_they_are() -> None:
+    model, batch = bert(), gappy(20)
+    parameters = list(model.parameters())
+    results = []
+    for loss in (model.loss(batch, 0.1), Translator.loss(model, batch, 0.1)):  # ours, and from logits at every place
+        results.append([loss, *torch.autograd.grad(loss, parameters)])
+    for quick, slow in zip(*results, strict=True):
+        torch.testing.assert_close(quick, slow, atol=1e-4, rtol=1e-5)
+
+
+def test_every_place_sees_both_sides() -> None:
+    model, row = bert(), TokenRow.of(TEXTS)
+    with torch.no_grad(), Recorder(model) as seen:
+        model.encode(row)
+    assert len(seen.attention) == 2
+    for attended in seen.attention.values():
+        assert (attended.sentence(0) > 0).all()
+
+
+def test_a_fill_model_writes_nothing() -> None:
+    with pytest.raises(UserError, match=r"fill.*writes nothing"):
+        search(bert(), TokenRow.of(TEXTS), Decoding())
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_the_class_comes_the_end_for_certain() -> None:
+    model = bert(target=9, task="classify")
+    batch = PairBatch.of(TEXTS, [[4, END], [5, 6, 7, END], [END]], begin=BEGIN, target_size=12)
+    with torch.no_grad():
+        logits = batch.inputs.rows.split(model(batch))
+    assert [len(part) for part in logits] == [2, 4, 1]
+    for part in logits:
+        assert part.isfinite().all()
+        for later in part[1:].double().log_softmax(-1):  # the end mark 0, the eight others -30
+            assert later[END].item() == pytest.approx(-8 * math.exp(-30), rel=1e-3)
+            assert later.sort().values[:-1].tolist() == pytest.approx([-30.0] * 8)
+
+
+def test_steps_give_what_a_full_pass_gives() -> None:
+    model = bert(target=9, task="classify")
+    batch = PairBatch.of(TEXTS, [[4, 5, END]] * 3, begin=BEGIN)
+    with torch.no_grad():
+        whole = torch.stack(batch.inputs.rows.split(model(batch)))  # [N, 3, V]
+        state = model.start(batch.source)
+        first, state = model.step(state, torch.full((3, 1), BEGIN))
+        torch.testing.assert_close(first[:, 0], whole[:, 0])
+        state = state.reorder(torch.zeros(3, 2, dtype=torch.long)).keep(torch.tensor([2, 0]))
+        for place in (1, 2):
+            later, state = model.step(state, torch.full((2, 2), 4))
+            torch.testing.assert_close(later, whole[[2, 0], place][:, None].expand(-1, 2, -1))
+
+
+def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
+    model = bert(target=9, task="classify")
+    with torch.no_grad():
+        model.classifier.out.bias[END] = -100.0  # as after training: no text is without a class
+    found = search(model, TokenRow.of(TEXTS), Decoding(beam=4, length_penalty=0.0), forbidden=[0, 1, 3], nbest=3)
+    with torch.no_grad():
+        logits = torch.stack([part[0] for part in classes().inputs.rows.split(model(classes()))])
+    for hypotheses, row in zip(found, logits, strict=True):
+        best = (row[4:].topk(3).indices + 4).tolist()
+        assert [h.tokens for h in hypotheses] == [(token,) for token in best]
+        assert hypotheses[0].score == pytest.approx(row.log_softmax(-1)[best[0]].item(), abs=1e-4)
+
+
+# -- from filling in to classes ----------------------------------------------------------------------------------------
+
+
+def test_a_classifier_begins_with_the_body_of_a_fill_model_and_a_head_of_its_own() -> None:
+    filler, model = bert(), bert(target=9, task="classify")
+    with torch.no_grad():
+        for parameter in filler.parameters():
+            parameter.add_(1.0)
+    before = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
+    learnt = weights.of_model(filler)
+    model.begin_with(learnt, "there")
+    for name, tensor in weights.of_model(model).items():
+        own = name.startswith("classifier.")
+        assert torch.equal(tensor, before[name] if own else learnt[name]), name
+        assert own or not torch.equal(tensor, before[name]), name
+
+
+def test_tensors_that_do_not_fit_are_named() -> None:
+    learnt = weights.of_model(bert())
+    model = bert(target=9, task="classify")
+    lacking = {name: tensor for name, tensor in learnt.items() if name != "embedding.kinds"}
+    with pytest.raises(UserError, match=r"there lacks tensor embedding\.kinds \(1 in all\)"):
+        model.begin_with(lacking, "there")
+    with pytest.raises(UserError, match=r"there has an unknown tensor encoder\.9\.own \(1 in all\)"):
+        model.begin_with({**learnt, "encoder.9.own": torch.zeros(1)}, "there")
+    with pytest.raises(UserError, match=r"there: embedding\.table has shape \(21, 16\), not \(20, 16\)"):
+        model.begin_with(weights.of_model(bert(source=21)), "there")
+    with pytest.raises(UserError, match=r"there lacks tensor filler\.bias"):
+        bert().begin_with(weights.of_model(model), "there")  # a classifier never learnt to fill in
+
+
+def test_the_same_task_takes_everything() -> None:
+    one, other = bert(target=9, task="classify"), Bert(settings(task="classify"), 20, 9)
+    other.begin_with(weights.of_model(one), "there")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# -- must learn --------------------------------------------------------------------------------------------------------
+
+
+def some_texts(count: int, generator: torch.Generator) -> PairBatch:
+    """Texts of 1 to 6 words: all from 10 to 19 (class 4), or some of them from 20 to 29 (class 5)."""
+    sources, targets = [], []
+    for _ in range(count):
+        length = int(torch.randint(1, 7, (), generator=generator))
+        words = torch.randint(10, 20, (length,), generator=generator)
+        odd = bool(torch.randint(0, 2, (), generator=generator))
+        if odd:
+            words[torch.randint(0, length, (), generator=generator)] += 10
+        sources.append([BEGIN, *words.tolist(), END])
+        targets.append([5 if odd else 4, END])
+    return PairBatch.of(sources, targets, begin=BEGIN)
+
+
+def test_a_tiny_classifier_learns_which_words_matter() -> None:
+    torch.manual_seed(0)
+    model = Bert(settings(task="classify", layers=1), 30, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        batch = some_texts(32, generator)
+        optimizer.zero_grad()
+        (model.loss(batch) / batch.tokens).backward()
+        optimizer.step()
+    fresh = some_texts(300, generator)
+    found = search(model.eval(), fresh.source, Decoding(beam=1))
+    right = [
+        h.tokens == (int(label[0]),) for (h,), label in zip(found, fresh.inputs.rows.split(fresh.labels), strict=True)
+    ]
+    assert sum(right) >= 0.98 * len(right)
+
+
+def test_a_tiny_fill_model_learns_a_rule_that_needs_both_sides() -> None:
+    """The middle word of [a, ?, b] is a + b: neither side alone tells it."""
+    torch.manual_seed(0)
+    model = Bert(settings(width=32), 16, 16)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    sums = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    texts = [[BEGIN, 5 + a, 5 + a + b, 5 + b, END] for a, b in sums.tolist()]
+    clean = TokenRow.of(texts)
+    middle = clean.rows.position == 2
+    read = TokenRow(clean.ids.masked_fill(middle, 4), clean.rows)
+    batch = PairBatch(read, read, clean.ids, middle)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model.loss(batch) / batch.tokens
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05

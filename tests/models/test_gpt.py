@@ -1,0 +1,322 @@
+"""GPT has GPT-2's size, reads pairs as one text, and says the same with a cache, in segments and in one pass."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import weights
+from regard.attention import Packed, kernel
+from regard.attention import layouts as layouts_module
+from regard.errors import UserError
+from regard.models import build
+from regard.models.gpt import GPT
+from regard.recipes.schema import GPTSettings
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN, END
+
+TINY = {"width": 16, "heads": 2, "layers": 2, "inner": 24, "max_positions": 64, "dropout": 0.0, "reach": 3, "memory": 2}
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
+MASKS = ("causal", "window", "strided", "fixed", "segments")
+VOCABULARY = 20
+
+
+def settings(**changes: Any) -> GPTSettings:
+    return GPTSettings.model_validate({**TINY, **changes})
+
+
+def model(seed: int = 1, shared: bool = True, sizes: tuple[int, int] = (VOCABULARY, VOCABULARY), **changes: Any) -> GPT:
+    """With every parameter drawn anew, so that no bias is zero and no gain is one."""
+    torch.manual_seed(seed)
+    made = GPT(settings(**changes), *sizes, shared).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.5)
+    return made.eval()
+
+
+def text(*lengths: int, seed: int = 1) -> list[list[int]]:
+    """Documents of random tokens, without marks."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def alone(gpt: GPT, tokens: list[int]) -> Tensor:
+    """[n, V]: the logits at every place of one text, by a full pass."""
+    row = TokenRow.of([tokens])
+    return gpt(PairBatch(TokenRow.of([[]]), row, row.ids))
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def formula(vocabulary: int, places: int, d: int, inner: int, layers: int) -> int:
+    """Tables; four attention matrices and two of the feed-forward with biases, two norms a layer; a last norm."""
+    block = 4 * (d * d + d) + 2 * d * inner + inner + d + 2 * 2 * d
+    return (vocabulary + places) * d + layers * block + 2 * d
+
+
+@pytest.mark.parametrize(
+    ("size", "d", "layers", "places", "total"),
+    [
+        ("nano", 128, 4, 64, None),
+        ("mini", 384, 6, 256, None),
+        ("gpt2", 768, 12, 1024, 124_439_808),
+        ("gpt2-medium", 1024, 24, 1024, 354_823_168),
+        ("gpt2-large", 1280, 36, 1024, 774_030_080),
+        ("gpt2-xl", 1600, 48, 1024, 1_557_611_200),
+    ],
+)
+def test_every_preset_has_its_size(size: str, d: int, layers: int, places: int, total: int | None) -> None:
+    with torch.device("meta"):
+        made = build(GPTSettings.model_validate({"size": size}), 50257, 50257, shared=True)
+    assert count(made) == formula(50257, places, d, 4 * d, layers)
+    assert total is None or count(made) == total  # as published with the weights of GPT-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"tied": False}, VOCABULARY * 16),
+        ({"positions": "sinusoidal"}, -64 * 16),
+        ({"positions": "rotary"}, -64 * 16),
+        ({"positions": "relative"}, -64 * 16 + 2 * 2 * (8 + 8 + 8 * 8)),  # 2 layers, 2 heads: u, v and W
+        ({"norm": "rms"}, -5 * 16),  # no bias in any norm
+        ({"activation": "gated"}, 2 * (16 * 24 + 24)),
+        ({"mask": "strided"}, 0),
+        ({"scaled": True}, 0),
+    ],
+)
+def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
+    assert (
+        count(GPT(settings(**changes), VOCABULARY, VOCABULARY)) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + more
+    )
+
+
+def test_a_source_vocabulary_of_its_own_is_a_second_table_and_places_are_shared() -> None:
+    made = GPT(settings(), 30, VOCABULARY, shared=False)
+    assert count(made) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + 30 * 16
+    stored = weights.of_model(made)
+    assert {n for n in stored if "embedding" in n} == {
+        "embedding.table", "embedding.positions.table", "source_embedding.table"
+    }  # fmt: skip
+    other = GPT(settings(), 30, VOCABULARY, shared=False)
+    weights.into_model(other, stored, "memory")
+    assert torch.equal(other.source_embedding.table, made.source_embedding.table)
+
+
+def test_weights_begin_small_and_smaller_where_many_layers_add_up() -> None:
+    torch.manual_seed(2)
+    made = GPT(settings(width=64, inner=256, layers=8, tied=False, positions="relative"), 500, 500)
+    for name, parameter in made.named_parameters():
+        if parameter.dim() < 2:
+            assert bool((parameter == (1 if name.endswith("norm.weight") else 0)).all()), name
+        else:
+            added = name.endswith(("own.out.weight", "feed_forward.out.weight"))
+            assert parameter.std().item() == pytest.approx(0.02 / (4 if added else 1), rel=0.2), name  # sqrt(2 * 8) = 4
+    scaled = GPT(settings(width=64, scaled=True), 500, 500)
+    assert scaled.embedding.table.std().item() == pytest.approx(1 / 8, rel=0.05)
+    assert (scaled.embedding.scale, made.embedding.scale) == (8, 1)
+
+
+# -- one text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("positions", "mask"), list(product(POSITIONS, MASKS)))
+def test_logits_do_not_depend_on_what_comes_later(positions: str, mask: str) -> None:
+    made = model(positions=positions, mask=mask)
+    (tokens,) = text(9)
+    one, other = alone(made, tokens), alone(made, [*tokens[:8], (tokens[8] + 1) % VOCABULARY])
+    torch.testing.assert_close(one[:8], other[:8])
+    assert (one[8] - other[8]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        ("causal", set(range(9))),
+        ("window", {6, 7, 8}),
+        ("strided", {2, 5, 6, 7, 8}),
+        ("fixed", {2, 5, 6, 7, 8}),
+        ("segments", {4, 5, 6, 7, 8}),
+    ],
+)
+def test_one_layer_sees_what_the_mask_says(mask: str, seen: set[int]) -> None:
+    """Which earlier tokens move the logits after token 8: reach 3, memory 2."""
+    made = model(layers=1, mask=mask)
+    (tokens,) = text(9)
+    before = alone(made, tokens)[8]
+    moved = set()
+    for n in range(9):
+        changed = [*tokens[:n], (tokens[n] + 1) % VOCABULARY, *tokens[n + 1 :]]
+        if not torch.equal(alone(made, changed)[8], before):
+            moved.add(n)
+    assert moved == seen
+
+
+@pytest.mark.parametrize("positions", ["rotary", "relative"])
+def test_with_distances_alone_a_text_may_stand_anywhere(positions: str) -> None:
+    """A window of 3 tokens in 1 layer does not notice what came long before, not even how much."""
+    made = model(positions=positions, mask="window", layers=1)
+    before, tokens = text(5, 6)
+    torch.testing.assert_close(alone(made, [*before, *tokens])[7:], alone(made, tokens)[2:])
+
+
+def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end() -> None:
+    tokens = text(5)[0]
+    with pytest.raises(UserError, match="5 tokens in one sequence are too many: this model has places for 4"):
+        alone(model(max_positions=4), tokens)
+    made = model(max_positions=4)
+    state = made.start(TokenRow.of([tokens[:3], tokens[:1]]))
+    _, state = made.step(state, torch.tensor([[4], [4]]))
+    state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two places left
+    for _ in range(2):
+        _, state = made.step(state, torch.tensor([[4]]))
+    with pytest.raises(UserError, match="5 tokens"):
+        made.step(state, torch.tensor([[4]]))
+    for positions in ("sinusoidal", "rotary", "relative"):
+        assert alone(model(max_positions=4, positions=positions), tokens).shape == (5, VOCABULARY)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.models.gpt.Packed", partial(Packed, lot=4))  # 4 queries at a time
+    made = model(mask=mask, positions="relative")
+    batch = PairBatch.of(text(3, 11, 7), text(9, 1, 12, seed=2), begin=BEGIN, source_size=25, target_size=30)
+    found = []
+    for name in ("plain", "fused", "blocks"):
+        with kernel(name):
+            found.append(made(batch))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "mask"), [("learned", "causal"), ("rotary", "strided"), ("relative", "segments")]
+)
+def test_a_pair_is_one_text_the_source_and_then_the_target(positions: str, mask: str) -> None:
+    made = model(positions=positions, mask=mask)
+    sources, targets = text(4, 0, 6), text(3, 5, 1, seed=2)
+    batch = PairBatch.of(sources, targets, begin=BEGIN, source_size=13, target_size=12)
+    logits = made(batch)
+    assert not logits[9:].any()  # fill
+    for source, target, found in zip(sources, targets, batch.inputs.rows.split(logits), strict=True):
+        torch.testing.assert_close(found, alone(made, [*source, BEGIN, *target[:-1]])[len(source) :])
+
+
+def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
+    made, joined = model(shared=False, sizes=(30, VOCABULARY)), model(sizes=(50, 50))
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("embedding.table"):
+                continue
+            joined.get_parameter(name).copy_(parameter)
+        joined.embedding.table[:VOCABULARY] = made.embedding.table
+        joined.embedding.table[VOCABULARY:] = made.source_embedding.table
+    target = text(4)[0]
+    found = made(PairBatch.of([[29, 3, 17]], [target], begin=BEGIN))
+    expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BEGIN, *target[:-1]])
+    torch.testing.assert_close(found, expected[3:, :VOCABULARY])
+    state = made.start(TokenRow.of([[29, 3, 17]]))
+    torch.testing.assert_close(made.step(state, torch.tensor([[BEGIN]]))[0][0, 0], found[0])
+
+
+def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model()
+    rows = []
+    monkeypatch.setattr(made, "_run", lambda x, r: rows.append(r) or x)
+    batch = PairBatch.of([[], []], [[5, END], [6, 7, END]], begin=BEGIN, source_size=3, target_size=7)
+    made(batch)
+    assert rows == [batch.inputs.rows]
+
+
+# -- with a cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("positions", "mask"), list(product(POSITIONS, MASKS)))
+def test_prompts_of_different_lengths_in_one_batch_go_on_as_if_alone(positions: str, mask: str) -> None:
+    """Cached = uncached, for prompts of 5, 0, 9 and 1 tokens, through 18 steps (the room for keys grows)."""
+    made = model(positions=positions, mask=mask)
+    prompts, further = text(5, 0, 9, 1), text(18, 18, 18, 18, seed=2)
+    whole = [alone(made, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
+    with torch.no_grad():
+        state = made.start(TokenRow.of(prompts, size=17))
+        for step in range(18):
+            logits, state = made.step(state, torch.tensor([[f[step]] for f in further]))
+            for n, prompt in enumerate(prompts):
+                torch.testing.assert_close(logits[n, 0], whole[n][len(prompt) + step])
+
+
+@pytest.mark.parametrize("prompts", [[[], []], [[4, 5], [6, 7]]], ids=["empty", "even"])
+def test_prompts_of_one_length_leave_no_empty_places(prompts: list[list[int]]) -> None:
+    made = model()
+    state = made.start(TokenRow.of(prompts, size=5))
+    for cache in state.own:
+        assert cache.padding is None and cache.length == len(prompts[0])
+        assert (cache.store is None) == (not prompts[0])  # nothing was run for an empty prompt
+    logits, _ = made.step(state, torch.tensor([[8], [9]]))
+    torch.testing.assert_close(logits[1, 0], alone(made, [*prompts[1], 9])[-1])
+
+
+def test_beams_and_sentences_that_change_places_keep_their_prompts() -> None:
+    made = model(positions="relative", mask="fixed")
+    prompts = text(2, 7, 4)
+    with torch.no_grad():
+        state = made.start(TokenRow.of(prompts))
+        _, state = made.step(state, torch.tensor([[5], [6], [7]]))
+        state = state.reorder(torch.zeros(3, 2, dtype=torch.long))
+        _, state = made.step(state, torch.tensor([[8, 9], [10, 11], [12, 13]]))
+        state = state.keep(torch.tensor([2, 1])).reorder(torch.tensor([[1, 0, 1], [1, 1, 0]]))
+        logits, _ = made.step(state, torch.tensor([[14, 15, 16], [17, 18, 19]]))
+    histories = [[[7, 13, 14], [7, 12, 15], [7, 13, 16]], [[6, 11, 17], [6, 11, 18], [6, 10, 19]]]
+    for n, k in product(range(2), range(3)):
+        torch.testing.assert_close(logits[n, k], alone(made, [*prompts[2 - n], *histories[n][k]])[-1])
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", ["relative", "rotary", "learned"])
+@pytest.mark.parametrize(("length", "memory"), [(4, 4), (3, 0), (5, 2), (2, 7), (30, 1)])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_long_text_in_segments_is_one_pass_under_their_mask(
+    positions: str, length: int, memory: int, layers: int
+) -> None:
+    made = model(positions=positions, mask="segments", reach=length, memory=memory, layers=layers).float()
+    texts = text(23, 23)
+    held = []
+    watched = layouts_module.Cached.open
+
+    def watch(self: Any, *arguments: Any) -> Any:
+        opened = watched(self, *arguments)
+        held.append(self.store.shape[3])
+        return opened
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts_module.Cached, "open", watch)
+        parts = list(made.segments(torch.tensor(texts)))
+        assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
+        for n, tokens in enumerate(texts):
+            expected = alone(made, tokens)
+            torch.testing.assert_close(
+                torch.cat(parts, 1)[n], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5
+            )
+    assert max(held) <= min(length + memory, 23) and len(held) == layers * math.ceil(23 / length)
+
+
+def test_only_segments_are_read_in_segments() -> None:
+    with pytest.raises(UserError, match='only a model with mask = "segments"'):
+        list(model(mask="window").segments(torch.tensor([[4, 5]])))
