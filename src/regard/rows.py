@@ -106,6 +106,12 @@ class Rows:
             return cells
         return _take(cells, self._cell)
 
+    def mean(self, flat: Tensor) -> Tensor:
+        """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read."""
+        real = flat.where(self.real[:, None], 0.0)
+        sums = flat.new_zeros(len(self) + 1, flat.shape[1]).index_add(0, self.sentence, real)
+        return sums[:-1] / self.length.clamp(min=1)[:, None]
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """The sentences of a flat tensor, one tensor each."""
         return list(flat[: self.tokens].split(list(self.lengths)))

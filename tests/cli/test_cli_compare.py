@@ -83,6 +83,14 @@ def test_perplexities_of_other_vocabularies_are_marked(regard, trained, other, p
     assert "perplexity*" in result.out and "the vocabularies differ" in result.out
 
 
+def test_runs_trained_on_other_data_are_named(regard, trained, copied, pairs):
+    recipe = copied / "recipe.toml"
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(text.replace("count = 500", "count = 400"), encoding="utf-8")
+    assert "copied was trained on other data than run\n" in regard("compare", trained, copied, *pairs).out
+    assert "other data" not in regard("compare", trained, *pairs).out
+
+
 def test_runs_that_do_not_compare_are_refused_before_anything_is_translated(regard, trained, copied, pairs):
     recipe = copied / "recipe.toml"
     text = recipe.read_text(encoding="utf-8")

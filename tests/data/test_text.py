@@ -148,9 +148,9 @@ def stored(plan):
 
 
 def test_documents_end_with_a_mark_beside_sources_of_no_tokens(tmp_path):
-    tokenizer, targets, report = stored(recipe(tmp_path, "b a b\n\na\n"))
-    assert targets == [[4, 5, 4, END], [5, END]]
-    assert (report.documents, report.pairs, report.target_tokens, report.source_tokens) == (2, 2, 6, 0)
+    _, targets, report = stored(recipe(tmp_path, "b a b b\n\na\n"))  # b is more frequent
+    assert targets == [[4, 5, 4, 4, END], [5, END]]
+    assert (report.documents, report.pairs, report.target_tokens, report.source_tokens) == (2, 2, 7, 0)
 
 
 def test_long_documents_are_cut_and_rejoin_to_the_same_tokens(tmp_path):

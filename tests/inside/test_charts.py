@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.inside import charts
-from regard.inside.charts import Chart, Point, Scale, Series, apart, columned, svg, table, terminal
+from regard.inside.charts import Chart, Point, Scale, Series, columned, svg, table, terminal
+from regard.inside.charts.picture import HEIGHT, apart
 from regard.inside.maps import columns
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -82,7 +82,7 @@ def test_points_lie_where_their_numbers_say() -> None:
     (x0, y0), (x1, y1), (x2, y2) = corners(line)
     assert (x1 - x0) / (x2 - x0) == pytest.approx(1 / 4, abs=1e-3)
     assert (y0 - y1) / (y0 - y2) == pytest.approx(1 / 2, abs=1e-3)  # up is more, and y counts downwards
-    assert y0 - y2 == pytest.approx(charts.HEIGHT)
+    assert y0 - y2 == pytest.approx(HEIGHT)
 
 
 def test_a_logarithmic_axis_has_equal_factors_at_equal_distances() -> None:

@@ -117,6 +117,7 @@ def bert(seed: int) -> dict[str, Any]:
         "norm": ["layer", "rms"][seed % 2],
         "norm_first": seed % 3 == 1,
         "positions": ["learned", "rotary", "relative", "sinusoidal"][seed % 4],
+        "pool": ["mean", "first"][(seed // 2) % 2],
         "max_positions": 64,
     }
 

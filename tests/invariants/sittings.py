@@ -52,11 +52,18 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
         model["max_positions"] = 12
         documents = "stream" if seed % 4 == 1 and model["family"] == "gpt" else "line"
         return {"data": {"text": str(text), "valid": [str(held_out)], "documents": documents}, "text": words}
+    if model["family"] == "bert":
+        train, held_out = folder / "train.tsv", folder / "held-out.tsv"
+        random = Random(seed)
+        for file, lines in ((train, 40), (held_out, 3)):
+            rows = [random.choices("abcdefgh", k=random.randint(1, 8)) for _ in range(lines)]
+            file.write_text("".join(f"{' '.join(letters)}\t{letters[0]}\n" for letters in rows))
+        return {"data": {"pairs": str(train), "valid": [str(held_out)]}, "text": {**words, "shared": False}}
     files = [folder / "held-out.source", folder / "held-out.target"]
     for file in files:
         file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))
     data = {"corpus": "copy", "count": 40, "max_length": 64, "valid": [str(file) for file in files]}
-    return {"data": data, "text": {**words, "shared": model["family"] != "bert"}}
+    return {"data": data, "text": words}
 
 
 def remembered(run: Path) -> dict[str, Tensor]:

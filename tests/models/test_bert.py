@@ -102,13 +102,16 @@ def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
             torch.testing.assert_close(found, hidden @ model.embedding.table.T + head.bias, atol=1e-4, rtol=1e-5)
 
 
-def test_a_class_is_told_by_what_the_first_token_has_become() -> None:
-    model = bert(target=9, task="classify")
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_a_class_is_told_by_what_the_first_token_or_the_mean_of_all_has_become(pool: str) -> None:
+    model = bert(target=9, task="classify", pool=pool)
     pooler, out = model.classifier.pooler, model.classifier.out
     with torch.no_grad():
         logits = classes().inputs.rows.split(model(classes()))
         for text, found in zip(TEXTS, logits, strict=True):
-            pooled = torch.tanh(pooler.weight @ pytorch_states(model, text)[0] + pooler.bias)
+            states = pytorch_states(model, text)
+            spoken = states[0] if pool == "first" else states.mean(0)
+            pooled = torch.tanh(pooler.weight @ spoken + pooler.bias)
             torch.testing.assert_close(found[0], out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
 
 

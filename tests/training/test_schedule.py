@@ -52,3 +52,12 @@ def test_the_other_schedules_rise_to_the_peak_and_fall_to_nothing(schedule: str,
 def test_a_warm_up_longer_than_the_run_never_reaches_the_peak() -> None:
     settings = Training(schedule="cosine", warmup=100, steps=10, learning_rate=1.0)
     assert [rate(settings, 64, step) for step in (1, 10)] == pytest.approx([0.01, 0.1])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_final_rate_is_the_share_of_the_peak_that_is_left(schedule: str) -> None:
+    """half way down from 1 to 0.1 is 0.55"""
+    settings = Training.model_validate(
+        {"schedule": schedule, "warmup": 10, "steps": 50, "learning_rate": 0.2, "final_rate": 0.1}
+    )
+    assert [rate(settings, 64, step) for step in (5, 10, 30, 50, 60)] == pytest.approx([0.1, 0.2, 0.11, 0.02, 0.02])

@@ -1,4 +1,4 @@
-"""Gates: numbers between 0 and 1 that say how much of something passes. Attention shares one among places; these do not.
+"""Gates: numbers between 0 and 1 that say how much of something passes. Unlike attention's, they need not sum to 1.
 
 LSTM and GRU cells have theirs in `regard.models.recurrent`; a gated feed-forward layer in `regard.blocks`.
 """
@@ -27,8 +27,5 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """x [T, D] of sentences as `rows` says -> [T, D]; fill comes out as zeros."""
-        real = x.where(rows.real[:, None], 0.0)
-        sums = x.new_zeros(len(rows) + 1, x.shape[1]).index_add(0, rows.sentence, real)
-        mean = sums / F.pad(rows.length, (0, 1), value=1).clamp(min=1)[:, None]
-        gate = taps.tap(self, "gate", torch.sigmoid(self.excite(F.relu(self.squeeze(mean[: len(rows)])))))
-        return real * F.pad(gate, (0, 0, 0, 1))[rows.sentence]
+        gate = taps.tap(self, "gate", torch.sigmoid(self.excite(F.relu(self.squeeze(rows.mean(x))))))
+        return x.where(rows.real[:, None], 0.0) * F.pad(gate, (0, 0, 0, 1))[rows.sentence]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +89,7 @@ def compare(
         standings.append(standing)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
-    what = split if source is None else source.name
-    chart = _chart(standings, groups, metric, f"{opened[0].recipe.data.corpus or names[0]} {what}")
+    chart = _chart(standings, groups, metric, _what(opened[0], split, source))
     if out is not None:
         from regard.inside import charts
 
@@ -136,8 +136,6 @@ def _stand(
     settings: dict[str, object], device: str, quiet: bool,
 ) -> tuple[list[str], Standing]:  # fmt: skip
     """Translate with one run, and score it."""
-    import math
-
     from regard.api import load
     from regard.cli.progress import counted
     from regard.evaluation import score_texts
@@ -175,6 +173,15 @@ def _save(folder: Path | None, name: str, lines: list[str]) -> None:
     if folder is not None:
         with options.written(folder / f"{name.replace('/', '-')}.txt") as file:
             file.writelines(line + "\n" for line in lines)
+
+
+def _what(run: Run, split: str, source: Path | None) -> str:
+    """What to call the pairs that were translated."""
+    data = run.recipe.data
+    if source is None and data.corpus is None:
+        files = {"valid": data.valid, "test": data.test}.get(split)
+        source = Path(files[0]) if files else None
+    return source.name if source is not None else f"{data.corpus} {split}" if data.corpus else split
 
 
 def _chart(standings: list[Standing], groups: list[Bucket], metric: str, what: str) -> Chart:
@@ -216,10 +223,16 @@ def _print(
     typer.echo(charts.columned(*rows(standings, same), width=max(width, 80), left=2))
     if not same:
         typer.echo("* a token of the run's own vocabulary; the vocabularies differ, so these do not compare")
-    typer.echo(f"{scores.lines:,} sentences. Training time and target tokens a second are those of the training itself.")
+    typer.echo(f"{scores.lines:,} sentences. tokens/s: target tokens a second of training.")
+    for other, standing in zip(runs[1:], standings[1:], strict=True):
+        if other.recipe.data.model_copy(update={"folder": None}) != runs[0].recipe.data.model_copy(
+            update={"folder": None}
+        ):
+            typer.echo(f"{standing.name} was trained on other data than {standings[0].name}")
     typer.echo(f"BLEU {scores.bleu_signature}\nchrF {scores.chrf_signature}")
     if moses is not None:
         typer.echo(f"Moses BLEU {moses[1]}")
     typer.echo()
     typer.echo(charts.terminal(replace(chart, note=""), width=width, colour=colour))
-    typer.echo(charts.table(chart, max(width, 80)), nl=False)
+    typer.echo(charts.table(chart, max(width, 80)))
+    typer.echo("In brackets: 95 % intervals.")

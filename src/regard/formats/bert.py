@@ -99,6 +99,7 @@ def read(folder: Folder) -> Imported:
         "dropout": folder.setting("hidden_dropout_prob", 0.1),
         "activation": activation(folder, "hidden_act", "gelu"),
         "norm_eps": folder.setting("layer_norm_eps", 1e-12),
+        "pool": "first",
         "max_positions": count(folder, "max_position_embeddings", 512),
     }
     if task == "fill" and settings["activation"] != "gelu":
@@ -131,6 +132,8 @@ def _classes(folder: Folder) -> WordTokenizer:
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings = cast(BertSettings, recipe.model)
     insist(settings, "BERT", norm="layer", norm_first=False, positions="learned")
+    if settings.task == "classify":
+        insist(settings, "BERT", pool="first")
     if settings.task == "fill":
         insist(settings, "BERT", activation="gelu")
     ids = ids_of(source)

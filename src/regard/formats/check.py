@@ -16,6 +16,7 @@ from regard.formats.folders import Folder
 from regard.formats.tables import inverse
 from regard.formats.vocabularies import ids_of
 from regard.models import Translator
+from regard.models.bert import Bert
 from regard.recipes.schema import BertSettings, GPTSettings
 from regard.rows import PairBatch, TokenRow
 from regard.runs import Run
@@ -50,7 +51,7 @@ def _load(path: Path) -> Any:
     except ImportError:
         raise UserError("--check needs transformers: pip install 'regard[formats]'") from None
     (architecture,) = Folder(path).setting("architectures")
-    kind = {"GPT2Model": "GPT2LMHeadModel", "BertModel": "BertForMaskedLM"}.get(architecture, architecture)
+    kind = {"GPT2Model": "GPT2LMHeadModel", "BertForPreTraining": "BertForMaskedLM"}.get(architecture, architecture)
     transformers.utils.logging.disable_progress_bar()
     model = getattr(transformers, kind).from_pretrained(path, use_safetensors=True, local_files_only=True)
     return model.float().eval()
@@ -64,6 +65,9 @@ def _pairs(run: Run, ours: Translator, theirs: Any, draw: random.Random) -> Iter
         text = _random(source, min(length, settings.max_positions - 2), draw)
         if isinstance(settings, BertSettings):
             row = TokenRow.of([[BEGIN, *text, END]])
+            if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # without a head: what would go into it
+                yield theirs(input_ids=_theirs(row, source)).last_hidden_state[0], ours.encode(row)
+                continue
             inputs = row if settings.task == "fill" else TokenRow.of([[BEGIN]])
             found = ours(PairBatch(row, inputs, inputs.ids))
             columns = inverse(ids_of(source)) if settings.task == "fill" else range(target.first, len(target))

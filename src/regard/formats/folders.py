@@ -74,8 +74,9 @@ class Folder:
     def specials(self) -> dict[str, str]:
         """How the special tokens are spelt, by what they are for: {"eos_token": "</s>"}."""
         named = self.json("special_tokens_map.json") | self.json("tokenizer_config.json")
-        plain = {role: token["content"] if isinstance(token, dict) else token for role, token in named.items()}
-        return {role: token for role, token in plain.items() if role.endswith("_token") and isinstance(token, str)}
+        tokens = {role: token for role, token in named.items() if role.endswith("_token")}
+        plain = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+        return {role: token for role, token in plain.items() if isinstance(token, str)}
 
     def tensors(self) -> Tensors:
         """All tensors, of one file or of several that an index lists."""

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from regard import weights
 from regard.errors import UserError
 from regard.files import reason
 from regard.formats import bert, folders, gpt2, marian, tables
+from regard.formats.counterparts import Imported
 from regard.formats.folders import Folder
+from regard.models import build
 from regard.runs import Run
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ def import_folder(path: str | Path, out: str | Path) -> Run:
     family: Any = BY_TYPE[kind]
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose another --out")
-    found = family.read(folder)
+    found = _read(folder, family)
     about = f"imported from {folder.path.resolve().name} ({kind})" + ("; its head is new" if found.headless else "")
     recipe = found.recipe.model_copy(update={"about": about})
     table = family.entries(recipe, found.source, found.target)
@@ -42,15 +45,27 @@ def import_folder(path: str | Path, out: str | Path) -> Run:
         table = [entry for entry in table if not entry.ours.startswith("filler.")]
     tensors = family.renamed(folder.tensors(), folder)
     loaded = tables.to_ours(tensors, table, family.leftovers(recipe), folder.path)
-    run = Run.create(out, recipe)
-    run.save_tokenizers(found.source, found.target)
-    model = run.fresh_model()
+    model = build(recipe.model, len(found.source), len(found.target), recipe.text.shared)
     if found.headless:
         loaded = {name: t for name, t in weights.of_model(model).items() if name.startswith("filler.")} | loaded
     with torch.no_grad():
         weights.into_model(model, loaded, folder.path)
+    run = Run.create(out, recipe)  # only now: what could fail is done
+    run.save_tokenizers(found.source, found.target)
     weights.save(run.best, weights.of_model(model), {"step": 0, "weights": "imported"})
     return run
+
+
+def _read(folder: Folder, family: Any) -> Imported:
+    """What a folder says of its model; files that hold something else than they should are an error in one line."""
+    try:
+        return family.read(folder)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise UserError(f"{folder.path}: {where}: {fault['msg'].removeprefix('Value error, ')}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder.path}: its JSON is not laid out as it should be: {error!r}") from error
 
 
 def export_run(run: Run, path: str | Path) -> Path:

@@ -67,8 +67,8 @@ class Rows:
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
         theirs = parts[0][0] if self.flat else parts[0]
         ids = torch.tensor(self.ids)
-        if ids.max() >= len(theirs):
-            raise UserError(f"the vocabulary has an id {int(ids.max())}, but the model has only {len(theirs)} rows")
+        if len(theirs) != ids.max() + 1:
+            raise UserError(f"a table of {len(theirs)} rows for a vocabulary of {int(ids.max()) + 1} tokens")
         rows = theirs[ids.clamp(min=0)]
         rows[ids < 0] = self.absent
         return rows

@@ -7,7 +7,6 @@ token uses) become tags: ids that no text spells and nothing generates, so that 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from regard.formats.folders import Files, Folder, as_json
 from regard.formats.tables import inverse
 from regard.text.sides import MASK
 from regard.text.tokenizers import (
-    _SPELLING,
     SPECIALS,
     BytePairTokenizer,
     Foreign,
@@ -27,6 +25,7 @@ from regard.text.tokenizers import (
     Tokenizer,
     WordPieceTokenizer,
     WordTokenizer,
+    byte_pieces,
 )
 
 Vocabulary = dict[str, int]  # spelling -> their id
@@ -83,7 +82,9 @@ def read_bytes_bpe(folder: Folder, rows: int, specials: Mapping[str, int | None]
     if folder.has("vocab.json") and folder.has("merges.txt"):
         vocabulary = folder.json("vocab.json")
         lines = folder.text("merges.txt").split("\n")
-        merges = [line for number, line in enumerate(lines) if line and not (number == 0 and line.startswith("#"))]
+        merges = [
+            line for number, line in enumerate(lines) if line and not (number == 0 and line.startswith("#version"))
+        ]
     elif folder.has("tokenizer.json"):
         model = _byte_level_model(folder)
         vocabulary = dict(model["vocab"])
@@ -92,7 +93,7 @@ def read_bytes_bpe(folder: Folder, rows: int, specials: Mapping[str, int | None]
         raise UserError(f"{folder.path} has no tokenizer: neither vocab.json with merges.txt nor tokenizer.json")
     vocabulary |= _added(folder)
     try:
-        pieces = _bpe_pieces(merges)
+        pieces = byte_pieces(merges)
         lost = [piece for piece in pieces[256:] if piece not in vocabulary]
         if lost:
             raise UserError(f"{folder.path}: merges.txt makes {lost[0]!r}, which vocab.json lacks")
@@ -107,11 +108,6 @@ def read_bytes_bpe(folder: Folder, rows: int, specials: Mapping[str, int | None]
 
 def _four(specials: Mapping[str, int | None]) -> tuple[int | None, int | None, int | None, int | None]:
     return specials["fill"], specials["begin"], specials["end"], specials["unknown"]
-
-
-def _bpe_pieces(merges: Sequence[str]) -> list[str]:
-    """How the pieces of a `BytePairTokenizer` are spelt, in their order."""
-    return [*_SPELLING, *dict.fromkeys(merge.replace(" ", "") for merge in merges)]
 
 
 def _byte_level_model(folder: Folder) -> dict[str, Any]:
@@ -140,7 +136,7 @@ def write_bytes_bpe(tokenizer: Tokenizer, begins: bool) -> Files:
     """vocab.json, merges.txt, and for tokenizers of our own tokenizer.json; `begins`: a text starts with <s>."""
     if not isinstance(tokenizer, BytePairTokenizer):
         raise UserError(f'text.unit = "{tokenizer.unit}" has no counterpart in GPT-2\'s files (only bpe has)')
-    vocabulary = _spelt_by_id(tokenizer, _bpe_pieces(tokenizer.merges))
+    vocabulary = _spelt_by_id(tokenizer, byte_pieces(tokenizer.merges))
     files = {
         "vocab.json": as_json(vocabulary),
         "merges.txt": "\n".join(["#version: 0.2", *tokenizer.merges, ""]).encode(),
@@ -268,11 +264,11 @@ def write_fast(tokenizer: Tokenizer, template: str) -> Files:
     names = [*SPECIALS, *tokenizer.tags]
     marks = {name: number for number, name in enumerate(names)}
     if isinstance(tokenizer, BytePairTokenizer):
-        content = json.loads(tokenizer._library.to_str())
-        pieces = {spelt: tokenizer.first + index for index, spelt in enumerate(_bpe_pieces(tokenizer.merges))}
-        content["model"]["vocab"] = marks | pieces
-        content["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-        whole = library.Tokenizer.from_str(json.dumps(content))
+        pieces = {spelt: tokenizer.first + index for index, spelt in enumerate(byte_pieces(tokenizer.merges))}
+        merges = [(left, right) for left, right in (merge.split(" ") for merge in tokenizer.merges)]
+        whole = library.Tokenizer(library.models.BPE(vocab=marks | pieces, merges=merges))
+        whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        whole.decoder = library.decoders.ByteLevel()
     elif isinstance(tokenizer, WordTokenizer):
         words = {word: tokenizer.first + index for index, word in enumerate(tokenizer.words)}
         whole = library.Tokenizer(library.models.WordLevel(words | marks, unk_token=SPECIALS[3]))

@@ -70,7 +70,7 @@ class Filler(nn.Module):
 
 
 class Classifier(nn.Module):
-    """W tanh(P x): the class of each text, by what its first token has become."""
+    """W tanh(P x): the class of each text, by what its first token has become, or the mean of all of them."""
 
     def __init__(self, classes: int, settings: BertSettings) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class Classifier(nn.Module):
         self.dropout = settings.dropout
         _initialise(self.pooler, self.out)
 
-    def forward(self, first: Tensor) -> Tensor:
-        """first [N, D] -> [N, classes]."""
-        pooled = torch.tanh(self.pooler(first))
+    def forward(self, text: Tensor) -> Tensor:
+        """One vector a text, [N, D] -> [N, classes]."""
+        pooled = torch.tanh(self.pooler(text))
         return self.out(F.dropout(pooled, self.dropout, self.training))
 
 
@@ -163,7 +163,8 @@ class Bert(Translator):
 
     def _classes(self, source: TokenRow) -> Tensor:
         """[N, V] the logits of each text's class."""
-        return self.classifier(self.encode(source)[source.rows.offsets[:-1]])
+        x = self.encode(source)
+        return self.classifier(source.rows.mean(x) if self.settings.pool == "mean" else x[source.rows.offsets[:-1]])
 
     @staticmethod
     def _ended(classes: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Joined:
     def of(cls, source: Rows, target: Rows) -> Joined:
         lengths = [s + t for s, t in zip(source.lengths, target.lengths, strict=True)]
         rows = Rows(lengths, source.size + target.size, target.device)
-        order = torch.cat([2 * source.sentence, 2 * target.sentence + 1]).argsort(stable=True)
+        order = torch.cat([source.sentence, target.sentence]).argsort(stable=True)  # fill is of the last sentence + 1
         return cls(rows, order, order.argsort()[source.size :])
 
 

@@ -284,6 +284,9 @@ class BertSettings(SizedSettings):
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(512, ge=2, description="longest text in tokens")
+    pool: Literal["mean", "first"] = Field(
+        "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
+    )
     masked: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
 
 

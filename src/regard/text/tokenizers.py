@@ -182,12 +182,11 @@ class BytePairTokenizer(_ByteTokenizer):
 
     def __init__(self, tags: Sequence[str], merges: Sequence[str]) -> None:
         self.merges = list(merges)
-        pairs = [_pair(merge) for merge in self.merges]
-        joined = list(dict.fromkeys(left + right for left, right in pairs))  # two merges may spell the same piece
-        super().__init__(tags, (bytes(_BYTE_OF[sign] for sign in spelt) for spelt in joined))
+        pieces = byte_pieces(self.merges)
+        super().__init__(tags, (bytes(_BYTE_OF[sign] for sign in spelt) for spelt in pieces[256:]))
         # Our ids are the library's ids: it is given no special tokens, and a vocabulary that begins at `first`.
-        vocabulary = {spelt: self.first + index for index, spelt in enumerate([*_SPELLING, *joined])}
-        self._library = _byte_level(library.models.BPE(vocab=vocabulary, merges=pairs))
+        vocabulary = {spelt: self.first + index for index, spelt in enumerate(pieces)}
+        self._library = _byte_level(library.models.BPE(vocab=vocabulary, merges=[_pair(merge) for merge in merges]))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         try:
@@ -405,6 +404,12 @@ def _byte_level(model: library.models.BPE) -> library.Tokenizer:
     tokenizer = library.Tokenizer(model)
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
+
+
+def byte_pieces(merges: Sequence[str]) -> list[str]:
+    """The pieces of byte-level BPE in the order of their ids, in the usual spelling: bytes, then what merges make."""
+    joined = ("".join(_pair(merge)) for merge in merges)
+    return [*_SPELLING, *dict.fromkeys(joined)]  # two merges may spell the same piece
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -1,0 +1,186 @@
+"""Runs on plain text: a GPT on documents and on a stream, a BERT that fills gaps in, and a classifier after it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import CPU, equal, go, metrics, tensors
+
+from regard.errors import UserError
+from regard.models import Translator
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
+from regard.training import start
+from regard.training.report import Plain
+from regard.training.validation import Validator, validator
+
+LINES = [f"the {a} {b} the {c} ." for a in ("cat", "dog", "fox") for b in ("saw", "bit") for c in ("hen", "pig", "cow")]
+GPT = {"family": "gpt", "size": "nano", "width": 8, "heads": 2, "inner": 16, "layers": 1, "max_positions": 8}
+BERT = {"family": "bert", "size": "tiny", "width": 8, "heads": 2, "inner": 16, "layers": 1, "max_positions": 12}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def small(folder: Path, model: dict[str, Any], data: dict[str, Any] | None = None, **training: Any) -> Recipe:
+    (folder / "a.txt").write_text("".join(f"{line}\n" for line in LINES))
+    (folder / "a.tsv").write_text("".join(f"{line}\t{line.split()[1]}\n" for line in LINES))
+    texts = {"text": "a.txt", "documents": "line", "held_out": 0.25}
+    shared = data is None or "pairs" not in data
+    return Recipe.model_validate(
+        {
+            "data": {"folder": str(folder), **(texts if shared else {}), **(data or {})},
+            "text": {"unit": "word", "vocabulary": 260, "shared": shared, "target_unit": None if shared else "word"},
+            "model": model,
+            "training": {
+                "steps": 8,
+                "batch_tokens": 32,
+                "warmup": 4,
+                "average": 0,
+                "validate_every": 4,
+                "validate_lines": 3,
+                "save_every": 4,
+                **training,
+            },
+        }
+    )
+
+
+def classes(folder: Path, **training: Any) -> Recipe:
+    data = {"pairs": "a.tsv", "valid": ["a.tsv"]}
+    return small(folder, {**BERT, "task": "classify"}, data, best="exact", **training)
+
+
+def samples(run: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("documents", "unit"), [("line", "documents"), ("stream", "lines")])
+def test_a_gpt_is_watched_by_loss_and_continues_held_out_text(
+    tmp_path: Path, documents: str, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = small(tmp_path, GPT, {"documents": documents})
+    go(recipe, tmp_path / "run", quiet=False)
+    said = capsys.readouterr().err
+    assert f" {unit}" in said.split("data: ")[1].splitlines()[0] and "held-out text after step 8: loss" in said
+    for look in metrics(tmp_path / "run", "valid"):
+        assert look["perplexity"] == pytest.approx(math.exp(look["loss"]), rel=1e-4) and look["bits_per_byte"] > 0
+        assert "bleu" not in look
+    for sample in samples(tmp_path / "run"):
+        assert sample["source"] and sample.keys() == {"step", "source", "reference", "output"}
+    if documents == "line":
+        first = samples(tmp_path / "run")[0]
+        assert first["source"] + first["reference"] == LINES[int(0.75 * len(LINES))]
+
+
+@pytest.mark.parametrize("kind", ["documents", "stream", "gaps"])
+def test_resumed_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
+    model = BERT if kind == "gaps" else GPT
+    data = {"documents": "stream"} if kind == "stream" else {}
+
+    def run(name: str, steps: int) -> dict[str, torch.Tensor]:
+        go(small(tmp_path, model, data, steps=steps, schedule="constant"), tmp_path / name)
+        return tensors(tmp_path / name / "resume.safetensors")
+
+    whole = run("whole", 8)
+    run("parts", 3)
+    assert equal(run("parts", 8), whole)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "stream", "bert"])
+def test_a_look_draws_no_random_numbers_and_always_finds_the_same(tmp_path: Path, kind: str) -> None:
+    recipe = small(tmp_path, BERT if kind == "bert" else GPT, {"documents": "stream"} if kind == "stream" else {})
+    run = go(recipe, tmp_path / "run")
+    model = run.model()
+    model.train()
+    texts = start.held_out(recipe.data, "valid")
+    before = torch.get_rng_state()
+    looks = [validator(recipe, run.tokenizers, texts, CPU).look(model) for _ in range(2)]
+    assert looks[0] == looks[1] and model.training and torch.equal(torch.get_rng_state(), before)
+    assert len(looks[0].samples) == 3
+
+
+def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
+    """A model that knows every word guesses all gaps; one that says the same everywhere the share of that word."""
+    recipe = small(tmp_path, BERT)
+    run = go(recipe, tmp_path / "run")
+    watch = validator(recipe, run.tokenizers, start.held_out(recipe.data, "valid"), CPU)
+
+    class Knowing(Translator):
+        def forward(self, batch: PairBatch) -> torch.Tensor:
+            return torch.nn.functional.one_hot(batch.labels, 30).float() * 100
+
+    look = watch.look(Knowing())
+    assert look.exact == 100 and look.loss == pytest.approx(0, abs=1e-6)
+    for sample in look.samples:
+        assert sample["output"] == sample["reference"] in LINES
+
+
+def test_a_classifier_takes_the_source_vocabulary_and_the_body_of_where_it_begins(tmp_path: Path) -> None:
+    first = go(small(tmp_path, BERT), tmp_path / "first")
+    second = go(classes(tmp_path), tmp_path / "second", start_from=tmp_path / "first")
+    source, target = second.tokenizers
+    assert source.to_json() == first.tokenizers[0].to_json() and sorted(target.words) == ["cat", "dog", "fox"]
+    assert metrics(tmp_path / "second", "valid")[-1].keys() >= {"exact", "loss"}
+    with pytest.raises(UserError, match=r"a vocabulary for each side: set text\.shared = false"):
+        go(small(tmp_path, BERT), tmp_path / "third", start_from=tmp_path / "second")
+
+
+def test_the_best_may_be_picked_by_exact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.training.validation import Look
+
+    looks = iter([Look(1.0, exact=50.0), Look(2.0, exact=60.0), Look(0.5, exact=55.0)])
+    monkeypatch.setattr(Validator, "look", lambda self, model: next(looks))
+    go(classes(tmp_path, steps=12), tmp_path / "run")
+    assert [look["better"] for look in metrics(tmp_path / "run", "valid")] == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["documents", "stream", "gaps"])
+def test_a_batch_that_was_not_finite_is_written_down(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = BERT if kind == "gaps" else GPT
+    recipe = small(tmp_path, model, {"documents": "stream"} if kind == "stream" else {})
+    monkeypatch.setattr(Translator, "loss", lambda self, batch, smoothing=0.0: self(batch).sum() * math.nan)
+    monkeypatch.setattr("regard.models.bert.Bert.loss", Translator.loss)
+    with pytest.raises(UserError, match="not finite at step 1"):
+        go(recipe, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["pairs"]
+    assert found and all(pair["target"] for pair in found)
+    if kind == "documents":
+        assert all(pair["source"] == "" and pair["target"] in LINES for pair in found)
+
+
+def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
+    go(small(tmp_path, GPT, validate_lines=0), tmp_path / "run")
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "training", "said"),
+    [
+        (GPT, {}, {"best": "bleu"}, "needs translations"),
+        (GPT, {}, {"best": "exact"}, "that can be right"),
+        (BERT, {"documents": "stream"}, {}, "whole documents"),
+        (GPT, {"pairs": "a.tsv", "held_out": 0.1}, {}, "held_out is for files of plain text"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    tmp_path: Path, model: dict[str, Any], data: dict[str, Any], training: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        small(tmp_path, model, data, **training)
+
+
+def test_a_plain_report_names_what_the_data_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Plain()
+    reporter.members, reporter.shown = "documents", -1e9
+    reporter.counted("a.txt", 1200)
+    assert capsys.readouterr().err == "a.txt: 1,200 documents so far\n"
