@@ -17,8 +17,9 @@ from regard.attention import kernel
 from regard.errors import UserError
 from regard.inside.recorder import Recorder, intervene
 from regard.models import build
-from regard.models.recurrent import Recurrence, Recurrent, _turning
+from regard.models.recurrent import Recurrent
 from regard.recipes.schema import Recipe, RecurrentSettings
+from regard.recurrence import Recurrence, turning
 from regard.rows import PairBatch, Rows
 from regard.text import BEGIN, END
 
@@ -85,7 +86,7 @@ def test_the_fused_cell_computes_what_the_loop_defines(
     with torch.no_grad():
         for parameter in recurrence.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    turned = _turning(Rows([4, 9, 1])) if turn else None
+    turned = turning(Rows([4, 9, 1])) if turn else None
     x = torch.randn(3, 9, 5, dtype=dtype, requires_grad=True)
     states = [torch.randn(3, 7, dtype=dtype, requires_grad=True) for _ in range(2 if cell == "lstm" else 1)]
     results = []

@@ -378,6 +378,16 @@ class Recipe(Settings):
     training: Training = Field(default_factory=lambda: Training())
     decoding: Decoding = Field(default_factory=lambda: Decoding())
 
+    @property
+    def fills(self) -> bool:
+        """Whether the model fills in gaps, and writes nothing."""
+        return isinstance(self.model, BertSettings) and self.model.task == "fill"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether what the model writes is the name of a class."""
+        return isinstance(self.model, BertSettings) and self.model.task == "classify"
+
     @model_validator(mode="after")
     def _data_suit_the_model(self) -> Recipe:
         model = self.model
