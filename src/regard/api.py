@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from regard.runs import Run
 from regard.text import BEGIN, END
 from regard.training import train as train_recipe
 from regard.training.validation import pair_batches
+
+if TYPE_CHECKING:
+    from regard.inside.explain.models import How, Unit
+    from regard.inside.explain.rise import Explanation
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,26 @@ class Model:
         tokens = tuple(batch.labels.tolist()[:-1])  # without the end mark
         hypothesis = Hypothesis(tokens, tuple(logprobs), sum(logprobs) / penalty, True)
         return self._translation(source, Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist())))
+
+    def explain(
+        self,
+        text: str,
+        *,
+        target: str | None = None,
+        how: How = "unknown",
+        unit: Unit = "words",
+        span: int = 1,
+        progress: Callable[[int], None] | None = None,
+        **sampling: Any,
+    ) -> Explanation:
+        """Which words the output, or a given `target`, depends on, the model being a black box (RISE).
+
+        Words (`span` at a time), or `unit="pieces"`, are replaced by the unknown token or, `how="drop"`, left out. The
+        rest is as in `regard.inside.explain.Sampling`: `model.explain("a cat", masks=500, seed=1).importance`.
+        """
+        from regard.inside.explain.models import Hiding, ask
+
+        return ask(self, text, target=target, hiding=Hiding(how, unit, span)).explain(progress, **sampling)
 
     def _translation(self, line: str, answer: Answer) -> Translation:
         source, target = self.run.tokenizers

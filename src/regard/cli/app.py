@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from regard import __version__
-from regard.cli import compare, draw, evaluate, export, fetch, fill, generate, import_, recipes, train, translate
+from regard.cli import (
+    compare,
+    draw,
+    evaluate,
+    explain,
+    export,
+    fetch,
+    fill,
+    generate,
+    import_,
+    recipes,
+    train,
+    translate,
+)
 
 HELP = ["-h", "--help"]
 
@@ -23,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP},
 )
 
-for verb in (train, translate, generate, fill, evaluate, compare, draw, recipes, fetch, import_, export):
+for verb in (train, translate, generate, fill, evaluate, compare, draw, explain, recipes, fetch, import_, export):
     name = verb.__name__.rsplit(".", 1)[-1]
     app.command(name.rstrip("_"))(getattr(verb, name))  # `import` is a word of Python's own
 

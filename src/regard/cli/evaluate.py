@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import options
+from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
 
 if TYPE_CHECKING:
@@ -44,6 +45,35 @@ def evaluate(
         Path | None,
         typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
     ] = None,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Score the links between words that attention draws.")
+    ] = False,
+    gold: Annotated[
+        Path | None,
+        typer.Option(help="For --alignment: gold links of --source and --reference. [default: the corpus's own]"),
+    ] = None,
+    dev: Annotated[
+        tuple[Path, Path, Path] | None,
+        typer.Option(metavar="GOLD SOURCE REFERENCE", help="For --gold: files to choose head and rows on."),
+    ] = None,
+    swapped: Annotated[
+        bool, typer.Option("--swapped", help="For --gold: the target's position comes first in a link.")
+    ] = False,
+    layer: Annotated[
+        int | None, typer.Option(min=1, help="For --alignment: one decoder layer. [default: a table]")
+    ] = None,
+    head: Annotated[int | None, typer.Option(min=1, help="For --alignment: one head of it. [default: mean]")] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="predicting|reading",
+            help="For --alignment: which decoder row speaks for a word. [default: chosen on the development pairs]",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="For --alignment: link all words of at least this weight. [default: the weightiest alone]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -57,11 +87,17 @@ def evaluate(
     overlap: every token is scored once, with at least context - stride tokens before it (but for those at the start).
     A run that fills in gaps has an accuracy.
 
+    --alignment force-decodes the references and holds what the decoder looked at against gold links: alignment error
+    rate, precision and recall (Och and Ney 2003). Gold files are Pharaoh's (0-0 1-2, from 0) or NAACL 2003's (sentence,
+    two positions, S or P, from 1); words are what stands between spaces.
+
     Examples:
 
         regard evaluate runs/en-es
 
         regard evaluate runs/en-es --split shapes
+
+        regard evaluate runs/en-es --alignment
 
         regard evaluate runs/stories --stride 16
 
@@ -72,6 +108,17 @@ def evaluate(
     from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
     from regard.runs import Run
 
+    if alignment:
+        _idle("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
+        _idle("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
+        _idle("with --alignment", moses=moses, moses_reference=moses_reference)
+        if run is None:
+            raise UserError("--alignment needs a RUN whose attention is looked at")
+        given = AlignmentOptions(gold, source, reference, dev, swapped, layer, head, rows, threshold)
+        evaluate_alignment(Run(run), split, given, device, as_json, quiet)
+        return
+    _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
+    _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold)
     if run is not None and (settings := _data(run, data)).is_text:
         where = "for a run that was trained on plain text"
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
@@ -104,7 +151,10 @@ def evaluate(
             moses_tokenize(references, language=moses) if moses_reference is None else list(read_lines(moses_reference))
         )
         tokenized = moses_tokenized_bleu(hypotheses, made, language=moses)
-    _print(scores, perplexity, tokenized, as_json)
+    if run is not None and Run(run).recipe.classifies:
+        _print_classes(scores, as_json)
+    else:
+        _print(scores, perplexity, tokenized, as_json)
 
 
 def _files(outputs: Path | None, source: Path | None, reference: Path | None) -> tuple[list[str], list[str]]:
@@ -172,6 +222,14 @@ def _translate(
     with counted("translating", len(pairs), quiet) as progress:
         answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
     return [answer.texts[0] for answer in answers], perplexity
+
+
+def _print_classes(scores: Scores, as_json: bool) -> None:
+    """Of a classifier: how many texts got their class. BLEU has nothing to say of single words."""
+    if as_json:
+        typer.echo(json.dumps({"lines": scores.lines, "accuracy": scores.exact}))
+    else:
+        typer.echo(f"accuracy    {scores.exact:6.2f} % of {scores.lines:,} texts")
 
 
 def _print(scores: Scores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:

@@ -9,8 +9,6 @@ import typer
 
 from regard.cli import options
 
-USES = {"transformer": "translate RUN 'a sentence'", "gpt": "generate RUN 'Once upon a time'"}
-
 
 def import_(
     folder: Annotated[
@@ -39,10 +37,7 @@ def import_(
     if check:
         say_difference(run.path, folder)
     if not quiet:
-        settings = run.recipe.model
-        filling = "fill RUN 'the [MASK] sat'" if getattr(settings, "task", "") == "fill" else USES["transformer"]
-        use = USES.get(settings.family, filling).replace("RUN", str(run.path))
-        typer.echo(f"{run.recipe.about}; {run.path} is ready: regard {use}", err=True)
+        typer.echo(f"{run.recipe.about}; {options.ready(run)}", err=True)
 
 
 def say_difference(run: Path, folder: Path) -> None:

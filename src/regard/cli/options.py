@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from regard.api import Model
     from regard.decoding.continuing import Continuer
     from regard.decoding.lines import LineTranslator
+    from regard.runs import Run
 
 Made = TypeVar("Made")
 RunPath = Annotated[
@@ -81,6 +82,18 @@ def _made(make: Callable[..., Made], settings: dict[str, object]) -> Made:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def ready(run: Run) -> str:
+    """That a run can be used, and how."""
+    recipe = run.recipe
+    if recipe.fills:
+        use = f"fill {run.path} 'the [MASK] sat on the mat'"
+    elif recipe.data.is_text:
+        use = f"generate {run.path} 'Once upon a time'"
+    else:
+        use = f"translate {run.path} 'a sentence'"
+    return f"{run.path} is ready: regard {use}"
 
 
 @contextmanager

@@ -55,4 +55,4 @@ def train(
     target = out if out is not None else Path("runs") / Path(recipe).stem
     run = run_training(chosen, target, device=device, start_from=start_from, quiet=quiet)
     if not quiet:
-        typer.echo(f"{run.path} is ready: regard translate {run.path} 'a sentence'", err=True)
+        typer.echo(options.ready(run), err=True)

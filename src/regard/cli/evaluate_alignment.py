@@ -1,0 +1,209 @@
+"""What `regard evaluate --alignment` does: how well a model's attention aligns words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from regard.cli.progress import counted
+
+if TYPE_CHECKING:
+    from regard.evaluation.alignment import Aligned
+    from regard.inside.alignments import Alignments, View
+    from regard.runs import Run
+
+ROWS = {
+    "predicting": "the row that predicts a word speaks for it (it reads what comes before)",
+    "reading": "the row that reads a word speaks for it (it predicts what comes next)",
+}
+
+
+@dataclass(frozen=True)
+class AlignmentOptions:
+    """The options of --alignment as they were given; layers and heads count from 1."""
+
+    gold: Path | None
+    source: Path | None
+    reference: Path | None
+    dev: tuple[Path, Path, Path] | None
+    swapped: bool
+    layer: int | None
+    head: int | None
+    rows: str | None
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sentence pairs with gold links, what to call them, and what attention made of them."""
+
+    name: str
+    pairs: list[Aligned]
+    found: Alignments
+
+    @property
+    def possible(self) -> int:
+        return sum(len(pair.gold.possible) for pair in self.pairs)
+
+
+def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: str, as_json: bool, quiet: bool) -> None:
+    """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
+    from regard import devices
+    from regard.inside.alignments import measure
+
+    _check(run, given)
+    named = _pairs(run, split, given, quiet)
+    place = devices.pick(device)
+    model, parts = run.model(place), []
+    for name, pairs in named:
+        with counted(f"aligning {name}", len(pairs), quiet) as progress:
+            settings: dict[str, Any] = {"threshold": given.threshold, "device": place, "progress": progress}
+            found = measure(model, run.tokenizers, run.recipe, pairs, **settings)
+        if found.cut:
+            most = run.recipe.model.max_positions
+            _warn(f"{found.cut} sentences of {name} are longer than {most} tokens and were cut there", quiet)
+        parts.append(Part(name, pairs, found))
+    test, dev = parts[-1], parts[0] if len(parts) > 1 else None
+    lines = _lines(test, dev, given)
+    (_print_json if as_json else _print)(lines, test, dev, given)
+
+
+def _check(run: Run, given: AlignmentOptions) -> None:
+    from regard.errors import UserError
+
+    if run.recipe.data.is_text:
+        raise UserError(f"{run.path} was trained on plain text: it has no source to align words with")
+    if given.rows is not None and given.rows not in ROWS:
+        raise UserError(f"--rows {given.rows}: must be one of {', '.join(ROWS)}")
+    if given.head is not None and given.layer is None:
+        raise UserError("--head needs --layer: a head belongs to a layer")
+    if given.threshold is not None and not 0 < given.threshold <= 1:
+        raise UserError(f"--threshold {given.threshold}: must be above 0 and at most 1")
+    files = {"--gold": given.gold, "--source": given.source, "--reference": given.reference}
+    missing = [name for name, file in files.items() if file is None]
+    if missing and len(missing) < len(files):
+        raise UserError(f"--gold, --source and --reference go together: {' and '.join(missing)} is missing")
+    if given.gold is None and (given.dev is not None or given.swapped):
+        raise UserError("--dev and --swapped go with the files of --gold, --source and --reference")
+
+
+def _pairs(run: Run, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
+    """The pairs that views are chosen on, if any, and last those that are reported; each with a name."""
+    from regard.data.sources import corpora
+    from regard.errors import UserError
+    from regard.evaluation.alignment import built_in, read_aligned
+
+    def read(gold: Path, source: Path, reference: Path) -> tuple[str, list[Aligned]]:
+        warn = partial(_warn, quiet=quiet)
+        return gold.name, read_aligned(gold, source, reference, swapped=given.swapped, warn=warn)
+
+    if given.gold is not None and given.source is not None and given.reference is not None:
+        dev = [] if given.dev is None else [read(*given.dev)]
+        return [*dev, read(given.gold, given.source, given.reference)]
+    names = list(dict.fromkeys(corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus is not None))
+    if len(names) != 1:
+        raise UserError(f"{run.path} has no built-in gold links: give --gold, --source and --reference")
+    if split == "valid":
+        raise UserError("--split valid: heads are chosen on these pairs, so they are not reported")
+    return [(f"{names[0]} {part}", built_in(names[0], part)) for part in ("valid", split)]
+
+
+def _warn(text: str, quiet: bool) -> None:
+    if not quiet:
+        typer.echo(f"regard: warning: {text}", err=True)
+
+
+def _lines(test: Part, dev: Part | None, given: AlignmentOptions) -> list[tuple[str, View]]:
+    """What the table shows: the view that was asked for; or the best head, each layer's mean, the mean of all."""
+    from regard.inside.alignments import SPEAKING, View
+
+    open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
+
+    def settled(*whose: tuple[int | None, int | None]) -> View:
+        candidates = [View(layer, head, rows) for layer, head in whose for rows in open_rows]
+        return candidates[0] if dev is None else dev.found.best(candidates)
+
+    layers, heads = test.found.layers, test.found.heads
+    if given.layer is not None:
+        _exists("--layer", given.layer, layers, "decoder layer that looks at the source")
+        _exists("--head", given.head, heads, "head")
+        return [("asked for", settled((given.layer - 1, None if given.head is None else given.head - 1)))]
+    if layers * heads == 1:
+        return [("the only head", settled((0, 0)))]
+    lines = []
+    if dev is not None:
+        lines.append(("best head", settled(*((layer, head) for layer in range(layers) for head in range(heads)))))
+    if heads > 1:
+        lines += [("mean of a layer", settled((layer, None))) for layer in range(layers)]
+    else:
+        lines += [("a layer", settled((layer, 0))) for layer in range(layers)]
+    return [*lines, ("mean of all", settled((None, None)))] if layers > 1 else lines
+
+
+def _exists(option: str, number: int | None, most: int, what: str) -> None:
+    from regard.errors import UserError
+
+    if number is not None and number > most:
+        raise UserError(f"{option} {number}: this model has {most} {what}{'s' if most > 1 else ''}")
+
+
+def _called(view: View, found: Alignments) -> str:
+    """Such as `layer 2, head 3`."""
+    if view.layer is None:
+        return f"{found.layers} layers, mean of {found.heads * found.layers} heads"
+    layer = f"layer {view.layer + 1}"
+    if found.heads == 1:
+        return layer
+    return f"{layer}, mean of {found.heads} heads" if view.head is None else f"{layer}, head {view.head + 1}"
+
+
+def _print(lines: list[tuple[str, View]], test: Part, dev: Part | None, given: AlignmentOptions) -> None:
+    from regard.inside.charts import columned
+
+    heads = ["attention", "", "rows", "AER", "precision", "recall", *(["dev AER"] if dev is not None else [])]
+    rows = []
+    for name, view in lines:
+        score = test.found.scores[view]
+        figures = [score.aer, score.precision, score.recall]
+        figures += [dev.found.scores[view].aer] if dev is not None else []
+        rows.append([name, _called(view, test.found), view.rows, *(f"{figure:.2f}" for figure in figures)])
+    typer.echo(columned(heads, rows, width=120, left=3), nl=False)
+    sure = test.found.scores[lines[0][1]].sure
+    doubtful = f", {test.possible:,} sure or possible" if test.possible > sure else ""
+    typer.echo(f"{test.name}: {len(test.pairs):,} sentences, {sure:,} sure links{doubtful}")
+    if given.threshold is None:
+        typer.echo("A target word is linked with the source word that it looks at most; end marks are no words.")
+    else:
+        typer.echo(f"A target word is linked with all source words of at least {given.threshold:g} of its attention.")
+    for kind in dict.fromkeys(view.rows for _, view in lines):
+        typer.echo(f"{kind}: {ROWS[kind]}")
+    typer.echo(_choice(lines, dev, given))
+
+
+def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOptions) -> str:
+    """What was chosen, and on what."""
+    chosen = ["the best head"] if any(name == "best head" for name, _ in lines) else []
+    chosen += ["which rows speak"] if given.rows is None else []
+    if dev is None:
+        return "No --dev: nothing was chosen, so no head is called the best."
+    if not chosen:
+        return f"Nothing was chosen on {dev.name}."
+    return f"Chosen by AER on {dev.name} ({len(dev.pairs):,} sentences): {' and '.join(chosen)}."
+
+
+def _print_json(lines: list[tuple[str, View]], test: Part, dev: Part | None, given: AlignmentOptions) -> None:
+    entries: list[dict[str, Any]] = []
+    for name, view in lines:
+        layer, head = (None if number is None else number + 1 for number in (view.layer, view.head))
+        entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head, "rows": view.rows}
+        entry |= asdict(test.found.scores[view])
+        entries.append(entry | ({} if dev is None else {"dev_aer": dev.found.scores[view].aer}))
+    about = {"pairs": test.name, "sentences": len(test.pairs), "chosen_on": None if dev is None else dev.name}
+    about |= {"layers": test.found.layers, "heads": test.found.heads, "threshold": given.threshold}
+    about |= {"possible": test.possible}
+    typer.echo(json.dumps({**about, "lines": entries}))

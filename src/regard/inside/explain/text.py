@@ -1,0 +1,99 @@
+"""Explanations in a terminal: bars with their uncertainty, and the matrix of inputs by outputs."""
+
+from __future__ import annotations
+
+from regard.inside.colours import LIGHT_INK, xterm256
+from regard.inside.explain.pictures import SHOWN, extent, number, signed_ink, signed_rgb
+from regard.inside.explain.rise import Explanation
+from regard.inside.maps import columns, labels, shorten
+from regard.inside.terminal import RESET, Colour, _cell_width, _centred, _heads
+
+SURE, UNSURE = "█", "░"
+SHADES = "·░▒▓█"
+WIDEST_BAR = 48
+
+
+def bars(explanation: Explanation, *, width: int, colour: Colour) -> str:
+    """A line a feature: its name, its importance for the whole output ± its standard error, and a bar.
+
+    The bar is solid as far as the importance is sure (two standard errors off), and shaded as far as it may reach.
+    """
+    names = [shorten(label, max(8, width // 3)) for label in labels(explanation.features)]
+    wide = max(map(columns, names))
+    values, errors = explanation.overall, 2 * explanation.overall_error
+    numbers = [number(value) for value in values]
+    if not explanation.exact:
+        numbers = [f"{one} ± {error / 2:.2f}" for one, error in zip(numbers, errors, strict=True)]
+    written = max(map(len, numbers))
+    low, high = min(0.0, float((values - errors).min())), max(0.0, float((values + errors).max()))
+    room = max(4, min(WIDEST_BAR, width - wide - written - 4 - (low < 0)))
+    scale = room / ((high - low) or 1.0)
+    lines = []
+    for name, text, value, error in zip(names, numbers, values, errors, strict=True):
+        bar = _bar(float(value), float(error), low, room, scale, colour)
+        lines.append(f"{name}{' ' * (wide - columns(name))}  {text:>{written}}  {bar}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _bar(value: float, error: float, low: float, room: int, scale: float, colour: Colour) -> str:
+    """One bar from zero to the value, to either side; cells within the error bar are shaded."""
+    cells = []
+    for cell in range(room):
+        middle = low + (cell + 0.5) / scale
+        unsure = value - error < middle < value + error
+        inside = min(0.0, value) < middle < max(0.0, value)
+        cells.append(UNSURE if unsure else SURE if inside else " ")
+    zero = round(-low * scale)
+    bar = "".join(cells)
+    if low < 0:
+        bar = bar[:zero] + "│" + bar[zero:]
+    return _painted(bar, 1.0 if value > 0 else -1.0, colour) if bar.strip(" │") else bar
+
+
+def _painted(text: str, value: float, colour: Colour) -> str:
+    """The text in the colour of a sign."""
+    if colour == "none":
+        return text
+    red, green, blue = signed_rgb(value)
+    code = f"38;5;{xterm256((red, green, blue))}" if colour == "256" else f"38;2;{red};{green};{blue}"
+    return f"\x1b[{code}m{text.rstrip()}{RESET}"
+
+
+def matrix(explanation: Explanation, *, width: int, colour: Colour) -> str:
+    """Outputs down the left, features along the top, and how much the one depends on the other."""
+    width = max(width, 12)
+    rows = [shorten(label, max(4, width // 3)) for label in labels(explanation.outputs)]
+    heads, most = labels(explanation.features), extent(explanation.importance)
+    margin = max(map(columns, rows))
+    room = width - margin - 1
+    cell = _cell_width(heads, room)
+    lines: list[str] = []
+    for start in range(0, len(heads), max(1, room // cell)):
+        some = slice(start, start + max(1, room // cell))
+        lines += [""] if start else []
+        lines += [" " * (margin + 1) + line for line in _heads(heads[some], cell)]
+        for row, values in zip(rows, explanation.importance.T[:, some], strict=True):
+            cells = "".join(_cell(float(value), float(value) / most, cell, colour) for value in values)
+            lines.append((" " * (margin - columns(row)) + row + " " + cells).rstrip(" "))
+    scale = f"{number(-most)} to {number(most)}: rows depend on columns"
+    if cell <= 2:
+        scale += "; − below zero" if colour != "none" else f"; {SHADES} by size, − below zero"
+    return "\n".join([*lines, "", shorten(scale, width)]) + "\n"
+
+
+def _cell(value: float, share: float, cell: int, colour: Colour) -> str:
+    """One cell: a coloured ground, or a shade, and the number where there is room."""
+    if cell > 2:
+        text = _centred(number(value) if abs(share) >= SHOWN else "", cell - 1) + " "
+    else:  # no room but for the sign, which is never told by colour alone
+        shade = SHADES[min(int(abs(share) * len(SHADES)), len(SHADES) - 1)] if colour == "none" else " "
+        text = ("−" if share <= -SHOWN else shade) + shade * (cell - 1)
+    if colour == "none":
+        return text
+    ground = signed_rgb(share)
+    light = signed_ink(share) == LIGHT_INK
+    if colour == "256":
+        paint = f"\x1b[48;5;{xterm256(ground)};38;5;{231 if light else 16}m"
+    else:
+        paint = "\x1b[48;2;{};{};{};38;2;{}m".format(*ground, "255;255;255" if light else "0;0;0")
+    return paint + text + RESET

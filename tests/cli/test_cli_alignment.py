@@ -1,0 +1,138 @@
+"""regard evaluate --alignment as a user meets it: built-in gold, gold files, one head or a table, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.inside.alignments import attended_words, linked
+from regard.runs import Run
+
+LINES = ["a b c", "d e", "f a b c d"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[object]:
+    """The options that name three pairs to copy and their gold links."""
+    text, gold = tmp_path / "lines.txt", tmp_path / "gold.talp"
+    text.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    gold.write_text("0-0 1-1 2?2\n0-0 1-1\n0-0 1-1 2-2 3-3 4-4 5-5\n", encoding="utf-8")
+    return ["--gold", gold, "--source", text, "--reference", text]
+
+
+def test_a_run_on_a_built_in_corpus_has_a_table_and_says_what_was_chosen_on_what(regard, trained):
+    result = regard("evaluate", trained, "--alignment")
+    assert result.status == 0, result.err
+    head, *lines = result.out.splitlines()
+    assert head.split() == ["attention", "rows", "AER", "precision", "recall", "dev", "AER"]
+    assert lines[0].startswith("best head") and "layer 1, head " in lines[0]
+    assert lines[1].startswith("mean of a layer") and "layer 1, mean of 2 heads" in lines[1]
+    assert lines[2].startswith("copy test: ") and "sure links" in lines[2]  # one layer: no mean of all
+    assert "Chosen by AER on copy valid" in lines[-1] and "the best head and which rows speak" in lines[-1]
+    assert any(line.startswith(("predicting: ", "reading: ")) for line in lines)
+
+
+def test_json_holds_the_same_figures_and_the_best_head_is_the_best_on_dev(regard, trained):
+    entry = json.loads(regard("evaluate", trained, "--alignment", "--json").out)
+    assert (entry["pairs"], entry["chosen_on"]) == ("copy test", "copy valid")
+    assert (entry["layers"], entry["heads"], entry["threshold"]) == (1, 2, None)
+    best, mean = entry["lines"]
+    assert (best["attention"], mean["attention"], mean["head"]) == ("best head", "mean of a layer", None)
+    asked = []
+    for head in (1, 2):
+        for rows in ("predicting", "reading"):
+            words = ["--layer", 1, "--head", head, "--rows", rows, "--json"]
+            (line,) = json.loads(regard("evaluate", trained, "--alignment", *words).out)["lines"]
+            assert (line["layer"], line["head"], line["rows"]) == (1, head, rows)
+            asked.append(line)
+    chosen = min(asked, key=lambda line: line["dev_aer"])
+    assert {**chosen, "attention": ""} == {**best, "attention": ""}
+    right = (best["precision"] * best["links"] + best["recall"] * best["sure"]) / (best["links"] + best["sure"])
+    assert best["aer"] == pytest.approx(100 - right)
+
+
+def test_gold_files_without_development_files_choose_nothing(regard, trained, files):
+    result = regard("evaluate", trained, "--alignment", *files)
+    assert result.status == 0, result.err
+    assert "best head" not in result.out.split("No --dev")[0] and "No --dev: nothing was chosen" in result.out
+    assert "predicting: the row that predicts a word" in result.out
+    assert "gold.talp: 3 sentences, 9 sure links, 10 sure or possible" in result.out
+    assert result.err.count("warning") == 1 and "1 of 11 links out of range" in result.err
+    assert regard("evaluate", trained, "--alignment", *files, "--quiet").err == ""
+
+
+def test_development_files_are_what_is_chosen_on(regard, trained, files):
+    gold, text = files[1], files[3]
+    result = regard("evaluate", trained, "--alignment", *files, "--dev", gold, text, text, "--threshold", 0.2)
+    assert result.status == 0, result.err
+    assert "Chosen by AER on gold.talp (3 sentences): the best head and which rows speak." in result.out
+    assert "at least 0.2 of its attention" in result.out
+    asked = ["--dev", gold, text, text, "--rows", "reading", "--layer", 1, "--swapped"]
+    result = regard("evaluate", trained, "--alignment", *files, *asked)
+    assert result.status == 0, result.err
+    assert "asked for" in result.out and "Nothing was chosen" in result.out
+
+
+def test_the_best_head_is_the_development_files_choice_also_where_another_would_do_better(regard, trained, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    one, other = (tmp_path / f"head-{head + 1}.talp" for head in (0, 1))
+    found = dict(_links(trained))
+    for head, file in enumerate((one, other)):  # each head's own links as gold
+        file.write_text("".join(f"{found[n][head]}\n" for n in range(len(LINES))), encoding="utf-8")
+    assert one.read_text() != other.read_text()
+    words = ["--source", text, "--reference", text, "--rows", "predicting", "--json"]
+    for dev, test, head in ((one, other, 1), (other, one, 2)):
+        result = regard("evaluate", trained, "--alignment", "--gold", test, "--dev", dev, text, text, *words)
+        best = json.loads(result.out)["lines"][0]
+        assert (best["attention"], best["head"], best["dev_aer"]) == ("best head", head, 0)
+        assert best["aer"] > 0
+
+
+def _links(run: Path) -> Iterator[tuple[int, list[str]]]:
+    """For each line, copied, what the two heads link by the rows that predict, in Pharaoh's format."""
+    opened = Run(run)
+    pairs = [(line, line) for line in LINES]
+    for n, weights, _ in attended_words(opened.model(), opened.tokenizers, opened.recipe, pairs):
+        yield n, [" ".join(f"{i}-{j}" for j, i in np.argwhere(linked(weights[0, 0, head]))) for head in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--alignment", "--rows", "both"], "--rows both: must be one of predicting, reading"),
+        (["--alignment", "--head", "1"], "--head needs --layer"),
+        (["--alignment", "--layer", "2"], "--layer 2: this model has 1 decoder layer"),
+        (["--alignment", "--layer", "1", "--head", "3"], "--head 3: this model has 2 heads"),
+        (["--alignment", "--threshold", "0"], "--threshold 0.0: must be above 0"),
+        (["--alignment", "--threshold", "nan"], "--threshold nan"),
+        (["--alignment", "--source", "x"], "--gold and --reference is missing"),
+        (["--alignment", "--swapped"], "--dev and --swapped go with"),
+        (["--alignment", "--split", "valid"], "heads are chosen on these pairs"),
+        (["--alignment", "--split", "spilt"], "no split 'spilt'"),
+        (["--alignment", "--beam", "2"], "--beam has no effect with --alignment"),
+        (["--alignment", "--gold", "x", "--source", "y", "--reference", "z"], "cannot read y"),
+        (["--layer", "1"], "--layer has no effect without --alignment"),
+        (["--gold", "x"], "--gold has no effect without --alignment"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(regard, trained, words, expected):
+    assert expected in regard("evaluate", trained, *words).complaint
+
+
+def test_a_run_is_needed_and_one_on_pairs_with_gold(regard, trained, copied):
+    assert "needs a RUN" in regard("evaluate", "--alignment").complaint
+    recipe = copied / "recipe.toml"
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(text.replace('corpus = "copy"', 'source = "a"\ntarget = "b"'), encoding="utf-8")
+    assert "no built-in gold links" in regard("evaluate", copied, "--alignment").complaint
+    plain = 'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n'
+    recipe.write_text(plain, encoding="utf-8")
+    assert "plain text" in regard("evaluate", copied, "--alignment").complaint
+    shutil.rmtree(copied)
+    assert "does not exist" in regard("evaluate", copied, "--alignment").complaint

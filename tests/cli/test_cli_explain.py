@@ -1,0 +1,96 @@
+"""regard explain: what is shown, what is written, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from regard import load
+from regard.inside.explain import Explanation
+
+Command = Callable[..., Any]
+
+
+def test_the_terminal_shows_words_bars_matrix_and_what_it_means(regard: Command, trained: Path) -> None:
+    result = regard("explain", trained, "a b c", "--target", "a b")
+    assert result.status == 0 and result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == "a b c → a b"
+    assert "all 8 selections, so exact" in lines[2]
+    assert [line.split()[0] for line in lines[4:7]] == ["a", "b", "c"]
+    heads = next(i for i, line in enumerate(lines) if line.split() == ["a", "b", "c"])
+    assert [line.split()[0] for line in lines[heads + 1 : heads + 4]] == ["a", "b", "</s>"]
+    said = " ".join(result.out.split())
+    assert "what the output depended on while words were hidden (replaced by the unknown token)" in said
+    assert "not what the model “thought”" in said
+
+
+def test_the_numbers_are_those_of_the_library(regard: Command, trained: Path) -> None:
+    words = ["--random", "--masks", 200, "--seed", 5, "--how", "drop", "--keep", 0.6]
+    found = json.loads(regard("explain", trained, "a b c d", "--json", *words).out)
+    same: Explanation = load(trained, device="cpu").explain(
+        "a b c d", exact=False, masks=200, seed=5, how="drop", keep=0.6
+    )
+    assert found["importance"] == same.importance.tolist() and found["error"] == same.error.tolist()
+    assert found["features"] == ["a", "b", "c", "d"] and found["outputs"] == list(same.outputs)
+    assert found["calls"] == 202 and found["exact"] is False and found["text"] == "a b c d"
+    assert "curves" not in found
+    other = json.loads(regard("explain", trained, "a b c d", "--json", *words, "--seed", 6).out)
+    assert other["importance"] != found["importance"]
+
+
+def test_curves_have_random_order_and_attention_beside_them(regard: Command, trained: Path) -> None:
+    found = json.loads(regard("explain", trained, "a b c", "--json", "--curves").out)
+    assert [curve["order"] for curve in found["curves"]] == ["importance", "attention", "random order"]
+    for curve in found["curves"]:
+        deletion, insertion = np.array(curve["deletion"]), np.array(curve["insertion"])
+        assert deletion[0] == pytest.approx(found["whole"], abs=1e-4) == insertion[-1]
+        assert deletion[-1] == pytest.approx(found["nothing"], abs=1e-4) == insertion[0]
+        assert curve["deletion_area"] == pytest.approx(((deletion[:-1] + deletion[1:]) / 2).mean())
+    shown = regard("explain", trained, "a b c", "--curves").out
+    assert "deletion (low is good)" in shown and "random order" in shown
+
+
+def test_pictures_are_files_of_svg(regard: Command, trained: Path, tmp_path: Path) -> None:
+    result = regard("explain", trained, "a b <&>", "--out", tmp_path / "one.svg")
+    assert result.status == 0 and result.out == "" and str(tmp_path / "one.svg") in result.err
+    ElementTree.fromstring((tmp_path / "one.svg").read_text(encoding="utf-8"))
+    assert regard("explain", trained, "a b c", "--curves", "--out", tmp_path / "all.svg").status == 0
+    root = ElementTree.fromstring((tmp_path / "all.svg").read_text(encoding="utf-8"))
+    assert len(list(root)) == 3
+
+
+def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
+    found = json.loads(regard("explain", trained, "a b c d e", "--json", "--span", 2).out)
+    assert [name.replace("␣", " ").strip() for name in found["features"]] == ["a b", "c d", "e"]
+    loose = json.loads(regard("explain", trained, "a b c d e", "--json", "--random", "--tolerance", 100).out)
+    assert loose["calls"] < 1002
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["  "], "there is nothing to explain: the text is blank"),
+        (["a b", "--out", "map.png"], "map.png: only .svg files can be drawn"),
+        (["a b", "--out", "map.svg", "--json"], "choose one"),
+        (["a b", "--keep", "1.0"], "keep = 1.0"),
+        (["a b", "--tolerance", "0"], "tolerance = 0.0"),
+        (["a b", "--how", "erase"], "--how"),
+        (["a " * 13, "--exact"], "13 parts have 2^13 masks: exactly only up to 12 parts"),
+        (["a b", "--target", "a " * 60], "the target has"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(regard: Command, trained: Path, words: list[str], complaint: str) -> None:
+    assert complaint in regard("explain", trained, *words).complaint
+
+
+def test_a_text_too_long_is_cut_with_a_warning(regard: Command, trained: Path) -> None:
+    result = regard("explain", trained, "a " * 60, "--masks", 4)
+    assert result.status == 0 and "was cut" in result.err
+    assert regard("explain", trained, "a " * 60, "--masks", 4, "--quiet").err == ""

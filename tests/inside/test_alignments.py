@@ -1,0 +1,237 @@
+"""From attention to links: pieces and words, which row speaks, planted attention, and a slow twin for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.errors import UserError
+from regard.evaluation.alignment import Aligned, Gold, score_links
+from regard.inside.alignments import (
+    Pieces,
+    View,
+    attended_words,
+    linked,
+    measure,
+    split_pieces,
+    views,
+    word_weights,
+)
+from regard.inside.maps import Map
+from regard.inside.recorder import Recorder, intervene
+from regard.models import Translator, build
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
+from regard.text import BEGIN, Tokenizer, encode_side, train
+
+TEXTS = ["The cats , the cats sat", "a Ünder-cat's é …", "sat", "", "the the the cats cats cats sat sat zebra"]
+SMALL: dict[str, dict[str, Any]] = {
+    "transformer": {"family": "transformer", "width": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 2},
+    "additive": {"family": "recurrent", "attention": "additive"},
+    "dot": {"family": "recurrent", "attention": "dot"},
+    "bilinear": {"family": "recurrent", "attention": "bilinear"},
+    "heads": {"family": "recurrent", "attention": "heads", "heads": 2},
+    "none": {"family": "recurrent", "attention": "none"},
+    "gpt": {"family": "gpt", "width": 8, "heads": 2, "layers": 1},
+}
+
+
+def tokenizer(unit: str = "bpe", tags: tuple[str, ...] = ()) -> Tokenizer:
+    return train(TEXTS * 3, unit, 300, tags)
+
+
+def recipe(kind: str, **data: Any) -> Recipe:
+    sizes = {"width": 8, "encoder_width": 8, "embedding": 6, "encoder_layers": 1, "decoder_layers": 1}
+    given = SMALL[kind] if SMALL[kind]["family"] != "recurrent" else {**sizes, **SMALL[kind]}
+    model = {"dropout": 0.0, "max_positions": 40, **given}
+    return Recipe.model_validate({"data": {"corpus": "copy", **data}, "model": model})
+
+
+def made(settings: Recipe, tokens: Tokenizer) -> Translator:
+    """A model with large random weights, so that it looks here and there and not everywhere alike."""
+    torch.manual_seed(3)
+    model = build(settings.model, len(tokens), len(tokens), True).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
+    return model
+
+
+def aligned(*texts: tuple[str, str]) -> list[Aligned]:
+    """Pairs in which word n is linked with word n, and doubtfully with the next."""
+    pairs = []
+    for source, target in texts:
+        i, j = len(source.split()), len(target.split())
+        sure = [(n, n) for n in range(min(i, j))]
+        pairs.append(Aligned(source, target, Gold.of(sure, [(n + 1, n) for n in range(min(i - 1, j))])))
+    return pairs
+
+
+# -- pieces and words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["bpe", "char", "word"])
+@pytest.mark.parametrize("longest", [100, 6])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit, longest, lowercase):
+    tokens = tokenizer(unit, ("<2es>",))
+    settings: dict[str, Any] = {"tag": "<2es>", "longest": longest, "lowercase": lowercase}
+    whole, cut = encode_side(tokens, TEXTS, **settings)
+    found = split_pieces(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # blanks at the ends are no matter
+    assert [pieces.tokens for pieces in found] == whole
+    assert [pieces.cut for pieces in found] == cut
+    for pieces, text in zip(found, TEXTS, strict=True):
+        words = (text.lower() if lowercase else text).split()
+        assert pieces.count == len(words) and pieces.words[0] == pieces.words[-1] == -1
+        for number, word in enumerate(words if longest == 100 and unit != "word" else []):
+            ids = [token for token, owner in zip(pieces.tokens, pieces.words, strict=True) if owner == number]
+            assert tokens.decode(ids).strip() == word
+
+
+def test_a_word_weighs_the_sum_of_its_source_pieces_and_the_mean_of_its_target_rows():
+    # source: a tag, word 0 in two pieces, word 1, the end mark; target: word 0, word 1 in two pieces, the end mark
+    source, target = Pieces([9, 1, 2, 3, 2], [-1, 0, 0, 1, -1], 2, False), Pieces([4, 5, 6, 2], [0, 1, 1, -1], 2, False)
+    rows = np.array([[0.1, 0.2, 0.3, 0.4, 0], [0, 0, 0.5, 0.5, 0], [0.5, 0, 0, 0.1, 0.4], [0, 0.3, 0.3, 0, 0.4]])
+    predicting, reading = word_weights(rows[None, None], source, target)[:, 0, 0]
+    assert predicting == pytest.approx(np.array([[0.5, 0.4], [0.25, 0.3]]))
+    assert reading == pytest.approx(np.array([[0.5, 0.5], [0.3, 0.05]]))
+
+
+def test_words_beyond_what_the_model_reads_are_linked_with_nothing():
+    source, target = Pieces([4, 5, 2], [0, 1, -1], 3, True), Pieces([4, 2], [0, -1], 2, True)
+    weights = word_weights(np.full((1, 1, 2, 3), 1 / 3), source, target)
+    assert weights.shape == (2, 1, 1, 2, 3)
+    assert linked(weights)[0, 0, 0].tolist() == [[True, False, False], [False, False, False]]
+
+
+def test_a_word_is_linked_where_most_weight_is_or_wherever_there_is_enough():
+    weights = np.array([[0.2, 0.5, 0.3], [0.4, 0.1, 0.4], [0.0, 0.0, 0.0]])
+    assert np.argwhere(linked(weights)).tolist() == [[0, 1], [1, 0]]
+    assert np.argwhere(linked(weights, 0.3)).tolist() == [[0, 1], [0, 2], [1, 0], [1, 2]]
+
+
+# -- planted attention ------------------------------------------------------------------------------------------------
+
+
+def diagonal(weights: torch.Tensor) -> torch.Tensor:
+    """Row t looks at source token t alone."""
+    return torch.eye(*weights.shape[-2:]).expand_as(weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "taps"),
+    [
+        ("transformer", ["decoder.0.cross.weights", "decoder.1.cross.weights"]),
+        ("additive", ["decoder.0.cross.weights"]),
+        ("dot", ["readout.cross.weights"]),
+        ("heads", ["readout.cross.weights"]),
+    ],
+)
+def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind, taps):
+    tokens, settings = tokenizer("word"), recipe(kind)
+    corpus = aligned(("the cats sat", "the cats sat"), ("sat", "sat"), ("a the", "the a"))
+    model = made(settings, tokens)
+    with intervene(model, dict.fromkeys(taps, diagonal)):
+        found = measure(model, (tokens, tokens), settings, corpus)
+    assert (found.sentences, found.cut) == (3, 0)
+    for view, score in found.scores.items():
+        if view.rows == "predicting":
+            assert (score.aer, score.links, score.recall) == (0.0, 6, 100.0)
+        else:  # one row later: word j is linked with word j + 1, a doubtful link, and the last word with nothing
+            assert (score.links, score.precision, score.recall) == (3, 100.0, 0.0)
+            assert score.aer == pytest.approx(100 * (1 - 3 / (3 + 6)))
+    assert found.best(found.scores) == View(0, 0, "predicting")
+
+
+def test_the_one_head_that_aligns_is_found_among_others():
+    tokens, settings = tokenizer("word"), recipe("transformer")
+    model = made(settings, tokens)
+
+    def last(weights: torch.Tensor) -> torch.Tensor:
+        """All heads look at the first token, but the second one reads along the diagonal, a row late."""
+        planted = torch.zeros_like(weights)
+        planted[..., 0] = 1
+        planted[:, 1] = torch.eye(*weights.shape[-2:]).roll(1, 0)
+        return planted
+
+    corpus = aligned(("the cats sat a", "the cats sat a"), ("sat cats the", "sat cats the"))
+    with intervene(model, {"decoder.1.cross.weights": last}):
+        found = measure(model, (tokens, tokens), settings, corpus)
+    assert found.best(found.scores) == View(1, 1, "reading")
+    assert found.scores[View(1, 1, "reading")].aer == 0
+
+
+# -- every family -----------------------------------------------------------------------------------------------------
+
+PAIRS = [
+    ("the cats sat", "The cats , the cats sat"),
+    ("a zebra under é", "sat"),
+    ("cats", "the the sat cats"),
+    ("", "the"),
+    ("the cats sat sat", "a Ünder-cat's cats"),
+]
+
+
+def slow(model: Translator, tokens: Tokenizer, view: View, source: str, target: str) -> set[tuple[int, int]]:
+    """One pair by itself, its pieces joined as in the pictures, links drawn in plain Python."""
+    sides, _ = encode_side(tokens, [source, target], tag=None, longest=40, lowercase=False)
+    with torch.inference_mode(), Recorder(model) as seen:
+        model(PairBatch.of([sides[0]], [sides[1]], begin=BEGIN))
+        layers = [attended.sentence(0) for name, attended in seen.attention.items() if name.endswith("cross")]
+    weights = torch.stack(layers)
+    weights = weights if view.layer is None else weights[[view.layer]]
+    weights = (weights if view.head is None else weights[:, [view.head]]).mean((0, 1))
+    keys, queries = tokens.pieces(sides[0]), tokens.pieces(sides[1])
+    if view.rows == "reading":
+        queries = ["<s>", *queries[:-1]]
+    words = Map(weights.numpy(), tuple(queries), tuple(keys)).to_words()
+    rows = [row for row, word in zip(words.weights, words.queries, strict=True) if word not in ("<s>", "</s>")]
+    return {(int(row[:-1].argmax()), j) for j, row in enumerate(rows)}
+
+
+@pytest.mark.parametrize("kind", ["transformer", "additive", "dot", "bilinear", "heads"])
+@pytest.mark.parametrize("unit", ["bpe", "char"])
+def test_every_view_of_every_family_scores_as_one_pair_at_a_time(kind, unit):
+    tokens, settings = tokenizer(unit), recipe(kind)
+    model, corpus = made(settings, tokens), aligned(*PAIRS)
+    found = measure(model, (tokens, tokens), settings, corpus)
+    assert list(found.scores) == views(found.layers, found.heads)
+    assert len(found.scores) == 2 * (found.layers * found.heads + found.layers + 1)
+    assert (found.layers, found.heads) == {"transformer": (2, 2), "heads": (1, 2)}.get(kind, (1, 1))
+    for view, score in found.scores.items():
+        links = [slow(model, tokens, view, s, t) if s and t else set() for s, t in PAIRS]
+        assert score == score_links(links, [pair.gold for pair in corpus])
+
+
+@pytest.mark.parametrize("kind", ["transformer", "additive"])
+def test_weights_do_not_depend_on_what_else_is_in_the_batch(kind):
+    tokens, settings = tokenizer(), recipe(kind)
+    model = made(settings, tokens)
+    together = {n: weights for n, weights, _ in attended_words(model, (tokens, tokens), settings, PAIRS)}
+    assert sorted(together) == [0, 1, 2, 4]  # a pair with nothing on one side has no weights
+    for n, weights in together.items():
+        ((_, alone, cut),) = attended_words(model, (tokens, tokens), settings, [PAIRS[n]])
+        assert not cut and alone == pytest.approx(weights, abs=1e-5)
+        assert alone.shape[-2:] == tuple(len(PAIRS[n][side].split()) for side in (1, 0))
+
+
+def test_sentences_longer_than_the_model_reads_are_counted_and_lower_case_is_heeded():
+    tokens, settings = tokenizer("word"), recipe("dot", lowercase=True)
+    corpus = aligned(("the cats " * 30, "the"), ("THE CATS", "SAT"))
+    found = measure(made(settings, tokens), (tokens, tokens), settings, corpus)
+    assert (found.cut, found.sentences) == (1, 2)
+    plain = measure(made(settings, tokens), (tokens, tokens), settings, aligned(("the cats", "sat")))
+    upper = measure(made(settings, tokens), (tokens, tokens), settings, corpus[1:])
+    assert upper.scores == plain.scores
+
+
+@pytest.mark.parametrize("kind", ["none", "gpt"])
+def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
+    tokens, settings = tokenizer(), recipe(kind)
+    with pytest.raises(UserError, match="does not look at its source"):
+        measure(made(settings, tokens), (tokens, tokens), settings, aligned(*PAIRS))
+    with pytest.raises(UserError, match="words on both sides"):
+        measure(made(settings, tokens), (tokens, tokens), settings, aligned(("", "a")))
