@@ -234,6 +234,8 @@ class Model:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
         """Log-probability of each target token (the end mark last), given its source and what came before."""
+        if self.run.recipe.fills:
+            raise UserError(f"{self.run.path} fills in gaps: it has no probabilities for pairs")
         found: list[list[float]] = [[] for _ in pairs]
         with torch.inference_mode():
             for group, batch in pair_batches(pairs, self.run.tokenizers, self.run.recipe):

@@ -158,3 +158,15 @@ def test_scores_for_positions_by_name() -> None:
     assert placed("learned", 12, 2) is None and placed("none", 12, 2) is None
     with pytest.raises(UserError, match="a head of 3 has no pairs"):
         Rotary(3)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "relative"])
+def test_what_was_made_while_only_looking_serves_training_too(kind: str) -> None:
+    make = placed(kind, 8, 2)
+    assert make is not None
+    score = make()
+    query, key = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(2))
+    with torch.inference_mode():
+        score(query, key)
+    score(query, key).sum().backward()
+    assert query.grad is not None and query.grad.any()

@@ -175,3 +175,13 @@ def test_no_layer_builds_the_whole_table_when_lots_will_do(monkeypatch: pytest.M
     layout, x = Packed(rows, rows, Window(9)), torch.zeros(1024, 1, 2)
     attend(x, x, x, layout)
     assert layout.allowed.sparse is not None and "table" not in vars(layout.allowed.sparse)
+
+
+def test_a_pattern_found_while_only_looking_serves_training_too() -> None:
+    rows = Rows([40])
+    query, key, value = (torch.randn(40, 1, 4, requires_grad=True) for _ in range(3))
+    with torch.inference_mode(), kernel("blocks"):
+        attend(query, key, value, Packed(rows, rows, Strided(7), lot=8))
+    with kernel("blocks"):
+        attend(query, key, value, Packed(rows, rows, Strided(7), lot=8)).sum().backward()
+    assert value.grad is not None and value.grad.any()

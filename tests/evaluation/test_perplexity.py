@@ -178,3 +178,11 @@ def test_mistakes_are_named() -> None:
     for texts in ([], [""], ["a"]):
         with pytest.raises(UserError, match="no text to score"):
             score(Bigram(len(LETTERS)), LETTERS, texts, stream=True)
+
+
+def test_unknown_words_have_no_bytes_to_count_bits_for() -> None:
+    words = train(["the cat sat"], "word", 260)
+    known, partly = (score(Bigram(len(words)), words, [text]) for text in ("the cat sat", "the zebra sat"))
+    assert known.bits_per_byte is not None and known.unknown == 0
+    assert partly.bits_per_byte is None and partly.unknown == 1
+    assert partly.tokens == known.tokens == 4  # the end mark counted

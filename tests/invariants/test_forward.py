@@ -35,7 +35,8 @@ def test_the_fused_kernel_computes_what_the_plain_one_defines(
     for name in ("plain", "fused"):
         with kernel(name):
             logits = made.model(batch)
-        loss = F.cross_entropy(logits[: batch.tokens], batch.labels[: batch.tokens])
+        real = batch.inputs.rows.tokens
+        loss = F.cross_entropy(logits[:real], batch.labels[:real])
         results.append({"logits": logits, **gradients(made.model, loss)})
     for name, slow in results[0].items():
         torch.testing.assert_close(results[1][name], slow, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: n + m)
@@ -119,7 +120,8 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
         with taps.listen(poison):
             dirty = made.model(batch), made.model.loss(batch)
     assert poisoned >= 2 * len(list(made.model.children()))  # it was there to be read
-    assert torch.equal(clean[0][: batch.tokens], dirty[0][: batch.tokens])
+    tokens = batch.inputs.rows.tokens
+    assert torch.equal(clean[0][:tokens], dirty[0][:tokens])
     assert torch.equal(clean[1], dirty[1]) and dirty[1].isfinite()
 
 
@@ -184,15 +186,23 @@ def test_a_recorded_search_finds_the_same(case: Any, seed: int) -> None:
 @pytest.mark.invariant("checkpointed = plain")
 @seeds
 def test_recomputing_activations_gives_the_same_gradients(case: Any, seed: int) -> None:
-    results = []
+    results, runs = [], [0, 0]
     for recompute in (False, True):
         made: Case = case(seed, dropout=0.3)
         made.model.train()
         made.model.checkpoint_activations = recompute
+        layers = [layer for name in ("encoder", "decoder") for layer in getattr(made.model, name, [])]
+
+        def count(*_: Any, again: int = recompute) -> None:
+            runs[again] += 1
+
+        for layer in layers:
+            layer.register_forward_pre_hook(count)
         torch.manual_seed(seed)
         loss = made.model.loss(made.batch(spare=2), 0.1)
         found = gradients(made.model, loss)
         random = {"random numbers": torch.random.get_rng_state()}
         results.append({"loss": loss, **found, **dict(made.model.named_buffers(prefix="buffers")), **random})
+    assert runs == [len(layers), 2 * len(layers)]  # every layer was run a second time
     for name, tensor in results[0].items():
         assert torch.equal(tensor, results[1][name]), name

@@ -400,3 +400,15 @@ def test_differences_are_old_and_new_by_dotted_key():
     }
     mixed = load("copy", ['data.mix=[{corpus = "sort"}]'])
     assert set(differences(old, mixed)) == {"data.corpus", "data.mix"}
+
+
+def test_a_size_lets_go_of_what_sizes_of_its_family_decide_and_of_nothing_else():
+    """BERT's sizes have no context of their own, so the recipe's stays; GPT's do."""
+    assert load("stories-bert", ["model.size=small"]).model.max_positions == 128
+    assert load("stories-bert", ["model.size=small"]).model.layers == 4
+    assert load("stories", ["model.size=mini"]).model.max_positions == 256
+
+
+def test_one_vocabulary_has_one_unit_and_rotary_heads_are_even():
+    assert complaint("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
+    assert complaint("stories", "model.width=20", "model.heads=4").endswith("a head of 5 is odd")

@@ -64,6 +64,7 @@ class Pattern:
 
 
 @lru_cache(maxsize=8)  # of text cut to one length every batch has the same
+@torch.inference_mode(False)  # what is kept may be wanted in training later
 def pattern(mask: Mask, length: int, lot: int, device: torch.device) -> Pattern:
     """Lots for a sentence that looks at itself. No more than [lot, length] booleans are held at once, to find them."""
     order = mask.order(length, lot)

@@ -88,9 +88,10 @@ class Waves:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         kept = self._kept
         if kept is None or len(kept[0]) < length or kept[0].device != like.device or kept[0].dtype != dtype:
-            places = torch.arange(max(64, 1 << (length - 1).bit_length()), dtype=torch.float64, device="cpu")
-            angle = places[:, None] * self.frequencies
-            kept = self._kept = angle.cos().to(like.device, dtype), angle.sin().to(like.device, dtype)
+            with torch.inference_mode(False):  # what is kept may be wanted in training later
+                places = torch.arange(max(64, 1 << (length - 1).bit_length()), dtype=torch.float64, device="cpu")
+                angle = places[:, None] * self.frequencies
+                kept = self._kept = angle.cos().to(like.device, dtype), angle.sin().to(like.device, dtype)
         return kept[0][:length], kept[1][:length]
 
 

@@ -43,6 +43,8 @@ def draw(
     if out is not None and out.suffix.lower() != ".svg":
         raise UserError(f"{out}: only .svg files can be drawn (without --out it is drawn in the terminal)")
     model = load(run, device=device)
+    if model.run.recipe.data.is_text:
+        raise UserError(f"{run} reads plain text: draw shows how a translation looks at its source")
     translator = model.translator()
     if target is not None and len(translator.tokenizers[1].encode(target)) >= translator.longest:
         raise UserError(f"--target is longer than the {translator.longest - 1} tokens that this model writes")

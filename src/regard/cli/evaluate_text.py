@@ -59,7 +59,10 @@ def _perplexity(run: Run, documents: list[str], stride: int | None, device: str,
         return
     typer.echo(f"perplexity     {score.perplexity:8.3f}   a token of this run's vocabulary")
     typer.echo(f"loss           {score.loss:8.4f}   nats a token")
-    typer.echo(f"bits per byte  {score.bits_per_byte:8.4f}   of {score.bytes:,} bytes, whatever the vocabulary")
+    if score.bits_per_byte is None:
+        typer.echo(f"bits per byte         -   {score.unknown:,} words are not in the vocabulary")
+    else:
+        typer.echo(f"bits per byte  {score.bits_per_byte:8.4f}   of {score.bytes:,} bytes, whatever the vocabulary")
     typer.echo(f"{score.tokens:,} tokens, each seen once, in windows of {context} moved by {moved}")
 
 

@@ -29,7 +29,7 @@ def explain(
     target: Annotated[
         str | None, typer.Option(help="Explain this output (or class) instead of the model's own.", show_default=False)
     ] = None,
-    masks: Annotated[int, typer.Option(min=2, help="Ask about at most this many random selections of words.")] = 1000,
+    masks: Annotated[int, typer.Option(min=4, help="Ask about at most this many random selections of words.")] = 1000,
     exact: Annotated[
         bool | None,
         typer.Option("--exact/--random", help="All selections, up to 12 words. [default: where they are no more]"),

@@ -37,6 +37,7 @@ def fill(
         regard fill runs/stories-bert --top 3 --format jsonl < texts.txt
     """
     from regard.api import load
+    from regard.decoding.filling import Filled
 
     for one in text or []:
         options.readable(TEXT=one)
@@ -45,7 +46,9 @@ def fill(
         typer.echo("Type a text with [MASK] in it and press Enter; Ctrl-D ends.", err=True)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     for _, lines in [(0, text)] if text else _chunks(None, None):
-        for filled in filler(lines, top=top):
+        found = iter(filler([line for line in lines if line.strip()], top=top))
+        for source in lines:
+            filled = next(found) if source.strip() else Filled(source, source, ())  # blank lines stay blank
             for line in _json(filled) if form is Form.jsonl else _plain(filled):
                 sys.stdout.write(line + "\n")
         sys.stdout.flush()

@@ -29,7 +29,7 @@ def import_(
 
         regard import opus-mt-en-de --out runs/en-de --check
 
-        regard train runs/gpt2/recipe.toml --from runs/gpt2 --set data.text=mine.txt --out runs/mine
+        regard train runs/gpt2/recipe.toml --from runs/gpt2 --out runs/b --set data.text=a.txt --set data.held_out=0.1
     """
     from regard.formats import import_folder
 

@@ -18,30 +18,33 @@ from regard.data.packing import sentence_batches
 from regard.errors import UserError
 from regard.models import Translator
 from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END, Tokenizer, encode_stream
+from regard.text import BEGIN, END, UNKNOWN, Tokenizer, encode_stream
 
 
 @dataclass(frozen=True)
 class TextScore:
     """What a model makes of a text. Perplexity is by token, so it compares runs of one vocabulary; bits per byte any.
 
-    loss = nats / tokens; perplexity = exp(loss); bits per byte = nats / ln 2 / bytes.
+    loss = nats / tokens; perplexity = exp(loss); bits per byte = nats / ln 2 / bytes. Words that a vocabulary does not
+    have are all one token, easy to foresee, which spells nothing: where there are any, there are no bits per byte.
     """
 
     loss: float
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None  # None where some of the text is unknown
     tokens: int  # scored, end marks of documents counted
     bytes: int  # of the text that they spell, in UTF-8
+    unknown: int = 0  # tokens that stand for words the vocabulary does not have
 
     @classmethod
-    def of(cls, nats: float, tokens: int, bytes: int) -> TextScore:
+    def of(cls, nats: float, tokens: int, bytes: int, unknown: int = 0) -> TextScore:
         """
         >>> TextScore.of(8 * math.log(2), tokens=4, bytes=16)
-        TextScore(loss=1.3862943611198906, perplexity=4.0, bits_per_byte=0.5, tokens=4, bytes=16)
+        TextScore(loss=1.3862943611198906, perplexity=4.0, bits_per_byte=0.5, tokens=4, bytes=16, unknown=0)
         """
         loss = nats / tokens
-        return cls(loss, math.exp(min(loss, 80)), nats / math.log(2) / max(bytes, 1), tokens, bytes)
+        bits = None if unknown else nats / math.log(2) / max(bytes, 1)
+        return cls(loss, math.exp(min(loss, 80)), bits, tokens, bytes, unknown)
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,16 @@ def text_perplexity(
     found, size = _windows(tokenizer, documents, context, stride, stream)
     if not found:
         raise UserError("no text to score")
-    nats, tokens = 0.0, 0
+    nats, tokens, unknown = 0.0, 0, 0
     with torch.no_grad():
         for group in sentence_batches([len(window.inputs) for window in found], batch_tokens):
             batch = _batch([found[i] for i in group])
             nats += model.loss(batch.to(device)).item()
             tokens += batch.tokens
+            unknown += int(((batch.labels == UNKNOWN) & batch.counted).sum())
             if progress is not None:
                 progress(batch.tokens)
-    return TextScore.of(nats, tokens, size)
+    return TextScore.of(nats, tokens, size, unknown)
 
 
 def _windows(

@@ -50,7 +50,11 @@ def _load(path: Path) -> Any:
         import transformers
     except ImportError:
         raise UserError("--check needs transformers: pip install 'regard[formats]'") from None
-    (architecture,) = Folder(path).setting("architectures")
+    (architecture,) = Folder(path).setting("architectures") or [""]
+    if not architecture:
+        raise UserError(
+            f"{path / 'config.json'} names no architectures, so --check cannot tell which model to compare with"
+        )
     kind = {"GPT2Model": "GPT2LMHeadModel", "BertForPreTraining": "BertForMaskedLM"}.get(architecture, architecture)
     transformers.utils.logging.disable_progress_bar()
     model = getattr(transformers, kind).from_pretrained(path, use_safetensors=True, local_files_only=True)

@@ -215,9 +215,9 @@ def _let_go(merged: Table, newer: Table) -> None:
     model, inherited = _section(newer, "model"), _section(merged, "model")
     if "family" in model and model["family"] != inherited.get("family", "transformer"):
         inherited.clear()
-    if "size" in model:
-        presets = [preset for family in FAMILIES.values() for preset in family.PRESETS.values()]
-        for key in set().union(*presets):
+    family = FAMILIES.get(str(model.get("family", inherited.get("family", "transformer"))))
+    if "size" in model and family is not None:
+        for key in set().union(*family.PRESETS.values()):
             inherited.pop(key, None)
 
 

@@ -108,6 +108,12 @@ class Text(Settings):
     )
     sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn by seed")
 
+    @model_validator(mode="after")
+    def _one_unit_for_one_vocabulary(self) -> Text:
+        if self.shared and self.target_unit not in (None, self.unit):
+            raise ValueError("target_unit needs shared = false: one vocabulary has one unit")
+        return self
+
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated"]
 
@@ -131,6 +137,8 @@ class SizedSettings(Settings):
         width, heads = getattr(self, "width", 1), getattr(self, "heads", 1)
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        if getattr(self, "positions", None) == "rotary" and (width // heads) % 2:
+            raise ValueError(f"rotary positions turn pairs of features, and a head of {width // heads} is odd")
         return self
 
 

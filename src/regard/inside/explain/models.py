@@ -118,7 +118,9 @@ class Asked:
 
     def explain(self, progress: Progress | None = None, **sampling: Any) -> Explanation:
         """Which parts the output depended on; the settings are those of `Sampling`."""
-        return replace(explain(self.box, progress=progress, **sampling), title=f"What “{self.said}” depended on")
+        return replace(
+            explain(self.box, progress=progress, **sampling), title=f"What “{self.said.strip()}” depended on"
+        )
 
 
 def ask(model: Model, text: str, *, target: str | None = None, hiding: Hiding | None = None) -> Asked:

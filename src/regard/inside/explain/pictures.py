@@ -34,6 +34,7 @@ FOR, AGAINST, NEITHER = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0xF2, 0xF2, 0xF
 NOTE = "What the output depended on while words were hidden; not what the model thought."
 BAR = 380.0  # the room for the longest bar and its error bar, both arms together
 LINE = 34.0  # from one bar to the next
+WIDEST_TITLE = 760.0
 TALL = 38.0  # of a cell
 LONGEST = 20  # columns of a label
 SHOWN = 0.05  # of the greatest number; smaller ones are not written into their cells
@@ -58,8 +59,9 @@ def extent(numbers: np.ndarray) -> float:
 
 
 def number(value: float) -> str:
-    """A signed number, short: +1.24, −0.30; nothing that rounds to nothing has a sign."""
-    written = f"{value:+.2f}" if abs(value) < 99.5 else f"{value:+.0f}"
+    """A signed number in three digits: +1.24, −15.9; nothing that rounds to nothing has a sign."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    written = f"{value:+.{digits}f}"
     return "0.00" if float(written) == 0 else written.replace("-", "−")
 
 
@@ -81,7 +83,7 @@ def matrix(explanation: Explanation, *, theme: Theme = "auto") -> str:
     left = PAD + max(text_width(row, 13) for row in [*rows, "depends on →"]) + 12
     top = PAD + 34 + (widest if upright else 13.0) + 12
     right, bottom = left + across * len(heads), top + down * len(rows)
-    width = max(right, left + 300, PAD + text_width(_clean(explanation.title), 16), PAD + text_width(NOTE, 11)) + PAD
+    width = max(right, left + 300, PAD + _title_width(explanation), PAD + text_width(NOTE, 11)) + PAD
     ink = f'class="ink" fill="{palette.ink}" font-size="13"'
     quiet = f'class="quiet" fill="{palette.quiet}" font-size="11"'
     columns = []
@@ -150,7 +152,7 @@ def bars(explanation: Explanation, *, theme: Theme = "auto") -> str:
     left = PAD + max(text_width(name, 13) for name in names) + 14
     zero, top = left - low * scale, PAD + 44
     bottom = top + LINE * len(names)
-    width = max(left + BAR + 76, PAD + text_width(_clean(explanation.title), 16), PAD + text_width(NOTE, 11)) + PAD
+    width = max(left + BAR + 76, PAD + _title_width(explanation), PAD + text_width(NOTE, 11)) + PAD
     quiet = f'class="quiet" fill="{palette.quiet}" font-size="11"'
     lines = []
     for i, (name, value, error) in enumerate(zip(names, values, errors, strict=True)):
@@ -189,13 +191,20 @@ def _whisker(low: float, high: float, y: float, palette: _Palette) -> str:
     )
 
 
+def _title_width(explanation: Explanation) -> float:
+    """What the title asks for; a longer one is cut."""
+    return min(text_width(_clean(explanation.title), 16), WIDEST_TITLE)
+
+
 def _css(share: float) -> str:
     return "#{:02x}{:02x}{:02x}".format(*signed_rgb(share))
 
 
 def _opening(explanation: Explanation, width: float, height: float, theme: Theme, palette: _Palette) -> str:
     """The card and its title, and in words what a reader who cannot see it needs."""
-    name = _clean(explanation.title) or "Importance of each part of the input"
+    name = title = _clean(explanation.title) or "Importance of each part of the input"
+    while text_width(title, 16) > width - 2 * PAD + 1 and len(title) > 1:
+        title = title[:-2].rstrip() + "…"
     order = explanation.order[:12]
     told = ", ".join(f"{_isolated(_clean(explanation.features[i]))} {number(explanation.overall[i])}" for i in order)
     dark = (
@@ -212,7 +221,7 @@ def _opening(explanation: Explanation, width: float, height: float, theme: Theme
         + (dark + "\n" if theme == "auto" else "")
         + f'<rect class="card" x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="14" '
         f'fill="{palette.card}" stroke="{palette.edge}"/>\n'
-        + _text(PAD, PAD + 14, name, f'class="ink" fill="{palette.ink}" font-size="16" font-weight="600"')
+        + _text(PAD, PAD + 14, title, f'class="ink" fill="{palette.ink}" font-size="16" font-weight="600"')
     )
 
 

@@ -14,7 +14,6 @@ Shapes: B masks, n parts, O outputs of the black box.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ Progress = Callable[[int], None]
 
 MOST_EXACT = 12  # parts; 4096 calls
 BLOCK = 128  # masks between two looks at the error bars, and the most that are held at once
+FEWEST = 4  # masks: two pairs, or there are no error bars
 ENOUGH = 32  # pairs, beside two for each part, from which on there is a fit
 
 
@@ -55,8 +55,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 < self.keep < 1.0:
             raise UserError(f"keep = {self.keep}: a probability between 0 and 1, neither of them")
-        if self.masks < 2 or self.batch < 1:
-            raise UserError(f"{self.masks} masks in batches of {self.batch}: there must be at least 2, in batches of 1")
+        if self.masks < FEWEST or self.batch < 1:
+            few = f"{self.masks} masks in batches of {self.batch}"
+            raise UserError(f"{few}: there must be at least {FEWEST}, in batches of 1")
         if self.tolerance is not None and not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be above 0")
 
@@ -268,10 +269,8 @@ class _Means:
         self.groups += len(masks) // 2 if self.paired else len(masks)
 
     def estimate(self) -> tuple[Numbers, Numbers]:
-        """The means and their standard errors, which are infinite as long as there is one group only."""
+        """The means and their standard errors."""
         mean = self.first / self.groups
-        if self.groups < 2:
-            return mean, np.full(mean.shape, math.inf)
         variance = (self.second - self.first * mean) / (self.groups - 1)
         return mean, np.sqrt(variance.clip(min=0.0) / self.groups)
 
