@@ -25,7 +25,7 @@ def fill(
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a text.")] = Form.text,
     device: options.Device = "auto",
 ) -> None:
-    """Guess what stands at each [MASK] (or <mask>) of a text: the likeliest pieces, and the text with the best ones.
+    """Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the best ones.
 
     A gap is one token. With bpe a token begins with the blank before its word, so one blank before [MASK] belongs to
     the gap: write 'the [MASK] sat', and put no blank before [MASK] to go on with a word.

@@ -54,7 +54,8 @@ def generate(
     """Continue a text, with a run that was trained on plain text.
 
     The text ends after --tokens tokens, where the model ends it, or before a --stop. Several texts have a line --- in
-    between. The same prompt, seed and settings give the same text, whatever else is asked for with it.
+    between. A prompt's text depends on the prompt, its number, the seed and the settings, never on the
+    other prompts.
 
     A model sees so many tokens at once: its context, model.max_positions of its recipe. A longer prompt loses its
     beginning, with a warning: the last half of the context's worth is kept. When the context is full while more tokens

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from regard.errors import UserError
 from regard.evaluation.scores import Scores
-from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings
+from regard.recipes.schema import GPTSettings, ModelSettings, RecurrentSettings
 
 Metric = Literal["bleu", "chrf", "exact"]
 METRICS: dict[str, str] = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact matches (%)"}
@@ -187,7 +187,7 @@ def in_words(model: ModelSettings) -> str:
         return f"{model.cell.upper()}, {without if model.attention == 'none' else model.attention}"
     if isinstance(model, GPTSettings):
         return "GPT"
-    return "BERT" if isinstance(model, BertSettings) else "Transformer"
+    return {"bert": "BERT", "transformer": "Transformer"}.get(model.family, model.family)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -96,7 +96,7 @@ class Scale:
         """One that holds all the numbers; its ends are round ones, unless it is to be `exact`."""
         low, high = min(numbers), max(numbers)
         if low == high:
-            low, high = (low / 2, high * 2) if log else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))
+            low, high = (low / 2, high * 2) if log else (low - abs(low) / 10, high + (abs(high) / 10 or 1))
         if exact:
             return cls(low, high, log)
         if log:
