@@ -13,7 +13,7 @@ from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import Tokenizer, encode_side
-from regard.text.sides import front_of
+from regard.text.sides import Room, front_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class LineTranslator:
     target_tag: str | None = None
     seed: int = 0
     front: tuple[int, ...] = ()  # marks before every source
+    shares_context: bool = False  # whether what it reads and what it writes are that long together
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,12 @@ class LineTranslator:
             first.source_tag,
             first.target_tag,
             front=front_of(recipe),
+            shares_context=recipe.model.shares_context,
         )
+
+    @property
+    def room(self) -> Room:
+        return Room(self.longest, self.shares_context)
 
     def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
         """Source tokens of each line with tag and end mark, none for a blank one; and which had to be cut."""
@@ -75,7 +81,7 @@ class LineTranslator:
             self.tokenizers[0],
             lines,
             tag=self.source_tag,
-            longest=self.longest,
+            longest=self.room.source,
             lowercase=self.lowercase,
             front=self.front,
         )
@@ -92,7 +98,7 @@ class LineTranslator:
     ) -> list[Answer]:
         """Translate; `first` is the number of the first line, `prefixes` what each translation must begin with."""
         sources, cut = self.encode(lines)
-        forced = self._prefixes(len(lines), prefixes)
+        forced = self._prefixes(sources, prefixes)
         answers = [Answer()] * len(lines)
         full = [i for i, source in enumerate(sources) if source]
         for group in sentence_batches([len(sources[i]) for i in full], self.settings.batch_tokens):
@@ -105,10 +111,12 @@ class LineTranslator:
                 progress(len(chosen))
         return answers
 
-    def _prefixes(self, count: int, prefixes: Sequence[str] | None) -> list[list[int]]:
+    def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
+        """What each translation begins with, cut so that there is a place for the end mark."""
         tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
-        texts = prefixes if prefixes is not None else [""] * count
-        return [[*tag, *self.tokenizers[1].encode(text)][: self.longest - 1] for text in texts]
+        texts = prefixes if prefixes is not None else [""] * len(sources)
+        rooms = [self.room.target(len(source)) - 1 for source in sources]
+        return [[*tag, *self.tokenizers[1].encode(t)][:room] for t, room in zip(texts, rooms, strict=True)]
 
     def _search(
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
@@ -124,5 +132,5 @@ class LineTranslator:
                 seed=self.seed,
                 lines=[first + i for i in lines],
                 nbest=nbest,
-                longest=self.longest,
+                longest=[self.room.target(len(source)) for source in sources],
             )

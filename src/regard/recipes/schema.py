@@ -123,6 +123,7 @@ class SizedSettings(Settings):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     USUAL: ClassVar[str]
+    shares_context: ClassVar[bool] = False  # whether source and target share max_positions, and do not have it each
 
     @model_validator(mode="before")
     @classmethod
@@ -234,6 +235,7 @@ class GPTSettings(SizedSettings):
         "gpt2-xl": dict(width=1600, heads=25, layers=48, inner=6400, max_positions=1024, dropout=0.1),
     }
     USUAL: ClassVar[str] = "mini"
+    shares_context: ClassVar[bool] = True
 
     family: Literal["gpt"] = Field("gpt", description="the kind of model")
     size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(

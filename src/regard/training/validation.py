@@ -19,7 +19,7 @@ from regard.models import Translator
 from regard.recipes.schema import BertSettings, Recipe
 from regard.rows import PairBatch
 from regard.text import BEGIN, END, Tokenizer, encode_side
-from regard.text.sides import MASK, cut, front_of
+from regard.text.sides import MASK, Room, cut, front_of
 
 SAMPLES = 3
 PROMPT_WORDS = 6  # of a held-out text, for the model to go on from
@@ -48,21 +48,24 @@ def pair_batches(
 ) -> list[tuple[list[int], PairBatch]]:
     """Text pairs as batches for teacher forcing, each with the indices of its pairs, alike in length."""
     first = recipe.data.mix[0] if recipe.data.mix else recipe.data
-    front, sides = front_of(recipe), []
-    read = 1 if recipe.data.is_text else 0  # the side that marks go in front of
-    for side, tag in enumerate((first.source_tag, first.target_tag)):
-        tokens, _ = encode_side(
-            tokenizers[side],
-            [pair[side] for pair in pairs],
-            tag=tag,
-            longest=recipe.model.max_positions,
-            lowercase=recipe.data.lowercase,
-            front=front if side == read else (),
-        )
-        sides.append(tokens)
-    sources, targets = sides
-    if recipe.data.is_text:
-        sources = [[] for _ in targets]
+    front, room, plain = front_of(recipe), Room.of(recipe), recipe.data.is_text
+    sources, _ = encode_side(
+        tokenizers[0],
+        [source for source, _ in pairs],
+        tag=first.source_tag,
+        longest=room.source,
+        lowercase=recipe.data.lowercase,
+        front=front,
+    )
+    sources = [[] for _ in pairs] if plain else sources
+    targets, _ = encode_side(
+        tokenizers[1],
+        [target for _, target in pairs],
+        tag=first.target_tag,
+        longest=[room.target(len(source)) for source in sources],
+        lowercase=recipe.data.lowercase,
+        front=front if plain else (),  # of plain text the target is what is read
+    )
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))
     return [(g, PairBatch.of([sources[i] for i in g], [targets[i] for i in g], begin=BEGIN)) for g in groups]
