@@ -1,6 +1,6 @@
 """The run directory: one path to resume, translate with, look into, serve and export.
 
-run.json               format version, which regard made it
+run.json               format version, which regard made it, the run it began with (`--from`) if any
 recipe.toml            the resolved recipe
 tokenizer.json         or source.tokenizer.json and target.tokenizer.json
 model.safetensors      the best weights so far
@@ -16,7 +16,7 @@ import json
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard import __version__
 from regard.errors import UserError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from regard.text import Tokenizer
 
 FORMAT = 1
+ORIGIN = "from"  # of run.json
 
 
 class Run:
@@ -57,13 +58,13 @@ class Run:
         self.info = info
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe) -> Run:
-        """A new run directory with its recipe in it."""
+    def create(cls, path: str | Path, recipe: Recipe, origin: Path | None = None) -> Run:
+        """A new run directory with its recipe in it; `origin` is the run that it begins with."""
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(not _ours(file) for file in path.iterdir())):
             raise UserError(f"{path} exists and is no run directory: choose another --out")
         info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_text(path / "run.json", json.dumps(info, indent=2) + "\n")
+        _write_info(path, {**info, ORIGIN: None if origin is None else str(origin.resolve())})
         write_text(path / "recipe.toml", to_toml(recipe))
         return cls(path)
 
@@ -84,6 +85,22 @@ class Run:
     def change_recipe(self, recipe: Recipe) -> None:
         write_text(self.path / "recipe.toml", to_toml(recipe))
         self.__dict__.pop("recipe", None)
+
+    # -- where it began -----------------------------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> Path | None:
+        """The run whose weights this one began with."""
+        origin = self.info.get(ORIGIN)
+        return None if origin is None else Path(origin)
+
+    def began_with(self, origin: Path) -> bool:
+        """Whether this was the origin, as far as is known: older versions did not write it down."""
+        return ORIGIN not in self.info or self.origin == origin.resolve()
+
+    def change_origin(self, origin: Path) -> None:
+        self.info[ORIGIN] = str(origin.resolve())
+        _write_info(self.path, self.info)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -150,6 +167,10 @@ class Run:
         model = self.fresh_model()
         tensors.into_model(model, loaded, file)
         return model.to(device).eval()
+
+
+def _write_info(path: Path, info: dict[str, Any]) -> None:
+    write_text(path / "run.json", json.dumps(info, indent=2) + "\n")
 
 
 def _ours(file: Path) -> bool:

@@ -77,6 +77,32 @@ def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
         made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
 
 
+def test_where_both_sides_share_the_context_a_pair_is_as_long_as_both(tmp_path):
+    # with the end marks: 2 + 3, 3 + 3, 4 + 2, 2 + 6
+    lines = "a\tb c\na b\tb c\na b c\td\na\ta b c d e\n"
+    plan = recipe(tmp_path, lines)
+    model = {"family": "gpt", "size": "nano", "max_positions": 6}
+    gpt = Recipe.model_validate({**plan.model_dump(), "model": model})
+    tokenizers = learn_tokenizers(plan)
+    for one, pairs in ((plan, 4), (gpt, 3)):  # also after the other: the cache tells them apart
+        [store] = build(one, *tokenizers)
+        assert (store.report.pairs, store.report.dropped_long) == (pairs, 4 - pairs)
+    tight = Recipe.model_validate({**plan.model_dump(), "model": {**model, "max_positions": 4}})
+    with pytest.raises(UserError, match=r"\(0 blank, 4 longer than 4 tokens, or both sides than 4\)"):
+        build(tight, *tokenizers)
+
+
+def test_a_class_that_was_not_learnt_is_named(tmp_path):
+    text = {"unit": "word", "shared": False}
+    plan = recipe(tmp_path, "good\tyes\nbad\tno\n", text)
+    plan = Recipe.model_validate({**plan.model_dump(), "model": {"family": "bert", "size": "tiny", "task": "classify"}})
+    tokenizers = learn_tokenizers(plan)
+    assert len(build(plan, *tokenizers)[0]) == 2
+    (tmp_path / "a.tsv").write_text("good\tyes\nsoso\tmaybe\n")
+    with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not among the classes that were learnt"):
+        build(plan, *tokenizers)
+
+
 def test_a_corpus_of_several_chunks_equals_one_of_one(tmp_path, monkeypatch):
     lines = "".join(f"{'a ' * (n % 5 + 1)}b\tc {n}\n" for n in range(25))
     [whole], _ = made(recipe(tmp_path, lines))

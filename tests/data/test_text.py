@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regard.data.packing import Packer, Position, Windows, fill
 from regard.data.sources import held_out, read_pairs
 from regard.data.store import TokenStore, build, learn_tokenizers
+from regard.data.store import __name__ as STORE
 from regard.errors import UserError
 from regard.recipes.schema import Data, Recipe
 from regard.text import BEGIN, END, encode_stream, train
-from regard.text.sides import cut, encode_lines
+from regard.text.sides import cut, encode_lines, stream_parts
+from regard.text.tokenizers import Foreign
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -163,6 +167,21 @@ def test_long_documents_are_cut_and_rejoin_to_the_same_tokens(tmp_path):
         assert report.pairs == sum(-(-(n + 1) // longest) for n in (7, 3, 4, 1)) and report.documents == 4
 
 
+def test_no_piece_is_the_end_mark_alone(tmp_path):
+    for longest in (2, 3, 4):
+        for words in (longest, 2 * longest, 3 * longest):  # the end mark is one too many for the last piece
+            plan = recipe(tmp_path, "a " * words, {"max_positions": longest})
+            lengths = list(map(len, stored(plan)[1]))
+            assert lengths == [longest] * (words // longest - 1) + [longest - 1, 2]
+
+
+def test_a_model_without_a_place_for_a_word_is_told_so(tmp_path):
+    plan = recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 2})
+    with pytest.raises(UserError, match=r"no place for a word between the marks: raise model\.max_positions"):
+        stored(plan)
+    assert len(stored(recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 3}))[1]) == 3
+
+
 def test_no_piece_is_longer_than_a_batch(tmp_path):
     plan = recipe(tmp_path, "a " * 40, training={"batch_tokens": 16})
     assert list(map(len, stored(plan)[1])) == [16, 16, 9]
@@ -201,6 +220,35 @@ def test_a_stream_is_stored_as_one_run_without_marks(tmp_path, unit):
     tokenizer, [run], report = stored(plan)
     assert tokenizer.decode(run) == content and min(run) >= tokenizer.first
     assert run == encode_stream(tokenizer, content) and report.pairs == 1
+
+
+def imported(texts):
+    """A tokenizer as of an imported GPT-2."""
+    tokenizer = train(texts, "bpe", 320)
+    tokenizer.foreign = Foreign(list(range(len(tokenizer))), [None] * tokenizer.first)
+    return tokenizer
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_an_imported_models_stream_is_stored_as_it_is_encoded_whole(tmp_path, monkeypatch, chunk):
+    content = "\n\n a\n\n\nb  \n    indented\n\n \nc\n    x\n\n\n" * 5
+    plan = recipe(tmp_path, content, text={"unit": "bpe", "vocabulary": 280}, documents="stream")
+    tokenizer = imported([content] * 3)
+    monkeypatch.setattr(f"{STORE}.CHUNK", chunk)
+    [store] = build(plan, tokenizer, tokenizer)
+    assert store.target[0].tolist() == tokenizer.encode(content) == encode_stream(tokenizer, content)
+    assert store.report.documents == content.count("\n")
+
+
+BLANKS = imported(["\n\n \n  a\n\n\n\n b \n\t\n\xa0\n 'll\n\n"] * 9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text("\n\n\n  \t\r\x0b\x1c\x85\xa0\u2028\u3000ab1'.é", max_size=12), max_size=6))
+def test_an_imported_models_stream_is_the_same_in_any_parts(parts):
+    whole = "".join(parts)
+    assert encode_stream(BLANKS, parts) == BLANKS.encode(whole)
+    assert "".join(stream_parts(BLANKS, parts)) == whole
 
 
 def test_in_a_stream_of_words_the_end_mark_ends_lines(tmp_path):

@@ -261,6 +261,48 @@ def test_weights_that_do_not_fit_are_refused_by_name(model: dict[str, Any], word
         go(small(tmp_path, model=model), tmp_path / "run", start_from=origin.path)
 
 
+def test_a_run_that_ended_before_its_first_save_begins_with_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (go(small(tmp_path, steps=4, seed=seed), tmp_path / f"from-{seed}") for seed in (1, 2))
+    recipe = small(tmp_path, steps=4, seed=7)
+    begin, first = Trainer.train, []
+
+    def breaks(self: Trainer) -> None:
+        raise KeyError("power")
+
+    def crash(run: str, **options: Any) -> None:
+        monkeypatch.setattr(Trainer, "train", breaks)
+        with pytest.raises(KeyError):
+            go(recipe, tmp_path / run, **options)
+        monkeypatch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
+
+    crash("a", start_from=one.path)
+    go(recipe, tmp_path / "a", quiet=False)
+    assert equal(first.pop(), tensors(one.best)) and f"beginning with {one.path}" in capsys.readouterr().err
+    before = content(tmp_path / "a")
+    go(recipe, tmp_path / "a")  # it has a state of its own by now
+    go(recipe, tmp_path / "a", start_from=one.path)
+    assert content(tmp_path / "a") == before
+
+    crash("b", start_from=one.path)
+    go(recipe, tmp_path / "b", start_from=other.path)  # nothing was learnt yet, so it may begin elsewhere
+    assert equal(first[-1], tensors(other.best))
+    crash("c")
+    go(recipe, tmp_path / "c", start_from=other.path)
+    assert equal(first[-1], tensors(other.best))
+
+
+def test_a_run_that_learnt_something_does_not_begin_elsewhere(tmp_path: Path) -> None:
+    origin, run = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("origin", "run"))
+    with pytest.raises(UserError, match="run began with fresh weights, not with .*origin: choose another --out"):
+        go(small(tmp_path, steps=4), run.path, start_from=origin.path)
+    facts = json.loads((run.path / "run.json").read_text())
+    del facts["from"]  # as older versions wrote it: where it began is not known
+    (run.path / "run.json").write_text(json.dumps(facts))
+    go(small(tmp_path, steps=4), run.path, start_from=origin.path)
+
+
 # -- what a run writes down --------------------------------------------------------------------------------------------
 
 

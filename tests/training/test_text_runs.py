@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import CPU, equal, go, metrics, tensors
+from small_runs import CPU, equal, go, metrics, now, tensors
 
+from regard import weights
+from regard.data.store import build
 from regard.errors import UserError
 from regard.models import Translator
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
+from regard.runs import Run
+from regard.text import END
+from regard.text.sides import MASK
+from regard.text.tokenizers import WordPieceTokenizer
 from regard.training import start
+from regard.training.loop import Trainer
 from regard.training.report import Plain
-from regard.training.validation import Validator, validator
+from regard.training.validation import Validator, pair_batches, validator
 
 LINES = [f"the {a} {b} the {c} ." for a in ("cat", "dog", "fox") for b in ("saw", "bit") for c in ("hen", "pig", "cow")]
 GPT = {"family": "gpt", "size": "nano", "width": 8, "heads": 2, "inner": 16, "layers": 1, "max_positions": 8}
@@ -131,6 +138,83 @@ def test_a_classifier_takes_the_source_vocabulary_and_the_body_of_where_it_begin
     assert metrics(tmp_path / "second", "valid")[-1].keys() >= {"exact", "loss"}
     with pytest.raises(UserError, match=r"a vocabulary for each side: set text\.shared = false"):
         go(small(tmp_path, BERT), tmp_path / "third", start_from=tmp_path / "second")
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """The weights that each run begins with."""
+    found: list[dict[str, torch.Tensor]] = []
+    begin = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self: (found.append(now(self)), begin(self))[1])
+    return found
+
+
+def other_classes(folder: Path, names: list[str]) -> Recipe:
+    """The classifier of `classes`, with other names for its classes."""
+    recipe = classes(folder)
+    (folder / "a.tsv").write_text("".join(f"{line}\t{names[n % len(names)]}\n" for n, line in enumerate(LINES)))
+    return recipe
+
+
+def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
+    tmp_path: Path, begun: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = go(classes(tmp_path), tmp_path / "first")
+    for names in (["good", "bad"], ["cat", "dog", "hen"]):
+        second = go(other_classes(tmp_path, names), tmp_path / names[1], start_from=first.path, quiet=False)
+        assert "the head that tells them apart begins afresh" in capsys.readouterr().err
+        assert sorted(second.tokenizers[1].words) == sorted(names)
+        [store] = build(second.recipe, *second.tokenizers)
+        assert set(store.target.ids.tolist()) == {END, *range(4, 4 + len(names))}
+        for name, tensor in tensors(first.best).items():
+            taken = begun[-1][name].shape == tensor.shape and torch.equal(begun[-1][name], tensor)
+            # biases begin at zero, and may have stayed there
+            assert taken or name.startswith("classifier."), name
+            assert not taken or name not in ("classifier.pooler.weight", "classifier.out.weight"), name
+
+
+def test_a_classifier_of_the_same_classes_takes_the_head_whatever_their_order(
+    tmp_path: Path, begun: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = go(classes(tmp_path), tmp_path / "first")
+    assert first.tokenizers[1].words == ["cat", "dog", "fox"]
+    recipe = other_classes(tmp_path, ["fox", "fox", "dog", "cat"])  # now fox is the commonest
+    second = go(recipe, tmp_path / "second", start_from=first.path, quiet=False)
+    assert second.tokenizers[1].words == ["cat", "dog", "fox"]
+    assert equal(begun[-1], tensors(first.best)) and "afresh" not in capsys.readouterr().err
+
+
+def test_an_imported_vocabulary_is_taken_and_only_the_classes_are_learnt(tmp_path: Path) -> None:
+    recipe = small(tmp_path, BERT)
+    imported = Recipe.model_validate({**recipe.model_dump(), "text": {"unit": "wordpiece"}})
+    run = Run.create(tmp_path / "imported", imported)
+    pieces = WordPieceTokenizer([MASK], sorted({word for line in LINES for word in line.split()}), True, None, True)
+    run.save_tokenizers(pieces, pieces)
+    weights.save(run.best, weights.of_model(run.fresh_model()), {})
+    text = {"unit": "wordpiece", "shared": False, "target_unit": "word"}
+    second = go(
+        Recipe.model_validate({**classes(tmp_path).model_dump(), "text": text}),
+        tmp_path / "second",
+        start_from=run.path,
+    )
+    assert second.tokenizers[0].to_json() == pieces.to_json() and second.tokenizers[1].words == ["cat", "dog", "fox"]
+
+
+# -- pairs in one context ----------------------------------------------------------------------------------------------
+
+
+def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # sources of 7 tokens with the end mark, targets of 2 and 7: 9 and 14 of 12 places
+    lines = [f"{line}\t{line if n % 3 == 0 else 'x'}\n" for n, line in enumerate(LINES)]
+    recipe = small(tmp_path, {**GPT, "max_positions": 12}, {"pairs": "a.tsv", "valid": ["a.tsv"]})
+    (tmp_path / "a.tsv").write_text("".join(lines))
+    run = go(recipe, tmp_path / "run", quiet=False)
+    assert "12 pairs, 0 empty and 6 over-long pairs dropped" in capsys.readouterr().err
+    assert len(metrics(run.path, "valid")) == 2
+    pairs = [(line, line) for line in LINES] + [("the " * 40, "cat " * 40), ("cat", "dog " * 40)]
+    for group, batch in pair_batches(pairs, run.tokenizers, recipe):
+        both = [s + t for s, t in zip(batch.source.rows.lengths, batch.inputs.rows.lengths, strict=True)]
+        assert both == [12] * len(group)
 
 
 def test_the_best_may_be_picked_by_exact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

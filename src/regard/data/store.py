@@ -7,7 +7,7 @@ A corpus is turned into tokens once. A stored corpus is a folder of plain arrays
     about.json                          the type of the ids, and how many pairs were kept and dropped
 
 Plain text is pairs whose sources have no tokens at all. Documents longer than the model's context are cut into pieces,
-one sentence each; a stream is one sentence without marks.
+one sentence each, of which the last has the end mark; a stream is one sentence without marks.
 
 The folder's name is a digest of all that decides its content, so it never needs to be brought up to date: when the
 input changes, so does the name. The cache may be deleted at any time.
@@ -28,22 +28,23 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from regard.data.sources import TextPair, corpora, describe, files, read_pairs
 from regard.errors import UserError
-from regard.text import END, Tokenizer, train
-from regard.text.sides import MASK, cut, encode_lines, front_of
+from regard.text import END, UNKNOWN, Tokenizer, train
+from regard.text.sides import MASK, Room, cut, encode_lines, front_of, stream_parts
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, Data, Recipe
 
-VERSION = 1  # of the layout above
+VERSION = 2  # of the layout above, and of how text is cut
 CHUNK = 10_000  # pairs encoded at once: many enough for the library's threads, few enough for any memory
 DAY = 24 * 3600
 
+Item = TypeVar("Item")
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
 
@@ -128,22 +129,39 @@ def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
 
     They are learnt from at most `text.sample` pairs, drawn evenly by seed from all corpora (whatever their weights).
     """
-    text, mix = recipe.text, corpora(recipe.data)
-    stream = chain.from_iterable(read_pairs(corpus, recipe.data) for corpus in mix)
-    sample = _sample(stream, text.sample, recipe.training.seed)
-    source_tags = [corpus.source_tag for corpus in mix if corpus.source_tag]
-    target_tags = [corpus.target_tag for corpus in mix if corpus.target_tag]
-    source_tags += [MASK] if recipe.model.family == "bert" else []
+    text, sample = recipe.text, _drawn(recipe)
+    source_tags, target_tags = _tags(recipe)
     if text.shared:
-        tags = list(dict.fromkeys(source_tags + target_tags))
         texts = (pair[1] for pair in sample) if recipe.data.is_text else chain.from_iterable(sample)
-        both = train(texts, text.unit, text.vocabulary, tags)
+        both = train(texts, text.unit, text.vocabulary, list(dict.fromkeys(source_tags + target_tags)))
         return both, both
-    sources, targets = (pair[0] for pair in sample), (pair[1] for pair in sample)
-    return (
-        train(sources, text.unit, text.vocabulary, list(dict.fromkeys(source_tags))),
-        train(targets, text.target_unit or text.unit, text.vocabulary, list(dict.fromkeys(target_tags))),
-    )
+    source = train((pair[0] for pair in sample), text.unit, text.vocabulary, source_tags)
+    return source, _target_tokenizer(recipe, sample)
+
+
+def learn_target_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The second of the tokenizers that would be learnt, where the recipe shares none; the first is not."""
+    return _target_tokenizer(recipe, _drawn(recipe))
+
+
+def _target_tokenizer(recipe: Recipe, sample: list[TextPair]) -> Tokenizer:
+    text, (_, tags) = recipe.text, _tags(recipe)
+    return train((pair[1] for pair in sample), text.target_unit or text.unit, text.vocabulary, tags)
+
+
+def _drawn(recipe: Recipe) -> list[TextPair]:
+    """The pairs that vocabularies are learnt from."""
+    pairs = chain.from_iterable(read_pairs(corpus, recipe.data) for corpus in corpora(recipe.data))
+    return _sample(pairs, recipe.text.sample, recipe.training.seed)
+
+
+def _tags(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """The tags of the sources and of the targets, each once."""
+    mix = corpora(recipe.data)
+    sources = [corpus.source_tag for corpus in mix if corpus.source_tag]
+    targets = [corpus.target_tag for corpus in mix if corpus.target_tag]
+    sources += [MASK] if recipe.model.family == "bert" else []
+    return list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
 
 
 def build(
@@ -173,12 +191,23 @@ class _Job:
         context = self.recipe.model.max_positions
         return min(context, self.recipe.training.batch_tokens if self.corpus.plain else self.data.max_length)
 
+    @property
+    def together(self) -> int | None:
+        """The most tokens of a pair, where source and target share the model's context."""
+        room = Room.of(self.recipe)
+        return room.places if room.shared and not self.corpus.plain else None
+
+    def holds(self, source: Sequence[int], target: Sequence[int]) -> bool:
+        """Whether a pair is short enough."""
+        both = len(source) + len(target)
+        return max(len(source), len(target)) <= self.longest and (self.together is None or both <= self.together)
+
     def key(self) -> str:
         """A digest of all that decides the tokens."""
         corpus, data = self.corpus, self.data
         spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
         limits = [self.longest, data.lowercase, data.header, front_of(self.recipe)]
-        limits += [data.documents, data.held_out] if corpus.plain else []
+        limits += [data.documents, data.held_out] if corpus.plain else [self.together]
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -201,17 +230,32 @@ class _Job:
         sources = [[*head, *ids, END] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in chunk])]
         head = [self.target_tokenizer.tag(corpus.target_tag)] if corpus.target_tag else []
         targets = [[*head, *ids, END] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in chunk])]
-        if self.recipe.model.family == "bert" and (odd := [n for n, ids in enumerate(targets) if len(ids) != 2]):
-            raise UserError(f"{describe(corpus)}: a class must be one word, and {chunk[odd[0]][1][:60]!r} is not")
+        if self.recipe.model.family == "bert":
+            self._check_classes([target for _, target in chunk], targets)
         return sources, targets
+
+    def _check_classes(self, names: list[str], targets: list[list[int]]) -> None:
+        for name, ids in zip(names, targets, strict=True):
+            if len(ids) != 2:
+                raise UserError(f"{describe(self.corpus)}: a class must be one word, and {name[:60]!r} is not")
+            if ids[0] == UNKNOWN:
+                raise UserError(
+                    f"{describe(self.corpus)}: {name[:60]!r} is not among the classes that were learnt: "
+                    "choose another --out, or raise text.vocabulary or text.sample"
+                )
 
     def pieces(self, ids: list[int]) -> list[list[int]]:
         """A document's tokens with their marks, in pieces no longer than the longest."""
+        if not ids:
+            return []
         head = [self.target_tokenizer.tag(self.corpus.target_tag)] if self.corpus.target_tag else []
         front = front_of(self.recipe)
-        if not front:
-            return cut([*head, *ids, END], self.longest)
-        return [[*front, *piece, END] for piece in cut([*head, *ids], self.longest - len(front) - 1)]
+        if front:
+            return [[*front, *piece, END] for piece in cut([*head, *ids], self.longest - len(front) - 1)]
+        pieces = cut([*head, *ids, END], self.longest)
+        if pieces[-1] == [END]:  # alone it would teach that a text ends where it begins
+            pieces[-1].insert(0, pieces[-2].pop())
+        return pieces
 
 
 def _cached(job: _Job, progress: Progress) -> TokenStore:
@@ -253,17 +297,16 @@ def _write(job: _Job, folder: Path, progress: Progress) -> None:
         _Writer(folder, "source", job.source_tokenizer) as source,
         _Writer(folder, "target", job.target_tokenizer) as target,
     ):
-        stream = job.corpus.plain and job.data.documents == "stream"
-        add = _add_lines if stream else _add_documents if job.corpus.plain else _add_pairs
-        for chunk in _chunks(read_pairs(job.corpus, job.data)):
-            counts.update(read=len(chunk), **add(job, chunk, source, target))
-            progress(describe(job.corpus), counts["read"])
-        if stream:
-            counts["pairs"] = 1 if target.total else 0
-            source.end()
-            target.end()
+        if job.corpus.plain and job.data.documents == "stream":
+            counts.update(_add_stream(job, source, target, progress))
+        else:
+            add = _add_documents if job.corpus.plain else _add_pairs
+            for chunk in _chunks(read_pairs(job.corpus, job.data)):
+                counts.update(read=len(chunk), **add(job, chunk, source, target))
+                progress(describe(job.corpus), counts["read"])
     if not counts["pairs"]:
-        found = f"{counts['empty']} blank, {counts['long']} longer than {job.longest} tokens"
+        both = f", or both sides than {job.together}" if job.together is not None else ""
+        found = f"{counts['empty']} blank, {counts['long']} longer than {job.longest} tokens{both}"
         what = "text" if job.corpus.plain else f"sentence pairs ({found})"
         raise UserError(f"{describe(job.corpus)}: no usable {what}")
     report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"])
@@ -275,7 +318,7 @@ def _add_pairs(job: _Job, chunk: list[TextPair], source: _Writer, target: _Write
     """Pairs, but for those that are blank or too long."""
     full = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
     sources, targets = job.encoded(full)
-    fits = [max(len(one), len(other)) <= job.longest for one, other in zip(sources, targets, strict=True)]
+    fits = [job.holds(one, other) for one, other in zip(sources, targets, strict=True)]
     source.add([ids for ids, kept in zip(sources, fits, strict=True) if kept])
     target.add([ids for ids, kept in zip(targets, fits, strict=True) if kept])
     return {"pairs": sum(fits), "empty": len(chunk) - len(full), "long": len(full) - sum(fits)}
@@ -291,10 +334,22 @@ def _add_documents(job: _Job, chunk: list[TextPair], source: _Writer, target: _W
     return {"pairs": len(pieces), "empty": len(chunk) - len(texts), "documents": len(texts)}
 
 
-def _add_lines(job: _Job, chunk: list[TextPair], source: _Writer, target: _Writer) -> dict[str, int]:
-    """Lines of a stream, end to end without marks; they become one sentence in the end."""
-    target.extend(encode_lines(job.target_tokenizer, [text for _, text in chunk]))
-    return {"documents": len(chunk)}
+def _add_stream(job: _Job, source: _Writer, target: _Writer, progress: Progress) -> dict[str, int]:
+    """All lines of a stream end to end without marks, as one sentence."""
+    lines = 0
+
+    def read() -> Iterator[str]:
+        nonlocal lines
+        for _, text in read_pairs(job.corpus, job.data):
+            lines += 1
+            yield text
+
+    for chunk in _chunks(stream_parts(job.target_tokenizer, read())):
+        target.extend(encode_lines(job.target_tokenizer, chunk))
+        progress(describe(job.corpus), lines)
+    source.end()
+    target.end()
+    return {"documents": lines, "pairs": 1 if target.total else 0}
 
 
 class _Writer:
@@ -366,8 +421,8 @@ def _sweep(home: Path) -> None:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
-def _chunks(pairs: Iterator[TextPair]) -> Iterator[list[TextPair]]:
-    while chunk := list(islice(pairs, CHUNK)):
+def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:
+    while chunk := list(islice(items, CHUNK)):
         yield chunk
 
 

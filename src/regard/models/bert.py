@@ -184,11 +184,21 @@ class Bert(Translator):
         return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
 
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
-        """To classify after having learnt to fill in: the body is taken over, and only the head is fresh."""
-        if self.settings.task == "classify" and any(name.startswith("filler.") for name in tensors):
-            fresh = {name: t for name, t in weights.of_model(self).items() if name.startswith("classifier.")}
-            tensors = {name: t for name, t in tensors.items() if not name.startswith("filler.")} | fresh
+        """To classify after having learnt something else, the body is taken over, and only the head is fresh.
+
+        Something else: to fill in, to tell another number of classes, or, where `tensors` are a `body`, other ones.
+        """
+        own = weights.of_model(self)
+        if self.settings.task == "classify":
+            theirs = tensors.get("classifier.out.bias")
+            if theirs is None or theirs.shape != own["classifier.out.bias"].shape:
+                tensors = self.body(tensors) | {name: own[name] for name in own.keys() - self.body(own).keys()}
         super().begin_with(tensors, origin)
+
+    @staticmethod
+    def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What reads: all but the head, which belongs to a task and its classes."""
+        return {name: t for name, t in tensors.items() if not name.startswith(("filler.", "classifier."))}
 
 
 def _initialise(*layers: nn.Linear) -> None:

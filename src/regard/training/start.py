@@ -11,10 +11,11 @@ import torch
 from regard import devices, weights
 from regard.data.packing import Batches, Packer, Windows, fill
 from regard.data.sources import corpora, files, held_out
-from regard.data.store import TokenStore, build, learn_tokenizers
+from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
 from regard.errors import UserError
 from regard.files import alone
 from regard.models import Translator
+from regard.models.bert import Bert
 from regard.recipes import differences
 from regard.recipes.schema import BertSettings, Recipe
 from regard.runs import Run
@@ -47,16 +48,18 @@ def train(
 ) -> Run:
     """Train a recipe into a run directory; the same call again resumes from the exact batch.
 
-    `start_from` is another run whose weights (and tokenizers) this one begins with.
+    `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
+    that ended before its first save begins with it again.
     """
     reporter = pick(quiet)
     reporter.members = _members(recipe)
     where = devices.pick(device)
-    origin = Run(start_from) if start_from is not None else None
+    given = Run(start_from) if start_from is not None else None
     for corpus in corpora(recipe.data):  # what is not there is said before the long work
         files(corpus, recipe.data)
     watched = held_out(recipe.data, "valid")
-    run = _open(recipe, Path(out))
+    run = _open(recipe, Path(out), None if given is None else given.path)
+    origin = _origin(run, given, reporter)
     settings = run.recipe.training
     if not run.has_tokenizers():
         run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
@@ -66,7 +69,7 @@ def train(
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
-        model.begin_with(weights.load(origin.best)[0], origin.best)
+        _begin_with(origin, run, model, reporter)
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
     looks = validator(recipe, run.tokenizers, watched, where)
@@ -75,21 +78,47 @@ def train(
     return run
 
 
-def _open(recipe: Recipe, out: Path) -> Run:
-    """A new run, or the one that is there if it has the same recipe but for what may change."""
+def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
+    """A new run, or the one that is there if it has the same recipe but for what may change, and the same origin."""
     if not Run.exists(out):
-        return Run.create(out, recipe)
+        return Run.create(out, recipe, origin)
     with alone(out, "training"):
         run = Run(out)
         changed = differences(run.recipe, recipe)
-        if changed and not any(out.rglob("*.safetensors")):  # it failed before it had learnt anything: start over
-            for file in out.glob("*tokenizer.json"):
+        elsewhere = origin is not None and not run.began_with(origin)
+        if (changed or elsewhere) and not any(out.rglob("*.safetensors")):
+            for file in out.glob("*tokenizer.json"):  # it failed before it had learnt anything: start over
                 file.unlink()
         else:
             _refuse_another(changed, out)
+            if elsewhere:
+                began = f"with {run.origin}" if run.origin is not None else "with fresh weights"
+                raise UserError(f"{out} began {began}, not with {origin}: choose another --out, or leave --from out")
         if changed:
             run.change_recipe(recipe)
+        if origin is not None and elsewhere:
+            run.change_origin(origin)
     return run
+
+
+def _origin(run: Run, given: Run | None, reporter: Reporter) -> Run | None:
+    """The run to begin with, also where it was only said the first time; none once there is a state to go on from."""
+    if run.resume.exists():
+        return None
+    if given is None and run.origin is not None:
+        reporter.say(f"beginning with {run.origin}, as the first time")
+        return Run(run.origin)
+    return given
+
+
+def _begin_with(origin: Run, run: Run, model: Translator, reporter: Reporter) -> None:
+    """Another run's weights; to tell other classes apart, all but its head."""
+    tensors = weights.load(origin.best)[0]
+    theirs, own = origin.tokenizers[1], run.tokenizers[1]
+    if run.recipe.classifies and origin.recipe.classifies and own.to_json() != theirs.to_json():
+        reporter.say(f"the classes are not those of {origin.path}: the head that tells them apart begins afresh")
+        tensors = Bert.body(tensors)
+    model.begin_with(tensors, origin.best)
 
 
 def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
@@ -103,14 +132,26 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
 
 
 def _tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
-    """Another run's, or learnt. Where that run had one for both sides and this one has two, the target's is learnt."""
-    if origin is not None and recipe.text.shared == origin.recipe.text.shared:
-        return origin.tokenizers
-    if origin is not None and recipe.text.shared:
+    """Another run's, or learnt. Where that run had one for both sides and this one has two, the target's is learnt.
+
+    Classes are always learnt; if they turn out to be that run's, they keep its order, so that its head fits.
+    """
+    if origin is None:
+        reporter.say("learning the vocabulary")
+        return learn_tokenizers(recipe)
+    if recipe.text.shared and not origin.recipe.text.shared:
         raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
-    reporter.say("learning the vocabulary" if origin is None else "learning the target's vocabulary")
-    source, target = learn_tokenizers(recipe)
-    return (source if origin is None else origin.tokenizers[0]), target
+    if recipe.text.shared == origin.recipe.text.shared and not recipe.classifies:
+        return origin.tokenizers
+    reporter.say("learning the target's vocabulary")
+    (source, theirs), target = origin.tokenizers, learn_target_tokenizer(recipe)
+    same = origin.recipe.classifies and _words(theirs) == _words(target)
+    return source, theirs if same else target
+
+
+def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
+    """The tags and the pieces of a tokenizer, whatever the order of these."""
+    return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
 def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
