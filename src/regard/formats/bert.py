@@ -10,10 +10,11 @@ from regard.formats.counterparts import Imported, activation, count, insist, spe
 from regard.formats.folders import Files, Folder
 from regard.formats.tables import Entry, Leftovers, Rows, layered
 from regard.formats.vocabularies import ids_of, read_wordpiece, write_fast, write_wordpiece
+from regard.marks import SPECIALS
 from regard.models.bert import KINDS, NEVER
 from regard.recipes.schema import BertSettings, Recipe
 from regard.text import FILL, Tokenizer
-from regard.text.tokenizers import SPECIALS, Foreign, WordPieceTokenizer, WordTokenizer
+from regard.text.tokenizers import Foreign, WordPieceTokenizer, WordTokenizer
 from regard.weights import Tensors
 
 CLASSES = {"fill": "BertForMaskedLM", "classify": "BertForSequenceClassification"}  # by task

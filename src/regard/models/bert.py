@@ -16,10 +16,10 @@ from regard import positions, taps, weights
 from regard.attention import Packed, placed
 from regard.blocks import BlockSettings, EncoderBlock
 from regard.errors import UserError
+from regard.marks import END
 from regard.models.family import Translator
 from regard.recipes.schema import BertSettings
 from regard.rows import PairBatch, TokenRow
-from regard.text import END
 
 KINDS = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
 SPREAD = 0.02  # of the vectors that an embedding begins with, as BERT's

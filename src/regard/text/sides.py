@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regard.errors import UserError
-from regard.text.tokenizers import BEGIN, END, Tokenizer
+from regard.marks import BEGIN, END
+from regard.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Recipe

@@ -25,9 +25,8 @@ from typing import Any, ClassVar
 import tokenizers as library
 
 from regard.errors import UserError
+from regard.marks import BEGIN, FILL, SPECIALS, UNKNOWN
 
-FILL, BEGIN, END, UNKNOWN = 0, 1, 2, 3
-SPECIALS = ("<fill>", "<s>", "</s>", "<unk>")  # how special ids are shown; never how they are read
 VERSION = 1  # of the JSON layout
 
 # The library runs threads and warns on standard error when a process that used them forks. Saying what we want keeps it
