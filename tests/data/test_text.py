@@ -243,7 +243,7 @@ def test_an_imported_models_stream_is_stored_as_it_is_encoded_whole(tmp_path, mo
 BLANKS = imported(["\n\n \n  a\n\n\n\n b \n\t\n\xa0\n 'll\n\n"] * 9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.text("\n\n\n  \t\r\x0b\x1c\x85\xa0\u2028\u3000ab1'.é", max_size=12), max_size=6))
 def test_an_imported_models_stream_is_the_same_in_any_parts(parts):
     whole = "".join(parts)

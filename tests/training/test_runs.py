@@ -295,7 +295,7 @@ def test_a_run_that_ended_before_its_first_save_begins_with_the_same_again(
 
 def test_a_run_that_learnt_something_does_not_begin_elsewhere(tmp_path: Path) -> None:
     origin, run = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("origin", "run"))
-    with pytest.raises(UserError, match="run began with fresh weights, not with .*origin: choose another --out"):
+    with pytest.raises(UserError, match=r"run began with fresh weights, not with .*origin: choose another --out"):
         go(small(tmp_path, steps=4), run.path, start_from=origin.path)
     facts = json.loads((run.path / "run.json").read_text())
     del facts["from"]  # as older versions wrote it: where it began is not known

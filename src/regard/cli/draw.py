@@ -46,16 +46,19 @@ def draw(
     if model.run.recipe.data.is_text:
         raise UserError(f"{run} reads plain text: draw shows how a translation looks at its source")
     translator = model.translator()
-    if target is not None and len(translator.tokenizers[1].encode(target)) >= translator.longest:
-        raise UserError(f"--target is longer than the {translator.longest - 1} tokens that this model writes")
+    (source,), (cut,) = translator.encode([text])
+    room = translator.room.target(len(source))
+    if target is not None and len(translator.tokenizers[1].encode(target)) >= room:
+        raise UserError(f"--target is longer than the {room - 1} tokens that this model can write here")
     translation = model.translate(text) if target is None else model.forced(text, target)
     attention = translation.attention
     layers, heads = attention.weights.shape[:2]
     for name, given, most, what in (("--layer", layer, layers, "decoder layer"), ("--head", head, heads, "head")):
         if given is not None and given > most:
             raise UserError(f"{name} {given}: this model has {most} {what}{'s' if most > 1 else ''}")
-    if translator.encode([text])[1][0]:
-        typer.echo(f"regard: warning: the sentence is longer than {translator.longest} tokens and was cut", err=True)
+    if cut:
+        most = translator.room.source
+        typer.echo(f"regard: warning: the sentence is longer than {most} tokens and was cut", err=True)
     map = attention.map(layer and layer - 1, head and head - 1, words=not pieces)
     if out is not None:
         with options.written(out) as file:

@@ -127,7 +127,7 @@ class _Job:
         answers = self.translator(lines, nbest=self.nbest, first=first, prefixes=prefixes)
         for number, (line, answer) in enumerate(zip(lines, answers, strict=True), first + 1):
             if answer.cut and not self.quiet:
-                most = self.translator.longest
+                most = self.translator.room.source
                 typer.echo(f"regard: warning: line {number} is longer than {most} tokens and was cut there", err=True)
             yield from self._lines(line, answer)
 

@@ -102,7 +102,7 @@ def text_perplexity(
             batch = _batch([found[i] for i in group])
             nats += model.loss(batch.to(device)).item()
             tokens += batch.tokens
-            unknown += int(((batch.labels == UNKNOWN) & batch.counted).sum())
+            unknown += sum(label == UNKNOWN for i in group for label in found[i].labels[-found[i].counted :])
             if progress is not None:
                 progress(batch.tokens)
     return TextScore.of(nats, tokens, size, unknown)
