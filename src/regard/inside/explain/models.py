@@ -144,9 +144,10 @@ def ask(model: Model, text: str, *, target: str | None = None, hiding: Hiding | 
 def _translation(model: Model, text: str, target: str | None, hiding: Hiding) -> Asked:
     source_side, target_side = model.run.tokenizers
     translator = model.translator()
-    if target is not None and (count := len(target_side.encode(target))) >= translator.longest:
-        raise UserError(f"the target has {count} tokens, more than the {translator.longest - 1} that this model writes")
-    cut = translator.encode([text])[1][0]
+    (source,), (cut,) = translator.encode([text])
+    room = translator.room.target(len(source))
+    if target is not None and (count := len(target_side.encode(target))) >= room:
+        raise UserError(f"the target has {count} tokens, more than the {room - 1} that this model can write here")
     translation = model.translate(text) if target is None else model.forced(text, target)
     answer = translation._answer
     best = answer.hypotheses[0]
