@@ -475,7 +475,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bert classifier": {
         **PAIRS,
         "text": {"vocabulary": 300, "shared": False, "target_unit": "word"},
-        "model": {"family": "bert", "task": "classify", "layers": 2, **SMALL},
+        "model": {"family": "bert", "task": "classify", "pool": "first", "layers": 2, **SMALL},
     },
     "transformer": {
         **PAIRS,

@@ -35,7 +35,7 @@ def export(
 
     Examples:
 
-        regard import gpt2 --out runs/gpt2 && regard export runs/gpt2 --to huggingface --out gpt2-again --check
+        regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
     from regard.formats import export_run
     from regard.runs import Run
