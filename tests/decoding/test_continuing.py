@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from causal import Causal
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from regard.decoding.continuing import Continuation, Continuer, generation, settled, until_stop
@@ -199,6 +199,7 @@ def test_who_watches_sees_texts_grow_into_the_final_one(tokenizer: Tokenizer, st
 
 
 @given(some.text("ab\ufffdé", max_size=12), some.lists(some.text("ab", min_size=1, max_size=3), max_size=3))
+@example("aba", ["b", "aba"])  # what begins first is not what is complete first
 def test_settled_text_stays_whatever_follows(text: str, stop: list[str]) -> None:
     shown = ""
     for size in range(len(text) + 1):

@@ -72,11 +72,15 @@ def generation(decoding: Decoding, **changes: Any) -> Decoding:
 def until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string in it, and whether there is one.
 
+    The first is the one that is complete first, so that it does not matter in which pieces the text came.
+
     >>> until_stop("one. two. three", ["three", ". "])
     ('one', True)
+    >>> until_stop("abcd", ["abcd", "c"])
+    ('ab', True)
     """
-    found = [place for string in stop if (place := text.find(string)) >= 0]
-    return (text[: min(found)], True) if found else (text, False)
+    found = [(place + len(string), place) for string in stop if (place := text.find(string)) >= 0]
+    return (text[: min(found)[1]], True) if found else (text, False)
 
 
 def settled(text: str, stop: Sequence[str] = ()) -> str:
