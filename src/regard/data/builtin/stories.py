@@ -89,7 +89,7 @@ def _cast(rng: Random) -> dict[str, str]:
     while friend == name:
         friend = pick(_list(words.NAMES[other]))
     kinds = words.PEOPLE[gender] if rng.random() < 0.4 else words.ANIMALS
-    thing = f"{pick(_list(words.COLOURS))} {pick(_list(words.THINGS))}"
+    thing = pick(_list(words.THINGS))
     (at, home), (_, place) = rng.sample(words.PLACES, 2)
     return {
         **PRONOUNS[gender],

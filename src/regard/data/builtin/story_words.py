@@ -1,7 +1,7 @@
 """The words and sentences that stories are made of.
 
 In sentences {N} is the main character and {he}, {him}, {his} (capitalised: {He}, {His}) always mean that character; {F}
-is the friend, {T} the thing that was wished for ("the red kite"), {P} the place of the story ("the forest").
+is the friend, {T} the thing that was wished for ("the kite"), {P} the place of the story ("the forest").
 """
 
 NAMES = {
@@ -11,10 +11,9 @@ NAMES = {
 PEOPLE = {"she": "girl princess shepherdess", "he": "boy prince shepherd"}
 ANIMALS = "fox rabbit bear mouse cat dog duck frog goat hedgehog horse lamb mole pig squirrel badger"
 ADJECTIVES = "little brave clever shy quiet merry lazy young poor kind curious gentle proud small funny lonely"
-COLOURS = "red blue green yellow golden silver white brown purple pink"
 THINGS = (
-    "kite ball drum bell boat book hat lamp ring key shell feather flute basket blanket map coin crown doll puppet "
-    "pebble scarf whistle wagon cup mirror ribbon necklace lantern trumpet umbrella stone"
+    "kite ball drum bell harp book hat candle ring key shell feather flute basket violin map coin crown doll puppet "
+    "pebble scarf whistle wagon cup mirror ribbon necklace lantern trumpet compass pearl"
 )
 PLACES = (  # with the word that says that something is there
     ("in", "forest"), ("in", "village"), ("in", "valley"), ("in", "garden"), ("in", "meadow"), ("in", "castle"),
@@ -26,7 +25,7 @@ TIMES = (
     "One rainy afternoon", "Early one morning", "Late in the autumn", "On the first day of winter", "After breakfast",
 )  # fmt: skip
 
-# {A} is "a little fox", {At} is "in the forest", {a T} is "a red kite"
+# {A} is "a little fox", {At} is "in the forest", {a T} is "a kite"
 OPENINGS = (
     "Once upon a time there was {A} called {N}.",
     "Once upon a time {A} called {N} lived {At}.",
@@ -45,11 +44,11 @@ WISHES = (
     "{N} needed {a T} for {his} mother.",
 )
 JOURNEYS = (
-    "{Time} {he} set out for {P} to look for it.",
-    "{Time} {N} went to {P} to find it.",
-    "{Time} {he} packed {his} bag and walked to {P}.",
-    "{Time} {N} followed a narrow path to {P}.",
-    "{Time} {he} left the house and ran to {P}.",
+    "{Time} {he} set out for {P} to look for {T}.",
+    "{Time} {N} went to {P} to find {T}.",
+    "{Time} {he} packed {his} bag and walked to {P} to look for {T}.",
+    "{Time} {N} followed a narrow path to {P} to find {T}.",
+    "{Time} {he} left the house and ran to {P} to find {T}.",
 )
 MEETINGS = (  # {B} is "a clever mole"
     "On the way {he} met {B} called {F}.",
@@ -152,7 +151,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "Smoke came under the door, and {he} could not open it.",
         "A lion stood between {him} and the way home.",
         "The rope began to tear while {he} was still hanging from it.",
-        "Inside {T} something began to hiss.",
+        "Under {T} a viper began to hiss.",
         "{He} could not see {F} any more, and the fog grew thicker.",
         "A thousand wasps flew right at {him}.",
         "A witch looked in at the window and said {his} name.",
