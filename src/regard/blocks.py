@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -32,6 +32,12 @@ class BlockSettings:
     norm_eps: float = 1e-5
     squeeze: int = 0  # of the encoder's feed-forward layers; 0: none
     score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
+
+    @classmethod
+    def of(cls, settings: object, score: Callable[[], Score] | None = None) -> BlockSettings:
+        """What a family's settings say of its blocks; what they do not speak of stays as usual."""
+        said = {field.name: getattr(settings, field.name) for field in fields(cls) if hasattr(settings, field.name)}
+        return cls(**said, score=score)
 
     def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
         return NORMS[self.norm](self.width, eps=self.norm_eps)

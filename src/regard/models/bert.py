@@ -110,17 +110,8 @@ class Bert(Translator):
     def __init__(self, settings: BertSettings, source_size: int, target_size: int) -> None:
         super().__init__()
         self.settings = settings
-        block = BlockSettings(
-            width=settings.width,
-            heads=settings.heads,
-            inner=settings.inner,
-            dropout=settings.dropout,
-            activation=settings.activation,
-            norm=settings.norm,
-            norm_first=settings.norm_first,
-            norm_eps=settings.norm_eps,
-            score=placed(settings.positions, settings.width, settings.heads, settings.position_base),
-        )
+        score = placed(settings.positions, settings.width, settings.heads, settings.position_base)
+        block = BlockSettings.of(settings, score)
         self.embedding = Embedding(source_size, settings, block.make_norm())
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
         if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end

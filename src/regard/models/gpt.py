@@ -68,15 +68,8 @@ class GPT(Translator):
         super().__init__()
         self.settings = settings
         self.mask = sparse_mask(settings)
-        block = BlockSettings(
-            width=settings.width,
-            heads=settings.heads,
-            inner=settings.inner,
-            dropout=settings.dropout,
-            activation=settings.activation,
-            norm=settings.norm,
-            score=placed(settings.positions, settings.width, settings.heads, settings.position_base),
-        )
+        score = placed(settings.positions, settings.width, settings.heads, settings.position_base)
+        block = BlockSettings.of(settings, score)
         self.embedding = Embedding(target_size, settings)
         self.source_embedding = self.embedding if shared else Embedding(source_size, settings)
         self.source_embedding.positions = self.embedding.positions  # places are counted through both

@@ -43,16 +43,7 @@ class Transformer(Translator):
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
         self.settings = settings
-        block = BlockSettings(
-            width=settings.width,
-            heads=settings.heads,
-            inner=settings.inner,
-            dropout=settings.dropout,
-            activation=settings.activation,
-            norm=settings.norm,
-            norm_first=settings.norm_first,
-            squeeze=settings.squeeze,
-        )
+        block = BlockSettings.of(settings)
         self.source_embedding = Embedding(source_size, settings)
         self.target_embedding = Embedding(target_size, settings)
         if shared:
