@@ -35,17 +35,9 @@ def compare(
     ] = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")
-    ] = False,
-    moses: Annotated[
-        str | None,
-        typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
-    ] = None,
-    moses_reference: Annotated[
-        Path | None,
-        typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
-    ] = None,
+    lowercase: options.Lowercase = False,
+    moses: options.Moses = None,
+    moses_reference: options.MosesReference = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -61,7 +53,7 @@ def compare(
 
         regard compare runs/ladder-* --metric exact --buckets 5,10,15 --out ladder.svg
     """
-    from regard.cli.evaluate import _pairs
+    from regard.cli.evaluate import held_out_pairs
     from regard.errors import UserError
     from regard.evaluation.compare import METRICS, distinct_names, parse_buckets
     from regard.evaluation.compare import buckets as by_length
@@ -74,7 +66,7 @@ def compare(
     wanted, names = parse_buckets(buckets), distinct_names(runs)
     opened = [Run(path) for path in runs]
     _check(opened)
-    pairs = _pairs(runs[0], split, source, reference, options.folder(data))
+    pairs = held_out_pairs(runs[0], split, source, reference, options.folder(data))
     _make(save)
     made = _moses_references([target for _, target in pairs], moses, moses_reference)
     groups = by_length([source for source, _ in pairs], wanted)

@@ -34,17 +34,9 @@ def evaluate(
     data: options.Data = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")
-    ] = False,
-    moses: Annotated[
-        str | None,
-        typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
-    ] = None,
-    moses_reference: Annotated[
-        Path | None,
-        typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
-    ] = None,
+    lowercase: options.Lowercase = False,
+    moses: options.Moses = None,
+    moses_reference: options.MosesReference = None,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Score the links between words that attention draws.")
     ] = False,
@@ -137,7 +129,7 @@ def evaluate(
         elif outputs is not None:
             raise UserError("give a RUN, or --outputs with --reference, but not both")
         else:
-            pairs = _pairs(run, split, source, reference, data)
+            pairs = held_out_pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
             hypotheses, perplexity = _translate(
                 run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
@@ -196,7 +188,7 @@ def _idle(where: str, **given: object) -> None:
         raise UserError(f"--{name.replace('_', '-')} has no effect {where}")
 
 
-def _pairs(
+def held_out_pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
     from regard.data.sources import held_out

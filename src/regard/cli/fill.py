@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import options
-from regard.cli.translate import Form, _chunks
+from regard.cli.translate import Form, chunks
 
 if TYPE_CHECKING:
     from regard.decoding.filling import Filled
@@ -45,7 +45,7 @@ def fill(
     if not text and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("Type a text with [MASK] in it and press Enter; Ctrl-D ends.", err=True)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    for _, lines in [(0, text)] if text else _chunks(None, None):
+    for _, lines in [(0, text)] if text else chunks(None, None):
         found = iter(filler([line for line in lines if line.strip()], top=top))
         for source in lines:
             filled = next(found) if source.strip() else Filled(source, source, ())  # blank lines stay blank

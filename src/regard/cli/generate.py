@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import options
-from regard.cli.translate import Form, _chunks
+from regard.cli.translate import Form, chunks
 
 if TYPE_CHECKING:
     from regard.decoding.continuing import Continuation, Continuer
@@ -93,7 +93,7 @@ def generate(
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     shown = sys.stdout.isatty() if stream is None else stream
     job = _Job(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
-    for first, prompts in [(0, prompt)] if prompt else _chunks(None, None):
+    for first, prompts in [(0, prompt)] if prompt else chunks(None, None):
         job.answer(first, prompts)
 
 

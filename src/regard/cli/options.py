@@ -24,6 +24,15 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]
 LengthPenalty = Annotated[float | None, typer.Option(min=0, help="GNMT's alpha. [default: the recipe's]")]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")]
+Moses = Annotated[
+    str | None,
+    typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
+]
+MosesReference = Annotated[
+    Path | None,
+    typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
+]
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Look the recipe's files up in this folder.", show_default=False),

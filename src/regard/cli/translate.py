@@ -110,7 +110,7 @@ def translate(
         typer.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
     with _opened(output) as out:
         job = _Job(translator, form, nbest, prefix, quiet)
-        for first, lines in _chunks(text, input):
+        for first, lines in chunks(text, input):
             for line in job.answer(first, lines):
                 out.write(line + "\n")
             out.flush()
@@ -143,7 +143,7 @@ class _Job:
             yield from (f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True))
 
 
-def _chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, list[str]]]:
+def chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, list[str]]]:
     """Numbered chunks of lines, each as large as what is there already: none waits for more to come."""
     from regard.data.sources import decode_lines, read_lines
 
