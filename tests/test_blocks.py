@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import Packed
 from regard.blocks import BatchNorm, BlockSettings, EncoderBlock, FeedForward, LayerNorm, Residual, RMSNorm
+from regard.dropout import dropout
 from regard.rows import Rows
 
 
@@ -163,7 +164,7 @@ def test_dropout_after_which_comes_the_norm() -> None:
     torch.manual_seed(6)
     out = way(x, torch.ones_like, None)
     torch.manual_seed(6)
-    dropped = nn.functional.dropout(torch.ones_like(x), 0.5)
+    dropped = dropout(torch.ones_like(x), 0.5, True)
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
     torch.testing.assert_close(out, way.norm(x + dropped))
 
@@ -181,7 +182,7 @@ def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bo
     first, second = block.own_residual.norm, block.feed_forward_residual.norm
 
     def drop(t: Tensor) -> Tensor:
-        return nn.functional.dropout(t, 0.4)
+        return dropout(t, 0.4, True)
 
     if norm_first:
         x = x + drop(block.own(first(x), own))
@@ -199,3 +200,35 @@ def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
     kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
     assert type(block.own_residual.norm) is type(block.feed_forward_residual.norm) is kinds[norm]
     assert block(torch.randn(6, 6), Packed(rows, rows), rows.real).shape == (6, 6)
+
+
+# -- how blocks begin, and queries and keys of one size ----------------------------------------------------------------
+
+
+def test_a_block_that_begins_with_zeros_is_its_way_around() -> None:
+    torch.manual_seed(0)
+    rows, x = Rows([3, 2]), torch.randn(5, 6)
+    block = EncoderBlock(settings(zero_init=True))
+    assert torch.equal(block(x, Packed(rows, rows)), x)
+    assert not torch.equal(EncoderBlock(settings())(x, Packed(rows, rows)), x)
+    block(x, Packed(rows, rows)).square().sum().backward()
+    last = (block.own.out.weight.grad, block.feed_forward.out.weight.grad)
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in last)  # it does not stay there
+
+
+def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() -> None:
+    """So their size does not matter, and with gains of g and h no score of D features is above g h sqrt(D)."""
+    torch.manual_seed(0)
+    rows, x = Rows([4, 3]), torch.randn(7, 6)
+    attention = settings(qk_norm=True).make_own()
+    with torch.no_grad():
+        attention.query_norm.weight.fill_(2.0)
+        attention.key_norm.weight.fill_(0.5)
+    before = attention(x, Packed(rows, rows))
+    query, key, _ = attention._split(attention.query_key_value(x), 3)
+    for norm, projected, gain in ((attention.query_norm, query, 2.0), (attention.key_norm, key, 0.5)):
+        expected = gain * projected / projected.square().mean(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(norm(projected), expected, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        attention.query_key_value.weight[:12] *= 1000  # queries and keys
+    torch.testing.assert_close(attention(x, Packed(rows, rows)), before, atol=1e-4, rtol=1e-4)

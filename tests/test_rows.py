@@ -125,3 +125,31 @@ def test_a_pair_batch_shifts_the_target_right_inside_each_sentence() -> None:
     assert batch.labels.tolist() == [8, 9, end, end, 0]
     assert batch.inputs.rows.lengths == (3, 1)
     assert batch.tokens == 4
+
+
+@given(LENGTHS, st.integers(0, 3))
+def test_gradients_move_back_the_way_the_tokens_came(lengths: list[int], fill: int) -> None:
+    """Held against indexing into a table with a row of zeros at its end, which PyTorch differentiates by itself."""
+    rows = Rows(lengths, sum(lengths) + fill)
+    flat = torch.randn(rows.size, 2, requires_grad=True)
+    there = [[start + i if i < n else rows.size for i in range(rows.longest)] for start, n in _spans(lengths)]
+    table = torch.cat([flat, torch.zeros(1, 2)])
+    plain = table[torch.tensor(there, dtype=torch.long).reshape(len(lengths), rows.longest)]
+    assert torch.equal(rows.pad(flat), plain)
+    up = torch.randn_like(plain)
+    (expected,) = torch.autograd.grad(plain, flat, up, retain_graph=True)
+    (found,) = torch.autograd.grad(rows.pad(flat), flat, up)
+    assert torch.equal(found, expected)
+
+    padded = torch.randn_like(plain).requires_grad_()
+    real = torch.cat([padded[i, :n] for i, n in enumerate(lengths)] + [torch.zeros(fill, 2)])
+    assert torch.equal(rows.flatten(padded), real)
+    up = torch.randn_like(real)
+    if real.requires_grad:
+        (expected,) = torch.autograd.grad(real, padded, up)
+        (found,) = torch.autograd.grad(rows.flatten(padded), padded, up)
+        assert torch.equal(found, expected)
+
+
+def _spans(lengths: list[int]) -> list[tuple[int, int]]:
+    return [(sum(lengths[:i]), n) for i, n in enumerate(lengths)]

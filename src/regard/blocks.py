@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention import Layout, MultiHead, Packed, Score
 from regard.attention.gates import SqueezeExcite
+from regard.dropout import dropout
 from regard.rows import Rows
 
 
@@ -31,6 +32,8 @@ class BlockSettings:
     norm_first: bool = True
     norm_eps: float = 1e-5
     squeeze: int = 0  # of the encoder's feed-forward layers; 0: none
+    qk_norm: bool = False
+    zero_init: bool = False
     score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
 
     @classmethod
@@ -44,7 +47,12 @@ class BlockSettings:
 
     def make_own(self) -> MultiHead:
         """A self-attention."""
-        return MultiHead(self.width, self.heads, score=None if self.score is None else self.score())
+        score = None if self.score is None else self.score()
+        return MultiHead(self.width, self.heads, score=score, qk_norm=self.qk_norm, zero_init=self.zero_init)
+
+    def make_cross(self, source_width: int) -> MultiHead:
+        """An attention over a source of that width."""
+        return MultiHead(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
 
 
 _again: ContextVar[bool] = ContextVar("regard_again", default=False)
@@ -139,6 +147,8 @@ class FeedForward(nn.Module):
         for linear in (self.into, self.out):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
+        if settings.zero_init:
+            nn.init.zeros_(self.out.weight)
 
     def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         hidden = self.into(x)
@@ -163,8 +173,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Tensor:
         if self.norm_first:
             added = sublayer(self.norm(x, real))
-            return taps.tap(self, "stream", x + F.dropout(added, self.dropout, self.training))
-        added = F.dropout(sublayer(x), self.dropout, self.training)
+            return taps.tap(self, "stream", x + dropout(added, self.dropout, self.training))
+        added = dropout(sublayer(x), self.dropout, self.training)
         return taps.tap(self, "stream", self.norm(x + added, real))
 
 
@@ -192,7 +202,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.own = settings.make_own()
         self.own_residual = Residual(settings)
-        self.cross = MultiHead(settings.width, settings.heads, source_width or settings.width)
+        self.cross = settings.make_cross(source_width or settings.width)
         self.cross_residual = Residual(settings)
         self.feed_forward = FeedForward(settings)
         self.feed_forward_residual = Residual(settings)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,11 @@ class Rows:
 
     def to(self, device: torch.device | str) -> Rows:
         return self if torch.device(device) == self.device else Rows(self.lengths, self.size, device)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no token at all, as in the source row of plain text."""
+        return self.tokens == 0
 
     @property
     def even(self) -> bool:
@@ -83,28 +90,43 @@ class Rows:
 
     @cached_property
     def _place(self) -> Tensor:
-        """[N * L] the flat place of each padded cell; T (one past the row) for padding."""
+        """[N * L] the flat place of each padded cell; any for padding."""
         place = self.offsets[:-1, None] + torch.arange(self.longest, device=self.device)
-        return torch.where(self.present, place, self.size).flatten()
+        return torch.where(self.present, place, 0).flatten()
 
     @cached_property
     def _cell(self) -> Tensor:
-        """[T] the padded cell of each flat place; N * L (one past the end) for fill."""
-        cell = self.sentence * self.longest + self.position
-        return torch.where(self.real, cell, len(self) * self.longest)
+        """[T] the padded cell of each flat place; any for fill."""
+        return torch.where(self.real, self.sentence * self.longest + self.position, 0)
+
+    @cached_property
+    def _padding(self) -> Tensor:
+        """The padded cells that hold no token; counted on the host, so that no device is waited for."""
+        empty = np.arange(self.longest) >= np.array(self.lengths)[:, None]
+        return torch.from_numpy(np.flatnonzero(empty)).to(self.device, non_blocking=True)
+
+    @cached_property
+    def _fill(self) -> Tensor:
+        """The places of the row that hold no token."""
+        return torch.arange(self.tokens, self.size, device=self.device)
 
     def pad(self, flat: Tensor) -> Tensor:
         """[T, ...] -> [N, L, ...]. Padding is zero and fill is never read."""
         if self.even:  # nothing to pad: a view, not a copy
             return flat[: self.tokens].unflatten(0, (len(self), self.longest))
-        return _take(flat, self._place).unflatten(0, (len(self), self.longest))
+        return self._moved(flat, to_padded=True).unflatten(0, (len(self), self.longest))
 
     def flatten(self, padded: Tensor) -> Tensor:
         """[N, L, ...] -> [T, ...]. Fill is zero and padding is never read."""
         cells = padded.flatten(0, 1)
         if self.even and self.size == self.tokens:
             return cells
-        return _take(cells, self._cell)
+        return self._moved(cells, to_padded=False)
+
+    def _moved(self, table: Tensor, to_padded: bool) -> Tensor:
+        padded, flat = (self._place, self._padding), (self._cell, self._fill)
+        moved: Tensor = _Moved.apply(table, *((padded, flat) if to_padded else (flat, padded)))
+        return moved
 
     def mean(self, flat: Tensor) -> Tensor:
         """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read."""
@@ -117,10 +139,72 @@ class Rows:
         return list(flat[: self.tokens].split(list(self.lengths)))
 
 
-def _take(table: Tensor, index: Tensor) -> Tensor:
-    """`table[index]`, where the index one past the end gives zeros."""
-    zero = table.new_zeros(1, *table.shape[1:])
-    return torch.cat([table, zero]).index_select(0, index)
+class StaticRows(Rows):
+    """Rows of which the host knows only how large they may be: `offsets` [M + 1] is all, and it is on the device.
+
+    What is compiled or captured for one batch then serves every other. M is the most sentences there may be; past the
+    real ones the offsets repeat the number of tokens. `longest` is an upper bound.
+
+    >>> rows = StaticRows(torch.tensor([0, 2, 3, 3]), size=4, longest=2)
+    >>> rows.position.tolist(), rows.sentence.tolist()
+    ([0, 1, 0, 0], [0, 0, 1, 3])
+    """
+
+    def __init__(self, offsets: Tensor, size: int, longest: int) -> None:
+        self.offsets = offsets
+        self.size, self.longest = size, longest
+        self.device = offsets.device
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        raise TypeError("the lengths of static rows are on the device: see `length`")
+
+    tokens = lengths  # type: ignore[assignment]
+
+    @property
+    def empty(self) -> bool:
+        return self.size == 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"StaticRows({len(self)} sentences at most, size={self.size})"
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[M] the sentence lengths; zeros past the real ones."""
+        return self.offsets.diff()
+
+    @cached_property
+    def sentence(self) -> Tensor:
+        """[T] which sentence each place belongs to; M for fill."""
+        place = torch.arange(self.size, device=self.device, dtype=self.offsets.dtype)
+        return torch.searchsorted(self.offsets, place, right=True) - 1
+
+    @cached_property
+    def real(self) -> Tensor:
+        return torch.arange(self.size, device=self.device) < self.offsets[-1]
+
+
+Way = tuple[Tensor, Tensor]  # which row of a table comes to each place, and which places get zeros instead
+
+
+class _Moved(torch.autograd.Function):
+    """Rows of a table brought to other places, none of them twice: so gradients are moved back, and nothing summed."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, there: Way, back: Way) -> Tensor:
+        ctx.ways = there, back
+        which, empty = there
+        if not len(table):
+            return table.new_zeros(len(which), *table.shape[1:])
+        return table.index_select(0, which).index_fill_(0, empty, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        there, back = ctx.ways
+        return _Moved.apply(gradient, back, there), None, None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -24,6 +26,19 @@ class Lazy(Protocol):
     def replaced(self, value: Tensor) -> Lazy: ...
 
 
+@dataclass(frozen=True)
+class Later:
+    """The plainest lazy value: what `work` gives."""
+
+    work: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        return self.work()
+
+    def replaced(self, value: Tensor) -> Later:
+        return Later(lambda: value)
+
+
 Value = Tensor | Lazy
 Listener = Callable[[nn.Module, str, Value], Tensor | None]
 
@@ -32,8 +47,8 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("regard_listeners", de
 
 
 def listening() -> bool:
-    """Whether anyone listens at the taps."""
-    return bool(_listeners.get())
+    """Whether anyone listens at the taps. Nobody does inside a compiled run: what is recorded is a plain one."""
+    return not torch.compiler.is_compiling() and bool(_listeners.get())
 
 
 def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
@@ -49,7 +64,7 @@ def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
 
 def tap(module: nn.Module, kind: str, value: Tensor) -> Tensor:
     """`value`, or what a listener put in its place."""
-    if not _listeners.get():
+    if not listening():
         return value
     replacement = offer(module, kind, value)
     return value if replacement is None else replacement

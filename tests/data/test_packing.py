@@ -198,10 +198,26 @@ def test_rows_are_well_filled_for_an_ordinary_corpus():
     targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
     sources = np.clip(targets * draw.lognormal(0, 0.2, 20_000), 2, 100).astype(int)
     store = TokenStore.of([[7] * n for n in sources], [[8] * n for n in targets])
+    for static in (False, True):
+        packer = Packer([store], [1.0], target_budget=1024, seed=1, static=static)
+        fills = [fill(batch) for batch in epoch_of(packer)]
+        mean = {name: np.mean([one[name] for one in fills]) for name in fills[0]}
+        assert mean["target"] > 0.9 and mean["source"] > 0.85
+        assert static or mean["padded"] > 0.85  # who has static rows never sees the padded view
+
+
+def test_static_batches_hold_pairs_of_all_lengths_and_never_more_than_their_bounds():
+    draw = np.random.default_rng(0)
+    targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
+    store = TokenStore.of([[7] * n for n in targets], [[8] * n for n in targets])
     packer = Packer([store], [1.0], target_budget=1024, seed=1, static=True)
-    fills = [fill(batch) for batch in epoch_of(packer)]
-    mean = {name: np.mean([one[name] for one in fills]) for name in fills[0]}
-    assert mean["target"] > 0.9 and mean["source"] > 0.8 and mean["padded"] > 0.85
+    batches = list(epoch_of(packer))
+    assert sum(len(batch.inputs.rows) for batch in batches) == 20_000
+    for batch in batches:
+        assert (batch.source.rows.size, batch.inputs.rows.size) == (packer.source_budget, 1024)
+        assert len(batch.inputs.rows) <= packer.sentences and batch.inputs.rows.longest <= packer.longest[1]
+    means = [np.mean(batch.inputs.rows.lengths) for batch in batches[:-1]]
+    assert min(means) > targets.mean() / 1.5 and max(means) < targets.mean() * 1.5
 
 
 @settings(max_examples=100, deadline=None)

@@ -52,6 +52,7 @@ def transformer(seed: int) -> dict[str, Any]:
         "dropout": 0.0,
         "norm": ["layer", "rms", "batch"][seed % 3],
         "norm_first": seed % 2 == 0,
+        "qk_norm": seed % 3 == 1,
         "positions": ["sinusoidal", "learned", "fraction", "index"][seed % 4],
         "activation": ["relu", "gelu", "gated"][(seed // 2) % 3],
         "tied": seed % 4 < 2,

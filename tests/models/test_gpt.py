@@ -190,7 +190,7 @@ def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.gpt.Packed", partial(Packed, lot=4))  # 4 queries at a time
+    monkeypatch.setattr("regard.models.gpt.pack", partial(Packed, lot=4))  # 4 queries at a time
     made = model(mask=mask, positions="relative")
     batch = PairBatch.of(text(3, 11, 7), text(9, 1, 12, seed=2), begin=BEGIN, source_size=25, target_size=30)
     found = []
@@ -237,7 +237,7 @@ def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
 def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model()
     rows = []
-    monkeypatch.setattr(made, "_run", lambda x, r: rows.append(r) or x)
+    monkeypatch.setattr(made, "_through", lambda x, r: rows.append(r) or x)
     batch = PairBatch.of([[], []], [[5, END], [6, 7, END]], begin=BEGIN, source_size=3, target_size=7)
     made(batch)
     assert rows == [batch.inputs.rows]

@@ -48,6 +48,10 @@ def test_the_built_in_recipes_are_these_and_each_says_what_it_is_for():
     expected = [
         "copy",
         "en-es",
+        "europarl-en-de",
+        "europarl-en-fr",
+        "hansards-en-fr",
+        "hansards-fr-en",
         "iwslt14-de-en",
         *ladders,
         "moods",
@@ -96,6 +100,13 @@ def test_multi30k_the_other_way_round_swaps_the_files_and_nothing_else():
     changed = differences(load("multi30k-en-de"), load("multi30k-de-en"))
     assert set(changed) == {"about", "data.source", "data.target", "data.valid", "data.test"}
     assert all(list(reversed(old)) == new for old, new in (changed["data.valid"], changed["data.test"]))
+
+
+def test_the_hansards_the_other_way_round_swap_the_files_and_nothing_else():
+    changed = differences(load("hansards-en-fr"), load("hansards-fr-en"))
+    assert set(changed) == {"about", "data.mix", "data.valid", "data.test"}
+    for one, other in zip(load("hansards-en-fr").data.mix, load("hansards-fr-en").data.mix, strict=True):
+        assert (one.source, one.target, one.weight) == (other.target, other.source, other.weight)
 
 
 def test_importing_recipes_does_not_import_torch_and_loading_is_quick():

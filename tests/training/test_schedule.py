@@ -61,3 +61,16 @@ def test_a_final_rate_is_the_share_of_the_peak_that_is_left(schedule: str) -> No
         {"schedule": schedule, "warmup": 10, "steps": 50, "learning_rate": 0.2, "final_rate": 0.1}
     )
     assert [rate(settings, 64, step) for step in (5, 10, 30, 50, 60)] == pytest.approx([0.1, 0.2, 0.11, 0.02, 0.02])
+
+
+def test_stable_stays_at_the_peak_and_falls_over_the_last_share_of_the_steps() -> None:
+    """Of 100 steps the last 40 fall: after 80 half of it is done, from 0.2 to 0.02."""
+    settings = Training(schedule="stable", warmup=10, steps=100, learning_rate=0.2, cooldown=0.4, final_rate=0.1)
+    found = [rate(settings, 64, step) for step in (5, 10, 11, 60, 80, 100, 110)]
+    assert found == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02])
+
+
+def test_the_stable_part_does_not_depend_on_how_long_it_lasts() -> None:
+    """A run can be taken up again with more steps without having gone a wrong way."""
+    short, long = (Training(schedule="stable", warmup=10, steps=steps, learning_rate=1.0) for steps in (100, 1000))
+    assert [rate(short, 64, step) for step in range(1, 61)] == [rate(long, 64, step) for step in range(1, 61)]

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from small_runs import CPU, go, now, small, tensors
 from torch import Tensor, nn
 
-from regard import taps
 from regard.devices import autocast
 from regard.models import Translator, build
 from regard.rows import PairBatch
@@ -29,11 +28,11 @@ class Table(Translator):
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
-        self.logits = nn.Parameter(logits.clone())
+        self.rows = nn.Parameter(logits.clone())
         self.bias = nn.Parameter(torch.zeros(logits.shape[1]))
 
     def forward(self, batch: PairBatch) -> Tensor:
-        return self.logits + self.bias
+        return self.rows + self.bias
 
 
 def two_pairs(size: int | None = None) -> PairBatch:
@@ -75,10 +74,10 @@ def test_fill_is_never_counted(rubbish: float) -> None:
     loss = model.loss(batch, 0.1)
     assert torch.equal(loss, Table(random_logits(5)).loss(two_pairs(), 0.1))
     loss.backward()
-    assert model.logits.grad is not None
-    assert model.logits.grad[:5].abs().min() > 0
+    assert model.rows.grad is not None
+    assert model.rows.grad[:5].abs().min() > 0
     if not math.isnan(rubbish) and not math.isinf(rubbish):  # the transformer zeroes fill before its logits
-        assert model.logits.grad[5:].abs().max() == 0
+        assert model.rows.grad[5:].abs().max() == 0
 
 
 def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
@@ -99,16 +98,10 @@ def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
 def test_the_loss_of_a_transformer_under_autocast_is_in_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = build(small(tmp_path).model, WORDS, WORDS, True).eval()
-    seen: list[Tensor] = []
-
-    def look(module: nn.Module, name: str, value: taps.Value) -> None:
-        if name == "logits" and isinstance(value, Tensor):
-            seen.append(value)
-
-    with taps.listen(look), autocast("bf16", CPU):
-        loss = model.loss(two_pairs(), 0.1)
-    assert seen[0].dtype == torch.bfloat16 and loss.dtype == torch.float32
-    expected = F.cross_entropy(seen[0].double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum")
+    with autocast("bf16", CPU):
+        logits, loss = model(two_pairs()), model.loss(two_pairs(), 0.1)
+    assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    expected = F.cross_entropy(logits.double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -153,7 +146,7 @@ def test_three_steps_are_those_of_adam_written_out(optimizer: str, tmp_path: Pat
                 values[i] = values[i] - learning_rate * 0.3 * values[i]
             scale = (second[i] / (1 - 0.95**step)).sqrt() + 1e-9
             values[i] = values[i] - learning_rate * first[i] / (1 - 0.8**step) / scale
-        torch.testing.assert_close(made.model.logits.double(), values[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(made.model.rows.double(), values[0], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(made.model.bias.double(), values[1], atol=1e-6, rtol=1e-5)
     assert (values[0] - start).abs().max() > 0.1
 
@@ -176,7 +169,7 @@ def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip: float, tmp_path: Pa
     plain = gradients(start, torch.zeros(WORDS))
     length = math.sqrt(sum(g.square().sum().item() for g in plain))
     assert 0.02 < length < 50
-    assert made.window_norm.item() == pytest.approx(length, rel=1e-5)  # what is logged is the length before
+    assert made.update.norm.item() == pytest.approx(length, rel=1e-5)  # what is logged is the length before
     share = clip / length if 0 < clip < length else 1.0
     for found, gradient in zip(given, plain, strict=True):
         torch.testing.assert_close(found, gradient * share, atol=1e-8, rtol=1e-4)
@@ -190,10 +183,10 @@ def test_the_running_average_moves_by_a_share_towards_each_new_value() -> None:
     average = state.Average(model, 0.75)
     for value in (1.0, 3.0, -2.0):
         with torch.no_grad():
-            model.logits.fill_(value)
+            model.rows.fill_(value)
         average.update(model)
     # 0 -> 0.25·1 = 0.25 -> 0.75·0.25 + 0.25·3 = 0.9375 -> 0.75·0.9375 - 0.25·2 = 0.203125
-    assert average.tensors["logits"].tolist() == [[0.203125] * WORDS]
+    assert average.tensors["rows"].tolist() == [[0.203125] * WORDS]
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])

@@ -2,7 +2,20 @@
 
 from regard.attention.heads import MultiHead
 from regard.attention.kernels import attend, kernel, plain_weights
-from regard.attention.layouts import Allowed, Cached, Dense, Layout, Memory, Packed
+from regard.attention.layouts import (
+    Allowed,
+    Ancestry,
+    Branched,
+    Cached,
+    Dense,
+    Flat,
+    Layout,
+    Lineage,
+    Memory,
+    Packed,
+    Pooled,
+    pack,
+)
 from regard.attention.masks import (
     Causal,
     Everything,
@@ -20,20 +33,25 @@ from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, S
 __all__ = [
     "Additive",
     "Allowed",
+    "Ancestry",
     "Bilinear",
+    "Branched",
     "Cached",
     "Causal",
     "Dense",
     "Dot",
     "Everything",
     "Fixed",
+    "Flat",
     "Given",
     "Layout",
+    "Lineage",
     "Mask",
     "Memory",
     "MultiHead",
     "Packed",
     "Places",
+    "Pooled",
     "Relative",
     "Rotary",
     "SameSentence",
@@ -44,6 +62,7 @@ __all__ = [
     "Window",
     "attend",
     "kernel",
+    "pack",
     "placed",
     "plain_weights",
 ]

@@ -15,10 +15,20 @@ class MultiHead(nn.Module):
     """Concat(head_1 ... head_H) W_O with head_h = attend(x W_Q, s W_K, s W_V).
 
     Self-attention when `source_width` is None (s = x); else cross-attention over a source of that width. Whether it
-    trains on flat rows or takes one decoding step is the layout's affair.
+    trains on flat rows or takes one decoding step is the layout's affair. With `qk_norm` each head's queries and keys
+    are divided by their root mean square and multiplied by learnt gains; with `zero_init` W_O begins as zeros.
     """
 
-    def __init__(self, width: int, heads: int, source_width: int | None = None, score: Score | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        source_width: int | None = None,
+        score: Score | None = None,
+        *,
+        qk_norm: bool = False,
+        zero_init: bool = False,
+    ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
@@ -32,6 +42,11 @@ class MultiHead(nn.Module):
         self.score = score if score is not None else ScaledDot()
         self.out = nn.Linear(width, width)
         self._initialise()
+        self.qk_norm = qk_norm
+        if qk_norm:
+            self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        if zero_init:
+            nn.init.zeros_(self.out.weight)
 
     def _initialise(self) -> None:
         """Xavier for each [width, width] matrix on its own, however they are stacked; biases zero."""
@@ -57,10 +72,16 @@ class MultiHead(nn.Module):
         else:
             (query,) = self._split(self.query(x), 1)
             key, value = (None, None) if source is None else self._split(self.key_value(source), 2)
+        if self.qk_norm:  # in the precision that the projections came in, whatever autocast makes of a norm
+            query = self.query_norm(query).type_as(query)
+            key = None if key is None else self.key_norm(key).type_as(key)
         heads = attend(query, key, value, layout, score=self.score, owner=self)
         return self.out(taps.tap(self, "heads", heads).flatten(-2))
 
     def remember(self, source: Tensor, rows: Rows) -> Memory:
         """The source's keys and values, computed once a sentence, for decoding."""
-        key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in self._split(self.key_value(source), 2))
+        key, value = self._split(self.key_value(source), 2)
+        if self.qk_norm:
+            key = self.key_norm(key).type_as(key)
+        key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))
         return Memory(key, value, Packed(rows, rows).allowed)

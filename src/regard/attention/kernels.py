@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention.layouts import Allowed, Layout
+from regard.attention.layouts import Allowed, Layout, Ranges, Sparse
 from regard.attention.scores import ScaledDot, Score
+from regard.rows import Rows
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Allowed, Score], Tensor]
 
@@ -53,7 +54,8 @@ def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: Allowed) 
     table = allowed.dense(q.shape[-2], k.shape[-2], q.device)
     assert table is not None
     if allowed.full:
-        return F.scaled_dot_product_attention(q, k, value, attn_mask=table, scale=scale)
+        mask = table if allowed.bias is None else allowed.bias
+        return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=scale)
     something = table.any(-1, keepdim=True)  # an empty row looks everywhere, then its result is put to zero
     out = F.scaled_dot_product_attention(q, k, value, attn_mask=table | ~something, scale=scale)
     return torch.where(something, out, 0.0)
@@ -64,7 +66,7 @@ def blocks(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: S
 
     For sparse masks of long rows: work and memory follow what is allowed, not Q times K.
     """
-    if allowed.sparse is None:
+    if not isinstance(allowed.sparse, Sparse):
         return fused(query, key, value, allowed, score)
     dot = score.as_dot(query, key)  # of the whole, for a score may count places
     if dot is None:
@@ -83,19 +85,99 @@ def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
     return x[..., places, :] if isinstance(places, slice) else x.index_select(-2, places)
 
 
+def flex(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
+    """PyTorch's flex attention over two static rows: only tiles in which somebody may see somebody are computed.
+
+    Quick where it is compiled, and only there.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    assert isinstance(allowed.sparse, Ranges)
+    dot = score.as_dot(query, key)
+    if dot is None:
+        raise TypeError(f"the flex kernel cannot compute {type(score).__name__}")
+    q, k, scale = dot
+    q, k, v = (x.to(value.dtype)[None] for x in (q, k, value))  # [1, H, L, D]
+    out = flex_attention(q, k, v, block_mask=allowed.sparse.block_mask, scale=scale)
+    assert isinstance(out, Tensor)
+    return out[0]
+
+
+def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
+    """PyTorch's kernel for sentences of various lengths laid end to end: on a GPU, in half precision, and at once.
+
+    It neither reads nor writes the fill; what would be left there, and in its gradients, is put to zero.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    ranges = allowed.sparse
+    assert isinstance(ranges, Ranges)
+    dot = score.as_dot(query, key)
+    if dot is None:
+        raise TypeError(f"the varlen kernel cannot compute {type(score).__name__}")
+    q, k, scale = dot
+    queries, keys = ranges.queries, ranges.keys
+
+    def flat(x: Tensor, rows: Rows) -> Tensor:
+        return x.to(value.dtype).transpose(0, 1).where(rows.real[:, None, None], 0.0)  # [H, L, D] -> [L, H, D]
+
+    out = varlen_attn(
+        flat(q, queries),
+        flat(k, keys),
+        flat(value, keys),
+        queries.offsets.int(),
+        keys.offsets.int(),
+        queries.longest,
+        keys.longest,
+        scale=scale,
+        window_size=(-1, 0) if ranges.causal else (-1, -1),
+    )
+    assert isinstance(out, Tensor)
+    return flat(out.transpose(0, 1), queries).transpose(0, 1)
+
+
+def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
+    """Score, add the mask, weigh, sum, each for all heads at once: quicker than the fused kernel for a few queries.
+
+    That is what a decoding step on a CPU has: one a beam.
+    """
+    dot = score.as_dot(query, key)
+    if dot is None:
+        raise TypeError(f"the few kernel cannot compute {type(score).__name__}")
+    q, k, scale = dot
+    if not allowed.full or allowed.causal or (allowed.table is not None and allowed.bias is None):
+        return _fused(q, k, scale, value, allowed)
+    scores = (q * scale) @ k.transpose(-2, -1)
+    return (scores if allowed.bias is None else scores + allowed.bias).softmax(-1) @ value
+
+
+FEW = 8  # queries
 LONG = 1024  # places from where on skipping pays for the cutting
 SPARSE = 0.4  # of all pairs; a causal table is one half
 
 
-def _best(allowed: Allowed, score: Score, length: int) -> str:
+def _best(allowed: Allowed, score: Score, query: Tensor) -> str:
     """The quickest kernel that can do it."""
     if type(score).as_dot is Score.as_dot:
         return "plain"  # no dot product, no fused kernel
-    sparse = allowed.sparse
+    sparse, length = allowed.sparse, query.shape[-2]
+    if length <= FEW and query.is_cpu and not torch.is_grad_enabled():
+        return "few"
+    if isinstance(sparse, Ranges):
+        if sparse.queries.device.type != "cuda":
+            return "fused"
+        return "flex" if torch.compiler.is_compiling() else "varlen"
     return "blocks" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
 
 
-KERNELS: dict[str, Kernel] = {"plain": plain, "fused": fused, "blocks": blocks}
+KERNELS: dict[str, Kernel] = {
+    "plain": plain,
+    "fused": fused,
+    "few": few,
+    "blocks": blocks,
+    "flex": flex,
+    "varlen": varlen,
+}
 _chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
 
 
@@ -112,8 +194,8 @@ def kernel(name: str) -> Iterator[None]:
 
 
 def chosen() -> str:
-    """Which kernel was asked for; "auto" if none."""
-    return _chosen.get()
+    """Which kernel was asked for; "auto" if none, and inside a compiler, which knows best."""
+    return "auto" if torch.compiler.is_compiling() else _chosen.get()
 
 
 @dataclass(frozen=True)
@@ -157,7 +239,7 @@ def attend(
         written = taps.offer(owner, "weights", Weights(q, k, v, allowed, score, layout))
         if written is not None:
             return layout.close(written.to(v.dtype) @ v)
-    name = _chosen.get()
+    name = chosen()
     if name == "auto":
-        name = _best(allowed, score, q.shape[-2])
+        name = _best(allowed, score, q)
     return layout.close(KERNELS[name](q, k, v, allowed, score))

@@ -7,18 +7,24 @@ layouts of the same attention, so a block is written once for all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.masks import NOWHERE, Causal, Everything, Mask, Places, SameSentence
-from regard.rows import Rows
+from regard.rows import Rows, StaticRows
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 LOT = 128  # queries that a sparse kernel takes at a time
+BLOCK = 128  # places of a tile of flex attention, which has no smaller ones for the backward pass
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,28 @@ class Allowed:
 
     `table`: booleans that broadcast to [..., Q, K]; None: all may attend. `causal`: besides, the last query sees all
     keys, the one before it all but the last key, and so on. `full`: a promise that no row is empty, which saves the
-    kernel from looking. `sparse`: in place of a table, a mask that can be asked a few queries at a time.
+    kernel from looking. `sparse`: in place of a table, what gives one if need be, and lets a kernel skip most of it.
+    `bias`: the table once more, as what a fused kernel adds to the scores (0 or -inf), where many layers share it.
     """
 
     table: Tensor | None = None
     causal: bool = False
     full: bool = False
-    sparse: Sparse | None = None
+    sparse: Sparse | Ranges | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def shared(cls, table: Tensor | None, dtype: torch.dtype) -> Allowed:
+        """For a table without empty rows that many layers use: with its bias, for scores of this type."""
+        if table is None:
+            return cls(full=True)
+        bias = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -math.inf)
+        return cls(table, full=True, bias=bias)
+
+    def keep(self, sentences: Tensor) -> Allowed:
+        """The same for these sentences, of a table that has them along its first axis."""
+        table, bias = (None if x is None else x.index_select(0, sentences) for x in (self.table, self.bias))
+        return Allowed(table, self.causal, self.full, bias=bias)
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """One table of booleans that says it all."""
@@ -117,6 +138,79 @@ class Sparse:
         return [(lot, Allowed(lot.table & present[..., lot.keys])) for lot in self.pattern.lots]
 
 
+class Ranges:
+    """Who may see whom between two static rows: each sentence is a range of places of either, and sees its own.
+
+    Fill sees fill: no real token sees it, and no row is empty where it need not be.
+    """
+
+    def __init__(self, queries: StaticRows, keys: StaticRows, causal: bool) -> None:
+        self.queries, self.keys, self.causal = queries, keys, causal
+
+    def prepare(self) -> None:
+        """Make what the kernels will ask for."""
+        if self.queries.device.type == "cuda":
+            _ = self.block_mask, self.queries.real, self.keys.real
+        else:
+            _ = self.table
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[Q, K] all of it."""
+        place = torch.arange(self.queries.size, device=self.queries.device)
+        own = self.queries.sentence[:, None] == self.keys.sentence
+        return own & (place <= place[:, None]) if self.causal else own
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """The same for flex attention: which tiles of BLOCK x BLOCK places have anything in them, and what."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        of_queries, of_keys, causal = self.queries.sentence.int(), self.keys.sentence.int(), self.causal
+
+        def may(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            own = of_queries[query] == of_keys[key]
+            return own & (key <= query) if causal else own
+
+        first, last = _tiles(self.queries, self.keys)
+        first_back, last_back = _tiles(self.keys, self.queries)
+        if causal:
+            last = last.minimum(torch.arange(1, len(last) + 1, device=last.device))
+            first_back = first_back.maximum(torch.arange(len(first_back), device=last.device))
+        counts, indices = _listed(first, last, len(first_back))
+        counts_back, indices_back = _listed(first_back, last_back, len(first))
+        return BlockMask(
+            seq_lengths=(self.queries.size, self.keys.size),
+            kv_num_blocks=counts,
+            kv_indices=indices,
+            full_kv_num_blocks=None,
+            full_kv_indices=None,
+            q_num_blocks=counts_back,
+            q_indices=indices_back,
+            full_q_num_blocks=None,
+            full_q_indices=None,
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=may,
+        )
+
+
+def _tiles(of: StaticRows, among: StaticRows) -> tuple[Tensor, Tensor]:
+    """For each tile of one row, the tiles of the other in which its sentences lie: the first, and one past the last."""
+    begins = torch.arange(0, of.size, BLOCK, device=of.device)
+    ends = (begins + BLOCK).clamp(max=of.size) - 1
+    offsets = F.pad(among.offsets, (0, 1), value=among.size)  # the fill is a last sentence
+    first = offsets[of.sentence[begins]] // BLOCK
+    last = -(-offsets[of.sentence[ends] + 1] // BLOCK)
+    return first, last
+
+
+def _listed(first: Tensor, last: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
+    """Ranges of tiles as flex attention wants them: how many, [1, 1, A], and which, [1, 1, A, tiles]."""
+    counts = (last - first).clamp(min=0).int()
+    indices = (first[:, None] + torch.arange(tiles, device=first.device)).clamp(max=tiles - 1).int()
+    return counts[None, None], indices[None, None]
+
+
 class Layout(Protocol):
     """Opens queries, keys and values for a dense kernel and closes its result."""
 
@@ -193,6 +287,44 @@ class Packed:
         return self.queries.lengths, self.keys.lengths
 
 
+class Flat(Packed):
+    """Static rows, as they lie: queries [H, T, D] against keys [H, S, D] of all sentences at once.
+
+    Nothing depends on where the sentences begin but numbers on the device, so one compiled step serves all batches.
+    Those numbers are made at once: they are for all blocks, and a compiler sees the blocks one by one.
+    """
+
+    queries: StaticRows
+    keys: StaticRows
+
+    def __init__(self, queries: StaticRows, keys: StaticRows, mask: Mask | None = None) -> None:
+        super().__init__(queries, keys, mask)
+        if self.mask not in (Causal(), Everything()):
+            raise TypeError(f"static rows cannot be seen through {self.mask}")
+        ranges = Ranges(queries, keys, self.mask == Causal())
+        self.allowed = Allowed(sparse=ranges)
+        ranges.prepare()
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+        assert key is not None and value is not None
+        return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self.allowed
+
+    def close(self, out: Tensor) -> Tensor:
+        return out.transpose(0, 1)
+
+    def lengths(self) -> None:  # type: ignore[override]
+        return None
+
+
+def pack(queries: Rows, keys: Rows, mask: Mask | None = None) -> Packed:
+    """The layout for queries of one row that look at the same sentences in another (or the same) row."""
+    if isinstance(queries, StaticRows) and isinstance(keys, StaticRows):
+        return Flat(queries, keys, mask)
+    packed = Packed(queries, keys, mask)
+    _ = packed.allowed  # made now: a compiler of blocks should find it there
+    return packed
+
+
 class Cached:
     """New tokens look back at all earlier ones: B beams, keys and values kept as [B, H, C, D].
 
@@ -241,13 +373,7 @@ class Cached:
                 new = torch.cat([self.store[:, :, :, self.held - kept : self.held], new], dim=3)
             self.store, self.held = new, kept + tokens
             return new
-        room = 0 if self.store is None else self.store.shape[3]
-        if self.held + tokens > room:
-            grown = new.new_empty(*new.shape[:3], max(16, 2 * room, self.held + tokens), new.shape[4])
-            if self.store is not None:
-                grown[:, :, :, : self.held] = self.store[:, :, :, : self.held]
-            self.store = grown
-        assert self.store is not None
+        self.store = with_room(self.store, new, self.held)
         self.store[:, :, :, self.held : self.held + tokens] = new
         self.held += tokens
         return self.store[:, :, :, : self.held]
@@ -271,10 +397,7 @@ class Cached:
         """Go on with these beams, [B'] indices."""
         if self.padding is not None:
             self.padding = self.padding.index_select(0, beams)
-        if self.store is not None:
-            fresh = self.store.new_empty(2, len(beams), *self.store.shape[2:])
-            fresh[:, :, :, : self.held] = self.store[:, :, :, : self.held].index_select(1, beams)
-            self.store = fresh
+        self.store = None if self.store is None else self.store.index_select(1, beams)
         return self
 
 
@@ -286,6 +409,8 @@ class Memory:
 
     def __init__(self, key: Tensor, value: Tensor, allowed: Allowed) -> None:
         self.key, self.value, self.allowed = key, value, allowed
+        if allowed.full and allowed.table is not None and allowed.bias is None:
+            self.allowed = Allowed.shared(allowed.table, key.dtype)  # once, for all steps
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
         assert key is None and value is None
@@ -299,7 +424,183 @@ class Memory:
         return None
 
     def keep(self, sentences: Tensor) -> Memory:
-        table = self.allowed.table
-        kept = None if table is None else table.index_select(0, sentences)
-        allowed = Allowed(kept, self.allowed.causal, self.allowed.full)
-        return Memory(self.key.index_select(0, sentences), self.value.index_select(0, sentences), allowed)
+        key, value = (x.index_select(0, sentences) for x in (self.key, self.value))
+        return Memory(key, value, self.allowed.keep(sentences))
+
+
+class Ancestry:
+    """Which entries of their sentence's pool the beams descend from: what the layers of one decoder share.
+
+    Every step adds an entry for each of a sentence's K beams, in the order of the beams, and nothing ever moves. `seen`
+    [N, K, P] says which of the P entries so far each beam sees; None: all of them, as long as there is only one beam.
+    """
+
+    def __init__(self, sentences: int) -> None:
+        self.sentences, self.entries = sentences, 0
+        self.seen: Tensor | None = None
+        self.allowed = Allowed(full=True)
+
+    def enter(self, beams: int, like: Tensor) -> None:
+        """Beams take a step: each adds its own entry to what it sees. Scores will be of the type of `like`."""
+        own = torch.eye(beams, dtype=torch.bool, device=like.device)
+        if self.seen is not None:
+            self.seen = torch.cat([self.seen, own.expand(self.sentences, -1, -1)], -1)
+        self.entries += beams
+        self.allowed = Allowed.shared(None if self.seen is None else self.seen.unsqueeze(1), like.dtype)
+
+    def follow(self, parents: Tensor) -> None:
+        """Beam k of sentence n goes on from beam `parents[n, k]`."""
+        if self.seen is not None:
+            self.seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.entries))
+        elif parents.shape[1] > 1:
+            self.seen = torch.ones(*parents.shape, self.entries, dtype=torch.bool, device=parents.device)
+
+    def keep(self, sentences: Tensor) -> None:
+        self.sentences = len(sentences)
+        self.seen = None if self.seen is None else self.seen.index_select(0, sentences)
+
+
+class Pooled:
+    """K beams a sentence look back at what they descend from, in a pool of the sentence's keys and values [N, H, C, D].
+
+    As `Cached`, but when beams change places no key does: the beams are folded into the query axis, and a table that
+    all layers share says who sees what. Room C grows by doubling; only the entries in use are ever read.
+    """
+
+    def __init__(self, ancestry: Ancestry) -> None:
+        self.ancestry = ancestry
+        self.length = 0  # tokens that each beam was fed
+        self.held = 0  # entries in use
+        self.store: Tensor | None = None  # [2, N, H, C, D]: keys, values
+
+    def places(self, tokens: int, device: torch.device) -> Tensor:
+        """Where the next tokens of each beam will stand: [1, tokens], for all agree."""
+        return torch.arange(self.length, self.length + tokens, device=device)[None]
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+        assert key is not None and value is not None
+        q, k, v = (x.unflatten(0, (self.ancestry.sentences, -1)).transpose(1, 2) for x in (query, key, value))
+        beams = q.shape[2]  # of [N, H, K, D]
+        if self.ancestry.entries == self.held:  # the first layer to take this step
+            self.ancestry.enter(beams, query)
+        self.store = with_room(self.store, k, self.held)
+        self.store[0, :, :, self.held : self.held + beams] = k
+        self.store[1, :, :, self.held : self.held + beams] = v
+        self.held += beams
+        self.length += 1
+        k, v = self.store[:, :, :, : self.held]
+        return q, k, v, self.ancestry.allowed
+
+    def close(self, out: Tensor) -> Tensor:
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def lengths(self) -> None:
+        return None
+
+    def keep(self, sentences: Tensor) -> None:
+        """Go on with the pools of these sentences; the ancestry is told once, by whoever holds the layers."""
+        self.store = None if self.store is None else self.store.index_select(1, sentences)
+
+
+def with_room(store: Tensor | None, new: Tensor, held: int) -> Tensor:
+    """A store [2, B, H, C, D] with room for `new` [..., B, H, T, D] after what is held: the same, or a larger one."""
+    room = 0 if store is None else store.shape[3]
+    if held + new.shape[-2] <= room:
+        assert store is not None
+        return store
+    *before, tokens, width = new.shape[-4:]
+    grown = new.new_empty(2, *before, max(16, 2 * room, held + tokens), width)
+    if store is not None:
+        grown[:, :, :, :held] = store[:, :, :, :held]
+    return grown
+
+
+class Lineage:
+    """Which beam wrote each earlier token of each beam: what the layers of one decoder share in a `Branched` step.
+
+    `rows` [N, K, C] says in whose row of the store a beam finds what it sees at each of C places: NONE where there is
+    nothing (yet, or for good before a short prompt). `place` [1] is where the next token goes, a tensor, so that a
+    recorded step can be played again at another place. `padding` [N] is how many places before a sentence's first
+    token are empty (None: none). `mask` is what tokens see of what came before (None: everything). `dtype` is that of
+    the keys.
+    """
+
+    NONE = -1
+
+    def __init__(
+        self, rows: Tensor, place: Tensor, dtype: torch.dtype, padding: Tensor | None = None, mask: Mask | None = None
+    ) -> None:
+        self.rows, self.place, self.dtype, self.padding, self.mask = rows, place, dtype, padding, mask
+        self.allowed = Allowed()
+        self._own = torch.arange(rows.shape[1], device=rows.device)
+        self._every = torch.arange(rows.shape[2], device=rows.device)
+        self._bias = torch.tensor([-math.inf, 0.0], dtype=dtype, device=rows.device)
+
+    def restart(self, prompt: Tensor | None = None) -> None:
+        """Nothing is seen but the prompt, in the first row: [N, P] booleans, False for padding before it."""
+        self.rows.fill_(self.NONE)
+        self.place.zero_()
+        if prompt is not None:
+            self.rows[:, :, : prompt.shape[1]] = torch.where(prompt, 0, self.NONE)[:, None]
+            self.place.fill_(prompt.shape[1])
+
+    def enter(self) -> None:
+        """Beams go to the next place, each in its own row; what they see from there is worked out."""
+        self.rows.index_copy_(2, self.place, self._own[:, None].expand(len(self.rows), -1, 1))
+        seen = self.rows[:, :, None, :] == self._own[:, None]  # [N, K beams that look, K rows, C]
+        if self.mask is not None:
+            here, keys = self.counted(self.place), self.counted(self._every)
+            table = self.mask.table(Places(here, torch.zeros_like(here)), Places(keys, torch.zeros_like(keys)))
+            seen = seen & table[:, :, None, :]  # [N, 1, 1, C]
+        seen = seen.flatten(2).unsqueeze(1)
+        self.allowed = Allowed(seen, full=True, bias=torch.where(seen, self._bias[1], self._bias[0]))
+
+    def counted(self, places: Tensor) -> Tensor:
+        """Places [L] of the store, counted from each sentence's first token: [N, L]; [1, L] if all agree."""
+        return places[None] if self.padding is None else places - self.padding[:, None]
+
+    def follow(self, parents: Tensor) -> None:
+        """Beam k of sentence n goes on from beam `parents[n, k]`. Nothing in the store moves."""
+        self.rows.copy_(self.rows.gather(1, parents[..., None].expand_as(self.rows)))
+        self.place.add_(1)
+
+
+class Branched:
+    """K beams a sentence look back at what they descend from, in a store of constant room: [2, N, H, K, C, D].
+
+    Beam k writes into row k, and rows never move: the beams are folded into the query axis and the K rows into the key
+    axis, and a table says which beam descends from which entries. So a step has the same shapes at the same addresses
+    whatever was decided before it.
+    """
+
+    length = 0  # places are counted on the device; whoever makes the store sees that there is room
+
+    def __init__(self, store: Tensor, lineage: Lineage) -> None:
+        self.store, self.lineage = store, lineage
+        self._single = True
+
+    def places(self, tokens: int, device: torch.device) -> Tensor:
+        """Where the next token of each beam will stand, [N * K, 1]; [1, 1] if all agree."""
+        assert tokens == 1
+        here = self.lineage.counted(self.lineage.place)
+        return here if len(here) == 1 else here.repeat_interleave(self.lineage.rows.shape[1], 0)
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+        assert key is not None and value is not None
+        self._single = query.dim() == 3
+        for kept, new in zip(self.store, (key, value), strict=True):
+            kept.index_copy_(3, self.lineage.place, self._folded(new).unsqueeze(3).to(kept.dtype))
+        k, v = self.store.flatten(3, 4)  # [N, H, K * C, D]
+        return self._folded(query), k, v, self.lineage.allowed
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """[N * K, H, D] or [N * K, 1, H, D] -> [N, H, K, D]."""
+        x = x if self._single else x.squeeze(1)
+        return x.unflatten(0, (self.store.shape[1], -1)).transpose(1, 2)
+
+    def close(self, out: Tensor) -> Tensor:
+        out = out.transpose(1, 2).flatten(0, 1)
+        return out if self._single else out.unsqueeze(1)
+
+    def lengths(self) -> None:
+        return None

@@ -24,6 +24,7 @@ from regard.rows import PairBatch, Rows, TokenRow
 from regard.text import BEGIN, FILL
 
 SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
+DEVIATIONS = 3.0  # the same for batches that are not sorted: of how much a batch's source tokens vary
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Batches(ABC):
     world: int
     target_budget: int  # the most tokens of a batch
     source_budget: int
+    sentences: int  # the most of a batch
+    longest: tuple[int, int]  # the most tokens of a source and of a target
     dropped_long: int = 0  # how many sentences are too long for a batch
 
     def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
@@ -91,7 +94,8 @@ class Packer(Batches):
 
     A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
     for about `pool` batches at a time are sorted by length: more makes the padded view tighter, fewer mixes better.
-    `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end.
+    `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end. They are
+    for kernels that look at no padding, so pairs of all lengths share a batch, and its number of pairs is bounded too.
     """
 
     members = "pairs"
@@ -125,14 +129,28 @@ class Packer(Batches):
         self._usable = [np.flatnonzero(part) for part in np.split(fits, self._first[1:-1])]  # per store, from 0
         mean = float(self._target_lengths[fits].mean())
         self._pool = math.ceil(pool * target_budget / mean)  # pairs sorted by length together
+        self.longest = int(self._source_lengths[fits].max()), int(self._target_lengths[fits].max())
+        usual = target_budget / mean
+        spread = float(self._target_lengths[fits].std()) / mean * math.sqrt(usual)
+        self.sentences = math.ceil(usual + DEVIATIONS * 2 * spread) + 1
 
     def _following_budget(self) -> int:
         """The source budget that goes with the target budget in this corpus, and holds every source by itself."""
         fits = self._target_lengths <= self.target_budget
         sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
         targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
-        share = self.target_budget * sources / targets * SLACK
+        share = self.target_budget * sources / targets * (self._slack(sources / targets) if self.static else SLACK)
         return max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
+
+    def _slack(self, ratio: float) -> float:
+        """Room in the source row of a batch of random pairs, as a share: so many deviations of its source tokens.
+
+        Of a batch with T target tokens the source has `ratio` T, give or take sqrt(n) times the deviation of a pair's
+        source from `ratio` times its target, n being the pairs of a batch.
+        """
+        pairs = max(self.target_budget / float(self._target_lengths.mean()), 1.0)
+        deviation = float((self._source_lengths - ratio * self._target_lengths).std())
+        return 1 + DEVIATIONS * deviation * math.sqrt(pairs) / (ratio * self.target_budget) if ratio else 1.0
 
     def _plan(self, random: np.random.Generator) -> Iterator[Array]:
         """The pair numbers of each batch of an epoch, for all ranks. What a pool leaves over goes into the next."""
@@ -152,20 +170,22 @@ class Packer(Batches):
         return random.permutation(np.concatenate(visits))
 
     def _cut(self, pool: Array) -> list[Array]:
-        """Sort a pool by length and cut it wherever the next pair would exceed a budget.
+        """Sort a pool by length, unless rows are static, and cut it wherever the next pair would exceed a budget.
 
         By target, then by source, up and down in turn: neighbours stay alike where the target's length changes. Equally
         long pairs stay in their random order.
         """
         sources, targets = self._source_lengths[pool], self._target_lengths[pool]
-        order = np.lexsort((np.where(targets % 2, -sources, sources), targets))
+        unsorted = np.arange(len(pool))
+        order = unsorted if self.static else np.lexsort((np.where(targets % 2, -sources, sources), targets))
         source_ends, target_ends = sources[order].cumsum(dtype=np.int64), targets[order].cumsum(dtype=np.int64)
         cuts = [0]
         source_done, target_done = 0, 0
         while cuts[-1] < len(pool):
             source_cut = source_ends.searchsorted(source_done + self.source_budget, "right")
             target_cut = target_ends.searchsorted(target_done + self.target_budget, "right")
-            cuts.append(int(min(source_cut, target_cut)))
+            most = cuts[-1] + self.sentences if self.static else len(pool)
+            cuts.append(min(int(source_cut), int(target_cut), most))
             source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
         return np.split(pool[order], cuts[1:-1])
 
@@ -223,6 +243,7 @@ class Windows(Batches):
         self.seed, self.rank, self.world = seed, rank, world
         self.count = max(batch_tokens // context, 1)  # windows a batch
         self.target_budget, self.source_budget = self.count * context, 0
+        self.sentences, self.longest = self.count, (0, context)
         if (shortest := min(map(len, self._texts))) <= context:
             raise UserError(
                 f"a training text of {shortest} tokens is too short for windows of {context} and a token more: "

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import positions, taps, weights
-from regard.attention import Packed, placed
+from regard import losses, positions, taps, weights
+from regard.attention import pack, placed
 from regard.blocks import BlockSettings, EncoderBlock
+from regard.dropout import dropout
 from regard.errors import UserError
 from regard.marks import END
 from regard.models.family import Translator
 from regard.recipes.schema import BertSettings
-from regard.rows import PairBatch, TokenRow
+from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
 KINDS = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
 SPREAD = 0.02  # of the vectors that an embedding begins with, as BERT's
@@ -51,7 +52,7 @@ class Embedding(nn.Module):
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
         places = taps.tap(self, "positions", self.positions(position, position))  # no kind it has reads a length
         x = self.norm(tokens + places + self.kinds[0])
-        return taps.tap(self, "stream", F.dropout(x, self.dropout, self.training))
+        return taps.tap(self, "stream", dropout(x, self.dropout, self.training))
 
 
 class Filler(nn.Module):
@@ -64,9 +65,9 @@ class Filler(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         _initialise(self.dense)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """x [S, D] and the token table [V, D] -> [S, V]."""
-        return F.linear(self.norm(F.gelu(self.dense(x))), table, self.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        """x [S, D] -> [S, D], which the token table and the bias turn into logits."""
+        return self.norm(F.gelu(self.dense(x)))
 
 
 class Classifier(nn.Module):
@@ -82,7 +83,7 @@ class Classifier(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """One vector a text, [N, D] -> [N, classes]."""
         pooled = torch.tanh(self.pooler(text))
-        return self.out(F.dropout(pooled, self.dropout, self.training))
+        return self.out(dropout(pooled, self.dropout, self.training))
 
 
 class ClassState:
@@ -127,35 +128,51 @@ class Bert(Translator):
         if self.settings.positions == "learned" and rows.longest > most:
             raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
         x = self.embedding(source.ids, rows.position)
-        own = Packed(rows, rows)
+        own = pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
         return taps.tap(self, "stream", self.encoder_norm(x, rows.real)) if self.settings.norm_first else x
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Logits at every place: of the source row to fill it in; of the target row to classify."""
-        if self.settings.task == "classify":
-            rows = batch.inputs.rows
-            classes = self._classes(batch.source)
-            logits = self._ended(classes).expand(rows.size, -1).index_copy(0, rows.offsets[:-1], classes)
-            return taps.tap(self, "logits", logits)
+        if self.settings.task == "fill":
+            return super().forward(batch)
+        return self._named(self._classes(self.encode(batch.source), batch.source.rows), batch)
+
+    def _named(self, classes: Tensor, batch: PairBatch) -> Tensor:
+        """The logits of each text's class [N, V] as those of the target row: the class, then the end mark."""
+        rows = batch.inputs.rows
+        logits = self._ended(classes).expand(rows.size, -1).index_copy(0, rows.offsets[:-1], classes)
+        return taps.tap(self, "logits", logits)
+
+    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+        """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
+        x = self.encoder_norm(stream) if self.settings.norm_first else stream
+        if self.settings.task == "fill":
+            return self.logits(self.filler(x))
+        return self._named(self._classes(x, batch.source.rows), batch)
+
+    def hidden(self, batch: PairBatch) -> Tensor:
         x = self.encode(batch.source)
-        x = x.where(batch.source.rows.real[:, None], 0.0)  # so that nothing in the fill can reach a gradient
-        return taps.tap(self, "logits", self.filler(x, self.embedding.table))
+        return self.filler(x.where(batch.source.rows.real[:, None], 0.0))
+
+    def projection(self) -> tuple[Tensor, Tensor | None] | None:
+        return (self.embedding.table, self.filler.bias) if self.settings.task == "fill" else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.filler.bias))
 
     def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
         """As every family's; where only some places are to be guessed, only their logits are computed."""
-        if self.settings.task == "classify" or batch.counted is None:
-            return super().loss(batch, smoothing)
-        x = self.encode(batch.source)[batch.counted]
-        logits = taps.tap(self, "logits", self.filler(x, self.embedding.table))
+        if self.settings.task == "classify" or batch.counted is None or isinstance(batch.source.rows, StaticRows):
+            return super().loss(batch, smoothing)  # of static rows nothing may depend on how many places count
+        hidden = self.filler(self.encode(batch.source)[batch.counted])
         labels = batch.labels[batch.counted]
-        return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
+        return losses.cross_entropy(self.logits(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
-    def _classes(self, source: TokenRow) -> Tensor:
-        """[N, V] the logits of each text's class."""
-        x = self.encode(source)
-        return self.classifier(source.rows.mean(x) if self.settings.pool == "mean" else x[source.rows.offsets[:-1]])
+    def _classes(self, x: Tensor, rows: Rows) -> Tensor:
+        """[S, D] -> [N, V] the logits of each text's class."""
+        return self.classifier(rows.mean(x) if self.settings.pool == "mean" else x[rows.offsets[:-1]])
 
     @staticmethod
     def _ended(classes: Tensor) -> Tensor:
@@ -167,7 +184,7 @@ class Bert(Translator):
     def start(self, source: TokenRow) -> ClassState:
         if self.settings.task == "fill":
             raise UserError('a model with task = "fill" writes nothing: it fills in what is masked (regard fill)')
-        return ClassState(self._classes(source))
+        return ClassState(self._classes(self.encode(source), source.rows))
 
     def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:
         logits = self._ended(state.classes) if state.fed else state.classes[:, None]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import positions, taps
+from regard.dropout import dropout
 from regard.recipes.schema import GPTSettings, TransformerSettings
 
 
@@ -29,4 +30,4 @@ class Embedding(nn.Module):
         """ids, position and length [...] -> [..., D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
         places = taps.tap(self, "positions", self.positions(position, length))
-        return taps.tap(self, "stream", F.dropout(tokens + places, self.dropout, self.training))
+        return taps.tap(self, "stream", dropout(tokens + places, self.dropout, self.training))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard import weights
+from regard import losses, taps, weights
 from regard.attention import Cached
 from regard.blocks import computed_again
+from regard.products import Product
 from regard.rows import PairBatch, TokenRow
 
 
@@ -53,14 +55,44 @@ class CachedState:
         return self
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """What costs most of a training step, compiled: one block at a time, so that equal blocks are compiled once."""
+
+    block: Callable[..., Tensor]
+    loss: Callable[..., Tensor]
+
+    @classmethod
+    def make(cls) -> Compiled:
+        def call(block: nn.Module, *arguments: Any) -> Tensor:
+            return block(*arguments)
+
+        compiled = (torch.compile(f, fullgraph=True, dynamic=False) for f in (call, losses.projected_cross_entropy))
+        return cls(*compiled)
+
+
 class Translator(nn.Module):
     """A model from a source sentence to a target sentence: what a family has to write."""
 
     checkpoint_activations = False  # compute blocks again in the backward pass instead of keeping what is inside them
+    compiled: Compiled | None = None  # for training steps
+    linear: Product = staticmethod(F.linear)  # type: ignore[arg-type]  # what the output projection multiplies with
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Logits [T, V] for every place of the flat target row, teacher-forced."""
+        return self.logits(self.hidden(batch))
+
+    def hidden(self, batch: PairBatch) -> Tensor:
+        """[T, D] what the logits of every place are made from; zeros in the fill, so that no gradient reaches it."""
         raise NotImplementedError  # each family's own
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        raise NotImplementedError  # each family's own
+
+    def projection(self) -> tuple[Tensor, Tensor | None] | None:
+        """A table W [V, D] and a bias [V] where `logits(h)` is W h + bias and no more; None where it is not."""
+        return None
 
     def start(self, source: TokenRow) -> Any:
         """The state before the first target token, one beam a sentence."""
@@ -70,12 +102,23 @@ class Translator(nn.Module):
         """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it."""
         raise NotImplementedError  # each family's own
 
+    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+        """What the model would say if it stopped here: logits from the stream at any depth of a pass over `batch`.
+
+        The same final norm and output projection that the last stream goes through, [..., D] -> [..., V].
+        """
+        raise NotImplementedError  # each family's own
+
     def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
         """Run a block, keeping its inner activations or computing them again in the backward pass."""
         if self.checkpoint_activations and self.training:
             contexts = (nullcontext(), computed_again())  # of the first and of the second time
             return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
-        return block(*arguments)
+        return self._run(block, *arguments)
+
+    def _run(self, part: nn.Module, *arguments: Any) -> Tensor:
+        """Run a part of the model, compiled if it trains and is to be."""
+        return part(*arguments) if self.compiled is None or not self.training else self.compiled.block(part, *arguments)
 
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""
@@ -86,6 +129,15 @@ class Translator(nn.Module):
 
         (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it.
         """
-        losses = F.cross_entropy(self(batch).float(), batch.labels, label_smoothing=smoothing, reduction="none")
         counted = batch.inputs.rows.real if batch.counted is None else batch.counted
-        return losses.where(counted, 0.0).sum()
+        projection = self.projection()
+        if projection is None:
+            return losses.cross_entropy(self(batch), batch.labels, counted, smoothing)
+        hidden = self.hidden(batch)
+        if taps.listening():  # the logits are never there as a whole: who wants them has them computed beside
+            written = taps.offer(self, "logits", taps.Later(lambda: F.linear(hidden, *projection)))
+            if written is not None:
+                return losses.cross_entropy(written, batch.labels, counted, smoothing)
+        compiled = self.compiled if self.training else None
+        loss = losses.projected_cross_entropy if compiled is None else compiled.loss
+        return loss(hidden, *projection, batch.labels, counted, smoothing)

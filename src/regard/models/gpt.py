@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Cached, Causal, Fixed, Mask, Packed, Segments, Strided, Window, placed
+from regard.attention import Cached, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
 from regard.blocks import BlockSettings, EncoderBlock
 from regard.errors import UserError
 from regard.models.embedding import Embedding
 from regard.models.family import CachedState, Translator
 from regard.recipes.schema import GPTSettings
-from regard.rows import PairBatch, Rows, TokenRow
+from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
 NEVER = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
 SPREAD = 0.02  # standard deviation that weights begin with, as GPT-2's
@@ -50,8 +50,11 @@ class Joined:
 
     @classmethod
     def of(cls, source: Rows, target: Rows) -> Joined:
-        lengths = [s + t for s, t in zip(source.lengths, target.lengths, strict=True)]
-        rows = Rows(lengths, source.size + target.size, target.device)
+        size = source.size + target.size
+        if isinstance(source, StaticRows) and isinstance(target, StaticRows):
+            rows: Rows = StaticRows(source.offsets + target.offsets, size, source.longest + target.longest)
+        else:
+            rows = Rows([s + t for s, t in zip(source.lengths, target.lengths, strict=True)], size, target.device)
         order = torch.cat([source.sentence, target.sentence]).argsort(stable=True)  # fill is of the last sentence + 1
         return cls(rows, order, order.argsort()[source.size :])
 
@@ -88,46 +91,55 @@ class GPT(Translator):
             added = name.endswith(("own.out.weight", "feed_forward.out.weight"))
             nn.init.normal_(parameter, std=SPREAD / math.sqrt(2 * self.settings.layers) if added else SPREAD)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def hidden(self, batch: PairBatch) -> Tensor:
         source, inputs = batch.source, batch.inputs
-        if source.rows.tokens == 0:  # plain text
-            self._fits(inputs.rows.longest)
-            x = self._run(self._embed(self.embedding, inputs.ids, inputs.rows.position), inputs.rows)
+        if source.rows.empty:  # plain text
+            self._fits(inputs.rows)
+            x = self._through(self._embed(self.embedding, inputs.ids, inputs.rows.position), inputs.rows)
         else:
             joined = Joined.of(source.rows, inputs.rows)
-            self._fits(joined.rows.longest)
+            self._fits(joined.rows)
             before = F.pad(source.rows.length, (0, 1))[inputs.rows.sentence]  # [T] source tokens of the sentence
             both = [
                 self._embed(self.source_embedding, source.ids, source.rows.position),
                 self._embed(self.embedding, inputs.ids, inputs.rows.position + before),
             ]
-            x = self._run(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
-        return self._logits(x, inputs.rows.real)
+            x = self._through(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
+        return self.decoder_norm(x).where(inputs.rows.real[:, None], 0.0)
 
     def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
-        return embedding(ids, position, position)  # none of its kinds of positions reads a length
+        return self._run(embedding, ids, position, position)  # none of its kinds of positions reads a length
 
-    def _run(self, x: Tensor, rows: Rows) -> Tensor:
+    def _through(self, x: Tensor, rows: Rows) -> Tensor:
         """All blocks over whole sentences, [T, D] -> [T, D]."""
-        own = Packed(rows, rows, Causal() if self.mask is None else self.mask)
+        own = pack(rows, rows, Causal() if self.mask is None else self.mask)
         for block in self.decoder:
             x = self._block(block, x, own, rows.real)
         return x
 
-    def _fits(self, longest: int) -> None:
+    def _fits(self, rows: Rows) -> None:
+        if not isinstance(rows, StaticRows):  # of which only a bound is known; they are made of sentences that fit
+            self._has_places(rows.longest)
+
+    def _has_places(self, longest: int) -> None:
         most = self.settings.max_positions
         if self.settings.positions == "learned" and longest > most:
             raise UserError(f"{longest} tokens in one sequence are too many: this model has places for {most}")
 
-    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
-        x = self.decoder_norm(x)
-        if real is not None:
-            x = x.where(real[:, None], 0.0)
-        logits = F.linear(x, self.embedding.table if self.settings.tied else self.output)
+    def _table(self) -> Tensor:
+        return self.embedding.table if self.settings.tied else self.output
+
+    def projection(self) -> tuple[Tensor, None] | None:
+        return None if self.settings.unused else (self._table(), None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.linear(hidden, self._table())
         if self.settings.unused:
             logits = logits.index_fill(-1, self.unused, NEVER)
         return taps.tap(self, "logits", logits)
+
+    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+        return self.logits(self.decoder_norm(stream))
 
     def start(self, source: TokenRow) -> CachedState:
         """The prompts go in together, the shorter ones with empty places before them, so that all end at one place."""
@@ -142,13 +154,13 @@ class GPT(Translator):
 
     def step(self, state: CachedState, tokens: Tensor) -> tuple[Tensor, CachedState]:
         x = self._extend(state, self.embedding, tokens.flatten()[:, None])  # [N, K] -> [N*K, 1, D]
-        return self._logits(x.squeeze(1)).unflatten(0, tokens.shape), state
+        return self.logits(self.decoder_norm(x.squeeze(1))).unflatten(0, tokens.shape), state
 
     def _extend(self, state: CachedState, embedding: nn.Module, ids: Tensor) -> Tensor:
         """Feed the cache with [B, P] tokens: [B, P, D]."""
         place = state.own[0].places(ids.shape[1], ids.device).clamp(min=0)
         if state.own[0].length + ids.shape[1] > self.settings.max_positions:  # then some row may have run out of places
-            self._fits(int(place.max()) + 1)
+            self._has_places(int(place.max()) + 1)
         x = self._embed(embedding, ids, place.expand_as(ids))
         for block, own in zip(self.decoder, state.own, strict=True):
             x = block(x, own)
@@ -166,4 +178,4 @@ class GPT(Translator):
             )
         state = CachedState([Cached(memory=self.mask.memory) for _ in self.decoder])
         for segment in ids.split(self.mask.length, dim=1):
-            yield self._logits(self._extend(state, self.embedding, segment))
+            yield self.logits(self.decoder_norm(self._extend(state, self.embedding, segment)))

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from regard import taps
 from regard.attention import Additive, Bilinear, Dot, Layout, Memory, MultiHead, Packed, Score, attend, kernel
 from regard.attention.kernels import Weights
+from regard.dropout import dropout
 from regard.models.family import Translator
 from regard.recipes.schema import RecurrentSettings
 from regard.recurrence import Recurrence, States, before, turning
@@ -48,7 +49,7 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """[T] -> [T, I]."""
         tokens = F.embedding(ids, self.table) * self.scale
-        return taps.tap(self, "stream", F.dropout(tokens, self.dropout, self.training))
+        return taps.tap(self, "stream", dropout(tokens, self.dropout, self.training))
 
 
 class EncoderLayer(nn.Module):
@@ -231,7 +232,7 @@ class Readout(nn.Module):
             assert layout is not None
             parts.append(self.cross(state, layout, source))
         mixed = self.mix(torch.cat(parts, -1)).tanh()
-        return taps.tap(self, "stream", F.dropout(mixed, self.dropout, self.training))
+        return taps.tap(self, "stream", dropout(mixed, self.dropout, self.training))
 
 
 class RecurrentState:
@@ -293,7 +294,7 @@ class Recurrent(Translator):
         return layer(*arguments)
 
     def _between(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.settings.dropout, self.training)
+        return dropout(x, self.settings.dropout, self.training)
 
     def encode(self, source: TokenRow) -> tuple[Tensor, Tensor]:
         """[S] tokens -> what the encoder made of each [S, E], and the source vectors [N, E]."""
@@ -308,7 +309,7 @@ class Recurrent(Translator):
         ahead, back = x.chunk(2, -1)
         return x, torch.cat([ahead.index_select(0, last), back.index_select(0, first)], -1)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def hidden(self, batch: PairBatch) -> Tensor:
         source, summary = self.encode(batch.source)
         rows, layout = batch.inputs.rows, Packed(batch.inputs.rows, batch.source.rows)
         x = embedded = self.target_embedding(batch.inputs.ids)
@@ -322,13 +323,17 @@ class Recurrent(Translator):
                 beside += [seen, embedded]
             else:
                 x = self._layer(layer, self._between(x) if number else x, summary, rows)
-        return self._logits(self.readout(x, beside, layout, source), rows.real)
+        return self.readout(x, beside, layout, source).where(rows.real[:, None], 0.0)
 
-    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
-        if real is not None:
-            x = x.where(real[:, None], 0.0)
-        return taps.tap(self, "logits", F.linear(x, self.target_embedding.table if self.settings.tied else self.output))
+    def projection(self) -> tuple[Tensor, None]:
+        return self.target_embedding.table if self.settings.tied else self.output, None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
+
+    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+        """Of a recurrent model, only what is read out speaks: [..., features of the output projection]."""
+        return self.logits(stream)
 
     def start(self, source: TokenRow) -> RecurrentState:
         encoded, summary = self.encode(source)
@@ -352,4 +357,4 @@ class Recurrent(Translator):
             else:
                 assert isinstance(layer, DecoderLayer)
                 x, state.layers[number] = layer.step(self._between(x) if number else x, states)
-        return self._logits(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state
+        return self.logits(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state

@@ -12,26 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Cached, Causal, Memory, Packed
+from regard.attention import Ancestry, Causal, Memory, Pooled, pack
 from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
 from regard.models.embedding import Embedding
-from regard.models.family import CachedState, Translator
+from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
 
 
-class TransformerState(CachedState):
-    """Where N sentences of K beams are: a growing cache a layer (beams), stored source keys a layer (sentences)."""
+class TransformerState:
+    """Where N sentences of K beams are: a pool of keys a layer, and stored source keys a layer."""
 
-    def __init__(self, own: list[Cached], cross: list[Memory], length: Tensor) -> None:
-        super().__init__(own)
-        self.cross = cross
+    def __init__(self, own: list[Pooled], cross: list[Memory], length: Tensor) -> None:
+        self.own, self.cross = own, cross
         self.length = length  # [N] source lengths
 
+    def reorder(self, parents: Tensor) -> Self:
+        self.own[0].ancestry.follow(parents)
+        return self
+
     def keep(self, sentences: Tensor) -> Self:
+        self.own[0].ancestry.keep(sentences)
+        for pool in self.own:
+            pool.keep(sentences)
         self.cross = [memory.keep(sentences) for memory in self.cross]
         self.length = self.length[sentences]
-        return super().keep(sentences)
+        return self
 
 
 class Transformer(Translator):
@@ -62,42 +68,47 @@ class Transformer(Translator):
     def encode(self, source: TokenRow) -> Tensor:
         """[S] tokens -> [S, D]."""
         rows = source.rows
-        x = self.source_embedding(source.ids, rows.position, _lengths(rows, rows))
-        own = Packed(rows, rows)
+        x = self._run(self.source_embedding, source.ids, rows.position, _lengths(rows, rows))
+        own = pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
         return self.encoder_norm(x, rows.real) if self.settings.norm_first else x
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def hidden(self, batch: PairBatch) -> Tensor:
         memory = self.encode(batch.source)
         rows = batch.inputs.rows
-        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
-        own, cross = Packed(rows, rows, Causal()), Packed(rows, batch.source.rows)
+        x = self._run(self.target_embedding, batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
+        own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
         for block in self.decoder:
             x = self._block(block, x, own, cross, memory, rows.real)
-        return self._logits(x, rows.real)
+        return self._last(x, rows.real).where(rows.real[:, None], 0.0)
 
-    def _logits(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """[..., D] -> [..., V]; fill is put to zero first, so that nothing in it can reach a gradient."""
-        if self.settings.norm_first:
-            x = self.decoder_norm(x, real)
-        if real is not None:
-            x = x.where(real[:, None], 0.0)
+    def _last(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return self.decoder_norm(x, real) if self.settings.norm_first else x
+
+    def projection(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tied else self.output
-        bias = self.output_bias if self.settings.output_bias else None
-        return taps.tap(self, "logits", F.linear(x, table, bias))
+        return table, self.output_bias if self.settings.output_bias else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
+
+    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+        return self.logits(self._last(stream))
 
     def start(self, source: TokenRow) -> TransformerState:
         memory = self.encode(source)
         cross = [cast(DecoderBlock, block).cross.remember(memory, source.rows) for block in self.decoder]
-        return TransformerState([Cached() for _ in self.decoder], cross, source.rows.length)
+        ancestry = Ancestry(len(source.rows))
+        return TransformerState([Pooled(ancestry) for _ in self.decoder], cross, source.rows.length)
 
     def step(self, state: TransformerState, tokens: Tensor) -> tuple[Tensor, TransformerState]:
-        position = tokens.new_full(tokens.shape, state.own[0].length)
+        place = state.own[0].places(1, tokens.device)  # [N*K, 1], or [1, 1] for all
+        position = place if len(place) == 1 else place.view(tokens.shape)
         x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
         for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             x = block(x, own, cross)
-        return self._logits(x).unflatten(0, tokens.shape), state
+        return self.logits(self._last(x)).unflatten(0, tokens.shape), state
 
 
 def _lengths(rows: Rows, of: Rows) -> Tensor:

@@ -167,6 +167,8 @@ class TransformerSettings(SizedSettings):
     squeeze: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
     norm: Literal["layer", "rms", "batch"] = Field("layer", description="which normalisation")
     norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
+    qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
+    zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
     positions: Literal["sinusoidal", "halves", "learned", "index", "fraction"] = Field(
         "sinusoidal", description="how a token knows where it stands (halves: sines first, then cosines)"
     )
@@ -330,18 +332,26 @@ class Training(Settings):
     batch_tokens: int = Field(4096, ge=16, description="target tokens a batch; the source row's budget follows")
     pool: int = Field(64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better")
     accumulate: int = Field(1, ge=1, description="batches summed into one update")
-    optimizer: Literal["adam", "adamw"] = Field("adam", description="adamw decays weights apart from the gradient")
+    optimizer: Literal["adam", "adamw", "muon"] = Field(
+        "adam", description="adamw decays weights apart from the gradient; muon: orthogonal steps for linear layers"
+    )
     learning_rate: float | None = Field(
         None, gt=0, le=100, description="peak; not set: 1 / sqrt(width * warmup), the paper's"
     )
-    schedule: Literal["noam", "cosine", "linear", "constant"] = Field("noam", description="shape after the warm-up")
+    schedule: Literal["noam", "cosine", "linear", "stable", "constant"] = Field(
+        "noam", description="shape after the warm-up (stable: the peak, then a linear fall at the end)"
+    )
     warmup: int = Field(4000, ge=1, description="steps of linear warm-up")
-    final_rate: float = Field(0.0, ge=0, le=1, description="cosine and linear fall to this share of the peak")
+    cooldown: float = Field(0.4, gt=0, le=1, description='share of the steps in which schedule = "stable" falls')
+    final_rate: float = Field(0.0, ge=0, le=1, description="cosine, linear and stable fall to this share of the peak")
     betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="Adam's decay rates")
-    weight_decay: float = Field(0.0, ge=0, description="adamw only, on matrices")
+    weight_decay: float = Field(0.0, ge=0, description="adamw and muon, on matrices")
     clip: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread over the whole vocabulary")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU")
+    update: Literal["auto", "plain", "captured", "compiled"] = Field(
+        "auto", description="how updates run; auto: on a GPU captured as a graph, and for long jobs compiled"
+    )
     checkpoint_activations: bool = Field(False, description="recompute blocks in the backward pass: less memory")
     ema: float = Field(0.0, ge=0, lt=1, description="decay of a running average of the weights; 0: none")
     average: int = Field(5, ge=0, description="at the end also try the mean of this many last snapshots; 0: no")

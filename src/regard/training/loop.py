@@ -16,15 +16,17 @@ import torch
 
 from regard import weights
 from regard.data.packing import Position
-from regard.devices import autocast
+from regard.data.prefetch import Prefetched
 from regard.errors import UserError
 from regard.files import reason, write_text
 from regard.models import Translator
 from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
-from regard.training import state
+from regard.training import state, step
+from regard.training.optimizers import make_optimizer
 from regard.training.report import Board, Reporter
 from regard.training.schedule import rate
+from regard.training.static import Shape
 from regard.training.validation import Look, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
@@ -71,17 +73,6 @@ def catch_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def make_optimizer(model: Translator, run: Run) -> torch.optim.Optimizer:
-    """Fused Adam or AdamW; weight decay on matrices only."""
-    settings = run.recipe.training
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind([g for g in groups if g["params"]], lr=0.0, betas=settings.betas, eps=1e-9, fused=True)
-
-
 @dataclass
 class Trainer:
     """Everything a run needs while it trains."""
@@ -92,6 +83,7 @@ class Trainer:
     validator: Validator
     reporter: Reporter
     device: torch.device
+    shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -99,12 +91,10 @@ class Trainer:
         self.ema = state.Average(self.model, self.settings.ema) if self.settings.ema else None
         self.progress = state.Progress()
         self.board = Board(self.run.path / "tensorboard" if self.settings.tensorboard else None)
-        self.window_loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.window_norm = torch.zeros((), device=self.device)
-        # A loss that is not finite raises this flag on the device; the fused optimiser skips its updates while it is
-        # up, and the host looks at it only every few steps, so no step waits for the device.
-        self.broken = torch.zeros((), device=self.device)
-        self.broken_step = torch.zeros((), dtype=torch.long, device=self.device)
+        self.update = step.make(self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self._say)
+
+    def _say(self, text: str) -> None:
+        self.reporter.say(text)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +104,8 @@ class Trainer:
         progress, settings = self.progress, self.settings
         if progress.finished and progress.step >= settings.steps:
             self.reporter.say(f"already trained to step {progress.step:,}; raise training.steps to go on")
-        batches = self.packer.batches(progress.position)
-        with catch_signals() as signals, self.reporter:
+        batches = Prefetched(self.packer.batches(progress.position))
+        with catch_signals() as signals, self.reporter, batches:
             if progress.step < settings.steps:
                 self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
@@ -153,36 +143,17 @@ class Trainer:
 
     def _update(self, batches: list[PairBatch]) -> None:
         """One step of the optimiser on the mean loss a target token over all the batches together."""
-        progress, settings = self.progress, self.settings
-        tokens = sum(batch.tokens for batch in batches)
-        torch.manual_seed(settings.seed * 1_000_003 + progress.step)  # dropout depends on seed and step alone
-        self.model.train()
-        for batch in batches:
-            with autocast(settings.precision, self.device):
-                loss = self.model.loss(batch.to(self.device), settings.label_smoothing)
-            (loss / tokens).backward()
-            self.window_loss += loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or float("inf"))
-        bad = ~(torch.isfinite(norm) & torch.isfinite(self.window_loss))
-        self.broken_step += progress.step * (bad & (self.broken == 0))
-        self.broken.logical_or_(bad)
-        self.window_norm = norm
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate(settings, self.run.recipe.model.width, progress.step)
-        self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # what the fused kernels look at
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update(self.model)
+        progress = self.progress
+        tokens = self.update(batches, progress.step, rate(self.settings, self.run.recipe.model.width, progress.step))
         progress.tokens += tokens
         progress.window_tokens += tokens
         progress.finished = False
 
     def _stop_if_broken(self) -> None:
         """Where a loss was not finite: save the batch, say what to try, and stop. The last saved state is untouched."""
-        if not self.broken.item():
+        if not self.update.broken.item():
             return
-        step, accumulate = int(self.broken_step.item()), self.settings.accumulate
+        step, accumulate = int(self.update.broken_step.item()), self.settings.accumulate
         source, target = self.run.tokenizers
         sentences = []
         for micro in range((step - 1) * accumulate, step * accumulate):
@@ -215,16 +186,16 @@ class Trainer:
     def _log(self) -> None:
         progress = self.progress
         self._tick()
-        total = progress.window_loss + self.window_loss.item()
+        total = progress.window_loss + self.update.loss.item()
         self._write(
             "train",
             loss=round(total / max(progress.window_tokens, 1), 6),
             learning_rate=rate(self.settings, self.run.recipe.model.width, progress.step),
-            gradient=round(self.window_norm.item(), 4),
+            gradient=round(self.update.norm.item(), 4),
             tokens=progress.tokens,
             seconds=round(progress.seconds, 1),
         )
-        self.window_loss.zero_()
+        self.update.loss.zero_()
         progress.window_loss, progress.window_tokens = 0.0, 0
 
     def _tick(self) -> None:
@@ -276,8 +247,8 @@ class Trainer:
 
     def _save(self) -> None:
         self._tick()
-        self.progress.window_loss += self.window_loss.item()
-        self.window_loss.zero_()
+        self.progress.window_loss += self.update.loss.item()
+        self.update.loss.zero_()
         state.save(self.run.resume, self.progress, self.model, self.optimizer, self.ema)
 
     def _snapshot(self) -> None:

@@ -15,7 +15,8 @@ def peak_rate(settings: Training, width: int) -> float:
 def rate(settings: Training, width: int, step: int) -> float:
     """Linear warm-up to the peak, then a fall of the chosen shape; the first update is step 1.
 
-    linear and cosine fall to `final_rate` times the peak at the last step.
+    linear and cosine fall to `final_rate` times the peak at the last step; stable stays at the peak until the last
+    `cooldown` of the steps, and then falls to it linearly.
 
     noam is the paper's width^-0.5 · min(step^-0.5, step · warmup^-1.5) when the peak is the paper's.
     """
@@ -27,5 +28,10 @@ def rate(settings: Training, width: int, step: int) -> float:
     if settings.schedule == "constant":
         return peak
     left = 1 - min((step - settings.warmup) / max(settings.steps - settings.warmup, 1), 1.0)
-    shape = left if settings.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+    if settings.schedule == "cosine":
+        shape = 0.5 * (1 - math.cos(math.pi * left))
+    elif settings.schedule == "linear":
+        shape = left
+    else:
+        shape = min(max(settings.steps - step, 0) / (settings.cooldown * settings.steps), 1.0)
     return peak * (settings.final_rate + (1 - settings.final_rate) * shape)

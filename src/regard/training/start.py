@@ -21,8 +21,10 @@ from regard.recipes.schema import BertSettings, Recipe
 from regard.runs import Run
 from regard.text import Tokenizer
 from regard.text.sides import MASK
+from regard.training import step
 from regard.training.loop import Packing, Trainer
 from regard.training.report import Reporter, pick
+from regard.training.static import Shape
 from regard.training.validation import validator
 
 # What the same run may have changed when it is taken up again; anything else would make it another run.
@@ -64,8 +66,9 @@ def train(
     if not run.has_tokenizers():
         run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
-    packer = _pack(recipe, stores, static=where.type == "cuda")
-    batches = _with_gaps(recipe, packer, run.tokenizers[0]) if _fills_gaps(recipe) else packer
+    how = step.kind(settings, recipe.model, where)
+    packer = pack_batches(recipe, stores, static=how != "plain")
+    batches = with_gaps(recipe, packer, run.tokenizers[0]) if fills_gaps(recipe) else packer
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
@@ -73,8 +76,13 @@ def train(
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where)
     looks = validator(recipe, run.tokenizers, watched, where)
-    with alone(run.path, "training"):
-        Trainer(run, model, batches, looks, reporter, where).train()
+    shape = Shape.of(packer, gaps=fills_gaps(recipe)) if how != "plain" else None
+    if shape is not None and how == "compiled":
+        reporter.say("compiling the training step")
+        laid = shape.lay(batches.batch_at(0)).to(where)
+        step.compiles(model, shape.batch(laid), settings, where, reporter.say)
+    with alone(run.path, "training"), devices.held_memory(where):
+        Trainer(run, model, batches, looks, reporter, where, shape).train()
     return run
 
 
@@ -154,7 +162,7 @@ def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
     return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
-def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
+def pack_batches(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
     weights, settings = [corpus.weight for corpus in corpora(recipe.data)], recipe.training
     if recipe.data.is_text and recipe.data.documents == "stream":
         context = recipe.model.max_positions
@@ -169,11 +177,11 @@ def _pack(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
     )
 
 
-def _fills_gaps(recipe: Recipe) -> bool:
+def fills_gaps(recipe: Recipe) -> bool:
     return recipe.data.is_text and isinstance(recipe.model, BertSettings)
 
 
-def _with_gaps(recipe: Recipe, packer: Batches, tokenizer: Tokenizer) -> Packing:
+def with_gaps(recipe: Recipe, packer: Batches, tokenizer: Tokenizer) -> Packing:
     from regard.data.masking import Masked
 
     assert isinstance(recipe.model, BertSettings)

@@ -69,10 +69,14 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Av
         part, rest = name.split(".", 1)
         parts[part][rest] = tensor
     weights.into_model(model, parts["model"], path)
-    for name, parameter in model.named_parameters():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            if f"{name}.{key}" in parts["optimizer"]:
-                optimizer.state[parameter][key] = parts["optimizer"][f"{name}.{key}"].to(parameter.device)
+    parameters = dict(model.named_parameters())
+    for name, tensor in parts["optimizer"].items():
+        owner, key = name.rsplit(".", 1)
+        known = optimizer.state[parameters[owner]]
+        if key in known:  # Muon's momentum is there from the start, a part of a larger tensor
+            known[key].copy_(tensor)
+        else:
+            known[key] = tensor.to(parameters[owner].device)
     if ema is not None:
         for name, tensor in ema.tensors.items():
             tensor.copy_(parts["ema"][name])

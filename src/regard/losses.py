@@ -1,0 +1,124 @@
+"""The loss of a row of tokens: label-smoothed cross-entropy, from logits, or straight from what the logits come from.
+
+T places in the row, D features, V the vocabulary; C places a chunk. With smoothing e and z the logits of a place,
+
+    loss = (1 - e) · -log p(label) + e · mean over the vocabulary of -log p = lse(z) - (1 - e) · z[label] - e · mean(z)
+
+and its gradient in z is softmax(z) - (1 - e) · [label] - e / V.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+CHUNK_CELLS = 2**28  # logits held at once: 512 MiB of them in bf16
+CHUNK_STEP = 256  # chunks are multiples of this many places, which matrix kernels like
+
+CACHED_ROWS = 64  # rows of logits that a CPU goes through at a time
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Of logits [T, V], summed over the places that count, in float32 whatever the logits are in."""
+    losses = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="none")
+    return losses.where(counted, 0.0).sum()
+
+
+def projected_cross_entropy(
+    x: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    counted: Tensor,
+    smoothing: float = 0.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """`cross_entropy(x @ table^T + bias, ...)` of x [T, D] and table [V, D], with never more than a chunk of logits.
+
+    The gradients are worked out in the forward pass, chunk by chunk, while the logits are at hand, so that they are
+    neither kept for the backward pass nor computed again.
+    """
+    chunk = chunk or even_chunk(len(x), len(table))
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, table, bias))
+    found: Tensor = _Projected.apply(x, table, bias, labels, counted, smoothing, chunk, wanted)
+    return found
+
+
+def even_chunk(places: int, vocabulary: int) -> int:
+    """How many places to take at a time: as few chunks as there must be, and all but the last of one size.
+
+    >>> even_chunk(32768, 37000), even_chunk(100, 8000)
+    (6656, 256)
+    """
+    chunks = -(-places * vocabulary // CHUNK_CELLS)
+    return max(-(-places // (max(chunks, 1) * CHUNK_STEP)), 1) * CHUNK_STEP
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        counted: Tensor,
+        smoothing: float,
+        chunk: int,
+        wanted: bool,
+    ) -> Tensor:
+        cast = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+        low_x, low_table = x.to(dtype), table.to(dtype)
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        for_x, for_table, for_bias = [], torch.zeros_like(table, dtype=torch.float32), None
+        if bias is not None:
+            for_bias = torch.zeros_like(bias, dtype=torch.float32)
+        for at in range(0, len(x), chunk):
+            piece, label, counts = low_x[at : at + chunk], labels[at : at + chunk], counted[at : at + chunk]
+            logits = (piece @ low_table.T).float()
+            if bias is not None:
+                logits = logits + bias.float()
+            highest = torch.cat([few.logsumexp(-1) for few in _few(logits)])
+            right = logits.gather(1, label[:, None]).squeeze(1)
+            losses = highest - (1 - smoothing) * right - smoothing * logits.mean(-1)
+            total = total + losses.where(counts, 0.0).sum()
+            if wanted:
+                slope = _slope(logits, highest, label, counts, smoothing)
+                if for_bias is not None:
+                    for_bias = for_bias + slope.sum(0)
+                slope = slope.to(dtype)
+                for_x.append(slope @ low_table)
+                for_table = for_table + slope.T @ piece
+        if wanted:
+            ctx.save_for_backward(torch.cat(for_x), for_table, *([] if for_bias is None else [for_bias]))
+            ctx.dtypes = x.dtype, table.dtype  # type: ignore[attr-defined]
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        for_x, for_table, *for_bias = ctx.saved_tensors  # type: ignore[attr-defined]
+        x_dtype, table_dtype = ctx.dtypes  # type: ignore[attr-defined]
+        bias = (for_bias[0] * upstream).to(table_dtype) if for_bias else None
+        return (for_x * upstream).to(x_dtype), (for_table * upstream).to(table_dtype), bias, *[None] * 5
+
+
+def _slope(logits: Tensor, lse: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> Tensor:
+    """[C, V] the gradient of the summed loss in the logits; outside a compiler it takes their place in memory."""
+    spread = smoothing / logits.shape[-1]
+    if torch.compiler.is_compiling():  # one pass over the logits, all of it
+        label = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
+        slope = (logits - lse[:, None]).exp() - spread - (1 - smoothing) * label
+        return slope.where(counted[:, None], 0.0)
+    for few, own in zip(_few(logits), _few(lse), strict=True):
+        few.sub_(own[:, None]).exp_().sub_(spread)
+    logits.scatter_add_(1, labels[:, None], logits.new_full((len(labels), 1), smoothing - 1))
+    return logits.mul_(counted[:, None])
+
+
+def _few(rows: Tensor) -> tuple[Tensor, ...]:
+    """A few rows at a time on a CPU, so that what is made of them on the way stays in its cache; else all at once."""
+    return rows.split(CACHED_ROWS) if rows.device.type == "cpu" else (rows,)

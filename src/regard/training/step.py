@@ -1,0 +1,220 @@
+"""One update of the weights: forward, backward, clip, optimiser, running average.
+
+`Step` is the definition. `CapturedStep` does the same on a GPU with everything recorded once as a CUDA graph and played
+again for every batch, so that nothing waits for Python to launch it; `compiled` blocks make what is recorded quicker.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+
+import torch
+
+from regard.devices import autocast
+from regard.errors import UserError
+from regard.models import Translator
+from regard.models.family import Compiled
+from regard.recipes.schema import ModelSettings, Training
+from regard.rows import PairBatch
+from regard.training.state import Average
+from regard.training.static import Shape
+
+CAPTURED = ("transformer", "gpt", "bert")  # recurrent cells need to know on the host how long each sentence is
+LONG_JOB = 1000  # updates from where on compiling pays for itself
+WARM = 3  # updates before the one that is captured: compilers and libraries have set themselves up by then
+
+
+class Step:
+    """Makes updates, and keeps what they showed on the device until it is asked for."""
+
+    def __init__(
+        self,
+        model: Translator,
+        optimizer: torch.optim.Optimizer,
+        ema: Average | None,
+        settings: Training,
+        device: torch.device,
+    ) -> None:
+        self.model, self.optimizer, self.ema = model, optimizer, ema
+        self.settings, self.device = settings, device
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed since it was last put to zero
+        self.norm = torch.zeros((), device=device)  # of the last gradient
+        # A loss that is not finite raises this flag on the device; the fused optimiser skips its updates while it is
+        # up, and the host looks at it only every few steps, so no step waits for the device.
+        self.broken = torch.zeros((), device=device)
+        self.broken_step = torch.zeros((), dtype=torch.long, device=device)
+        self.numbers = torch.zeros(3, device=device)  # one over the tokens, the learning rate, which step it is
+
+    def __call__(self, batches: Sequence[PairBatch], number: int, rate: float) -> int:
+        """One step of the optimiser on the mean loss a target token over all the batches together: how many tokens."""
+        tokens = sum(batch.tokens for batch in batches)
+        torch.manual_seed(self.settings.seed * 1_000_003 + number)  # dropout depends on seed and step alone
+        self.model.train()
+        self._set(1 / max(tokens, 1), rate, number)
+        for batch in batches:
+            self._add(batch)
+        self._apply()
+        return tokens
+
+    def _set(self, share: float, rate: float, number: int) -> None:
+        """The numbers of this update, to where the device finds them."""
+        host = torch.tensor([share, rate, number], dtype=torch.float32)
+        host = host.pin_memory() if self.device.type == "cuda" else host
+        self.numbers.copy_(host, non_blocking=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _add(self, batch: PairBatch) -> None:
+        """Add the gradient of a batch."""
+        self._backward(batch.to(self.device))
+
+    def _backward(self, batch: PairBatch) -> None:
+        with autocast(self.settings.precision, self.device):
+            loss = self.model.loss(batch, self.settings.label_smoothing)
+        (loss * self.numbers[0]).backward()
+        self.loss += loss.detach()
+
+    def _apply(self) -> None:
+        """Take the step that the gradients say, and forget them."""
+        self._move()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _move(self) -> None:
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or float("inf"))
+        bad = ~(torch.isfinite(norm) & torch.isfinite(self.loss))
+        self.broken_step += self.numbers[2].long() * (bad & (self.broken == 0))
+        self.broken.logical_or_(bad)
+        self.norm.copy_(norm)
+        self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # what the fused kernels look at
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(self.model)
+
+
+class CapturedStep(Step):
+    """The same update, recorded once and played again. It takes batches of one `shape` only.
+
+    The first few updates are made without recording. What is drawn at random depends on the seed and the step here as
+    there: a generator's state is read anew whenever a graph is played.
+    """
+
+    def __init__(
+        self,
+        model: Translator,
+        optimizer: torch.optim.Optimizer,
+        ema: Average | None,
+        settings: Training,
+        device: torch.device,
+        shape: Shape,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(model, optimizer, ema, settings, device)
+        self.shape, self.say = shape, say
+        self.laid = torch.zeros(shape.size, dtype=torch.long, device=device)
+        self.stream = torch.cuda.Stream(device)
+        self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self.left = WARM  # updates before the one that is captured
+        for group in optimizer.param_groups:
+            group["capturable"] = True  # the number of steps is counted on the device
+            group["lr"] = self.numbers[1]
+
+    def __call__(self, batches: Sequence[PairBatch], number: int, rate: float) -> int:
+        with torch.cuda.stream(self.stream):
+            if self.left == 0 and self.graphs is None:
+                self._capture()
+            self.left -= 1
+            return super().__call__(batches, number, rate)
+
+    def _set(self, share: float, rate: float, number: int) -> None:
+        self.numbers.copy_(torch.tensor([share, rate, number]).pin_memory(), non_blocking=True)
+
+    def _add(self, batch: PairBatch) -> None:
+        self.laid.copy_(self.shape.lay(batch).pin_memory(), non_blocking=True)
+        if self.graphs:
+            self.graphs[0].replay()
+        else:
+            self._backward(self.shape.batch(self.laid))
+
+    def _apply(self) -> None:
+        if self.graphs:
+            self.graphs[1].replay()
+        else:
+            self._move()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Gradients of one batch are written over by the next; those of several are added up, and begin at zero."""
+        self.optimizer.zero_grad(set_to_none=self.settings.accumulate == 1)
+
+    def _capture(self) -> None:
+        """Record an update; nothing of it happens before it is played."""
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._forget()
+        try:
+            with torch.cuda.graph(first, stream=self.stream):
+                self._backward(self.shape.batch(self.laid))
+            with torch.cuda.graph(second, pool=first.pool(), stream=self.stream):
+                self._move()
+                if self.settings.accumulate > 1:
+                    self._forget()
+        except RuntimeError as error:
+            self.say(f"the training step cannot be captured, and goes on without: {_first_line(error)}")
+        else:
+            self.graphs = first, second
+
+
+def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
+    """How updates are made: as the recipe says, or the quickest way that this device and this model have."""
+    able = device.type == "cuda" and model.family in CAPTURED and not settings.checkpoint_activations
+    able = able and getattr(model, "mask", "causal") == "causal"
+    if settings.update != "auto":
+        if settings.update != "plain" and not able:
+            raise UserError(
+                f'training.update = "{settings.update}" needs a GPU, a model of the family {" or ".join(CAPTURED)} '
+                'that sees everything, and no checkpoint_activations; "auto" takes what there is'
+            )
+        return settings.update
+    return "plain" if not able else "compiled" if settings.steps >= LONG_JOB else "captured"
+
+
+def make(
+    model: Translator,
+    optimizer: torch.optim.Optimizer,
+    ema: Average | None,
+    settings: Training,
+    device: torch.device,
+    shape: Shape | None = None,
+    say: Callable[[str], None] = print,
+) -> Step:
+    """A step for batches of this shape; None: of any."""
+    if shape is None:
+        return Step(model, optimizer, ema, settings, device)
+    return CapturedStep(model, optimizer, ema, settings, device, shape, say)
+
+
+def compiles(
+    model: Translator, batch: PairBatch, settings: Training, device: torch.device, say: Callable[[str], None]
+) -> bool:
+    """Compile the model's blocks and loss and try them on a batch; if that fails they stay as they are, and it is said.
+
+    Nothing is left of the trial: neither gradients nor numbers drawn at random.
+    """
+    if shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("clang") is None:
+        say("no C compiler is installed, which compiling the training step needs: it goes on without")
+        return False
+    model.compiled = Compiled.make()
+    model.train()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast(settings.precision, device):
+            model.loss(batch, settings.label_smoothing).backward()
+    except Exception as error:  # whatever a compiler throws
+        model.compiled = None
+        say(f"the training step cannot be compiled here, and goes on without: {_first_line(error)}")
+    model.zero_grad(set_to_none=True)
+    return model.compiled is not None
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

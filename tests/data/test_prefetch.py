@@ -1,0 +1,103 @@
+"""Batches made ahead on a thread are the batches that would have been made without it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+
+import pytest
+import torch
+
+from regard.data.packing import Packer, Position
+from regard.data.prefetch import Prefetched
+from regard.data.store import TokenStore
+from regard.rows import PairBatch
+
+
+def packer(rank: int = 0, world: int = 1) -> Packer:
+    lengths = [2 + (7 * i) % 11 for i in range(200)]
+    sentences = [[5 + (i + j) % 40 for j in range(n - 1)] + [2] for i, n in enumerate(lengths)]
+    return Packer(
+        [TokenStore.of(sentences, sentences)], [1.0], target_budget=64, seed=3, pool=4, rank=rank, world=world
+    )
+
+
+def same(one: PairBatch, other: PairBatch) -> bool:
+    pairs = [(one.source.ids, other.source.ids), (one.inputs.ids, other.inputs.ids), (one.labels, other.labels)]
+    return all(torch.equal(a, b) for a, b in pairs) and one.source.rows.lengths == other.source.rows.lengths
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_the_same_batches_and_positions_come_in_the_same_order(rank: int, world: int, ahead: int) -> None:
+    plain = list(islice(packer(rank, world).batches(), 60))  # more than an epoch
+    with Prefetched(packer(rank, world).batches(), ahead) as stream:
+        for batch, position in plain:
+            found, after = next(stream)
+            assert same(found, batch) and after == position
+
+
+def test_resuming_at_the_last_position_taken_goes_on_with_the_next_batch() -> None:
+    """What was made ahead and never taken is made again."""
+    plain = [batch for batch, _ in islice(packer().batches(), 30)]
+    position = Position()
+    with Prefetched(packer().batches(), ahead=6) as stream:
+        for _ in range(13):
+            _, position = next(stream)
+    with Prefetched(packer().batches(position), ahead=6) as stream:
+        assert all(same(next(stream)[0], batch) for batch in plain[13:])
+
+
+def test_no_more_is_made_than_was_asked_to_be_ahead() -> None:
+    made = []
+
+    def numbers() -> Iterator[int]:
+        for number in count():
+            made.append(number)
+            yield number
+
+    with Prefetched(numbers(), ahead=3) as stream:
+        assert next(stream) == 0
+        time.sleep(0.1)
+        assert len(made) <= 5  # one taken, three waiting, one in the making
+
+
+def test_what_goes_wrong_is_raised_after_the_items_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise ValueError("the disk is gone")
+
+    with Prefetched(items()) as stream:
+        assert [next(stream), next(stream)] == [1, 2]
+        with pytest.raises(ValueError, match="the disk is gone"):
+            next(stream)
+        with pytest.raises(StopIteration):
+            next(stream)
+
+
+def test_closing_ends_the_thread_whatever_it_was_doing() -> None:
+    before = threading.active_count()
+    stream = Prefetched(count(), ahead=2)
+    next(stream)
+    stream.close()
+    assert threading.active_count() == before
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_waiting_for_a_slow_maker_is_counted_and_a_quick_one_is_not_waited_for() -> None:
+    def slow() -> Iterator[int]:
+        for number in range(3):
+            time.sleep(0.05)
+            yield number
+
+    with Prefetched(slow()) as stream:
+        assert list(stream) == [0, 1, 2]
+        assert stream.waited > 0.1
+    with Prefetched(iter(range(3))) as stream:
+        time.sleep(0.1)
+        assert list(stream) == [0, 1, 2]
+        assert stream.waited < 0.05

@@ -1,0 +1,58 @@
+"""The loss from logits and the loss straight from what the logits are made of are one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.losses import CHUNK_CELLS, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 23), st.integers(2, 17), st.integers(1, 30), st.booleans(), st.sampled_from([0.0, 0.1, 0.4]))
+def test_chunk_by_chunk_equals_all_at_once(places: int, words: int, chunk: int, biased: bool, smoothing: float) -> None:
+    torch.manual_seed(places * words)
+    x, table = torch.randn(places, 6, requires_grad=True), torch.randn(words, 6, requires_grad=True)
+    bias = torch.randn(words, requires_grad=True) if biased else None
+    labels, counted = torch.randint(0, words, (places,)), torch.rand(places) < 0.8
+    given_to = [x, table, *([bias] if bias is not None else [])]
+    whole = cross_entropy(torch.nn.functional.linear(x, table, bias), labels, counted, smoothing)
+    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, chunk)
+    torch.testing.assert_close(parts, whole)
+    upstream = torch.tensor(0.37)  # a mean over tokens, say
+    expected, found = (torch.autograd.grad(loss, given_to, upstream) for loss in (whole, parts))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_without_gradients_none_are_worked_out() -> None:
+    x, table = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
+    labels, counted = torch.randint(0, 7, (5,)), torch.ones(5, dtype=torch.bool)
+    with torch.no_grad():
+        loss = projected_cross_entropy(x, table, None, labels, counted)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, cross_entropy(x.detach() @ table.detach().T, labels, counted))
+
+
+def test_under_autocast_products_are_in_half_precision_and_the_sum_is_not() -> None:
+    torch.manual_seed(0)
+    x, table = torch.randn(64, 16, requires_grad=True), torch.randn(99, 16, requires_grad=True)
+    labels, counted = torch.randint(0, 99, (64,)), torch.ones(64, dtype=torch.bool)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = projected_cross_entropy(x, table, None, labels, counted, 0.1)
+    coarse = (x.detach().bfloat16() @ table.detach().bfloat16().T).double()
+    expected = torch.nn.functional.cross_entropy(coarse, labels, label_smoothing=0.1, reduction="sum")
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    loss.backward()
+    assert x.grad is not None and table.grad is not None
+    assert x.grad.dtype == table.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("places", [1, 255, 8192, 32768, 100_000])
+@pytest.mark.parametrize("words", [50, 37_000, 250_000])
+def test_chunks_hold_no_more_than_they_may_and_waste_little(places: int, words: int) -> None:
+    chunk = even_chunk(places, words)
+    assert chunk % CHUNK_STEP == 0 and (chunk == CHUNK_STEP or (chunk - CHUNK_STEP) * words <= CHUNK_CELLS)
+    fewest = -(-places * words // CHUNK_CELLS)
+    assert -(-places // chunk) <= fewest

@@ -1,0 +1,53 @@
+"""What makes training quick on a CPU changes no result."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import pytest
+import torch
+
+from regard import losses
+from regard.devices import held_memory
+
+CPU = torch.device("cpu")
+
+
+def test_a_loss_taken_a_few_rows_at_a_time_is_the_loss_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    x, table = torch.randn(150, 6, requires_grad=True), torch.randn(20, 6, requires_grad=True)
+    labels, counted = torch.randint(0, 20, (150,)), torch.rand(150) < 0.8
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        loss = losses.projected_cross_entropy(x, table, None, labels, counted, 0.1)
+        return loss.detach(), *torch.autograd.grad(loss, (x, table))
+
+    plain = losses.cross_entropy(x @ table.T, labels, counted, 0.1)
+    expected = plain.detach(), *torch.autograd.grad(plain, (x, table))
+    for rows in (1, 64, 1000):
+        monkeypatch.setattr(losses, "CACHED_ROWS", rows)
+        for found, right in zip(gradients(), expected, strict=True):
+            torch.testing.assert_close(found, right)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_freed_memory_is_held_for_the_next_use_and_handed_back_afterwards() -> None:
+    """Resident pages, by the system's own count, before and after 200 MB are freed."""
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    size = 200 * 2**20
+    with held_memory(CPU):
+        block = torch.ones(size // 4)
+        full = resident()
+        del block
+        assert resident() > full - size // 2
+    assert resident() < full - size // 2
+
+
+def test_other_devices_are_left_alone() -> None:
+    with held_memory(torch.device("meta")):
+        assert torch.ones(3).sum() == 3

@@ -1,0 +1,96 @@
+"""The arithmetic of a model by formula is what PyTorch counts while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.attention import kernel
+from regard.models import build
+from regard.recipes.schema import Recipe
+from regard.rows import PairBatch, TokenRow
+from regard.text import BEGIN
+from regard.training import flops
+
+VOCABULARY, SENTENCES, SOURCE, TARGET = 50, 3, 5, 7
+SMALL = {"width": 16, "inner": 24, "heads": 2, "dropout": 0.0}
+RECURRENT = {
+    "width": 16,
+    "encoder_width": 16,
+    "embedding": 12,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "dropout": 0.0,
+}
+
+
+def pairs(plain: bool) -> PairBatch:
+    """Equally long sentences: PyTorch counts padding too, and here is none."""
+    sources = [[] if plain else [5 + i for i in range(SOURCE)] for _ in range(SENTENCES)]
+    return PairBatch.of(sources, [[6 + i for i in range(TARGET)] for _ in range(SENTENCES)], begin=BEGIN)
+
+
+def gaps() -> PairBatch:
+    row = TokenRow.of([[5 + i for i in range(TARGET)] for _ in range(SENTENCES)])
+    counted = torch.zeros(len(row.ids), dtype=torch.bool)
+    counted[[1, 8, 9, 20]] = True
+    return PairBatch(row, row, row.ids, counted)
+
+
+def settings_of(model: dict[str, Any], text: bool, shared: bool) -> Any:
+    data = {"imported": "text" if text else "pairs"}
+    return Recipe.model_validate({"data": data, "text": {"shared": shared}, "model": model}).model
+
+
+CASES: dict[str, tuple[dict[str, Any], PairBatch]] = {
+    "transformer": ({**SMALL, "encoder_layers": 2, "decoder_layers": 1}, pairs(False)),
+    "transformer, gated and squeezed": (
+        {**SMALL, "encoder_layers": 1, "decoder_layers": 2, "activation": "gated", "squeeze": 4, "tied": False},
+        pairs(False),
+    ),
+    "gpt on text": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, pairs(True)),
+    "gpt on pairs": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, pairs(False)),
+    "gpt, relative": (
+        {"family": "gpt", **SMALL, "layers": 2, "max_positions": 32, "positions": "relative"},
+        pairs(True),
+    ),
+    "bert fills": ({"family": "bert", **SMALL, "layers": 2}, gaps()),
+    "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, pairs(False)),
+    **{
+        f"recurrent {cell} {attention} {feed}": (
+            {"family": "recurrent", **RECURRENT, "cell": cell, "attention": attention, "feed": feed, "heads": 2},
+            pairs(False),
+        )
+        for cell, attention, feed in [
+            ("lstm", "none", "every"),
+            ("gru", "dot", "start"),
+            ("lstm", "bilinear", "start"),
+            ("gru", "additive", "every"),
+            ("lstm", "heads", "start"),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_forward_pass_takes_what_the_formula_says(case: str) -> None:
+    model, batch = CASES[case]
+    text = case.endswith(("on text", "relative", "fills"))
+    settings = settings_of(model, text, shared="classif" not in case)
+    module = build(settings, VOCABULARY, VOCABULARY, shared="classif" not in case)
+    with FlopCounterMode(display=False) as counter, kernel("plain"), torch.no_grad():  # fused kernels are not counted
+        module.loss(batch)
+    assert flops.forward(settings, batch, VOCABULARY) == counter.get_total_flops()
+
+
+def test_the_gradients_take_twice_as_much_again() -> None:
+    """The gradients of both factors of every product, each as much as the product itself."""
+    model, batch = CASES["transformer"]
+    settings = settings_of(model, False, True)
+    module = build(settings, VOCABULARY, VOCABULARY, shared=True)
+    with FlopCounterMode(display=False) as counter, kernel("plain"):
+        module.loss(batch).backward()
+    assert flops.update(settings, batch, VOCABULARY) == counter.get_total_flops()

@@ -1,0 +1,245 @@
+"""Static batches: all of a batch in one tensor, and a step that is compiled once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention import Causal, Flat, Packed, attend, kernel
+from regard.attention.layouts import Ranges
+from regard.data.masking import generator, mask_batch
+from regard.data.packing import Packer, Windows
+from regard.data.store import TokenStore
+from regard.errors import UserError
+from regard.losses import projected_cross_entropy
+from regard.models import Translator, build
+from regard.models.family import Compiled
+from regard.recipes.schema import FAMILIES, Training
+from regard.rows import PairBatch, StaticRows
+from regard.training import step
+from regard.training.static import Shape
+from regard.training.step import Step
+
+WORDS = 40
+CPU = torch.device("cpu")
+FRONT = 4  # ids below are marks
+
+
+def sentences(count: int, seed: int, longest: int = 9) -> list[list[int]]:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (count,), generator=random).tolist()
+    return [torch.randint(FRONT, WORDS, (n,), generator=random).tolist() for n in lengths]
+
+
+def pairs(static: bool) -> Packer:
+    store = TokenStore.of(sentences(60, 1), sentences(60, 2))
+    return Packer([store], [1.0], target_budget=48, seed=1, static=static)
+
+
+def texts(static: bool) -> Packer:
+    store = TokenStore.of([[] for _ in range(60)], [[1, *s, 2] for s in sentences(60, 3)])
+    return Packer([store], [1.0], target_budget=48, seed=1, static=static)
+
+
+def windows(static: bool) -> Windows:
+    store = TokenStore.of([[]], [[n for s in sentences(80, 4) for n in s]])
+    return Windows([store], [1.0], context=12, batch_tokens=48, seed=1)
+
+
+def with_gaps(batch: PairBatch) -> PairBatch:
+    return mask_batch(batch, generator(1), share=0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS)
+
+
+KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
+    "transformer": ({"family": "transformer", "size": "tiny", "positions": "fraction"}, pairs),
+    "transformer, norm after, squeezed": (
+        {"family": "transformer", "size": "tiny", "norm_first": False, "squeeze": 8, "norm": "rms"},
+        pairs,
+    ),
+    "gpt, pairs": ({"family": "gpt", "size": "nano"}, pairs),
+    "gpt, pairs, rotary": ({"family": "gpt", "size": "nano", "positions": "rotary"}, pairs),
+    "gpt, documents, relative": ({"family": "gpt", "size": "nano", "positions": "relative"}, texts),
+    "gpt, windows": ({"family": "gpt", "size": "nano"}, windows),
+    "bert": ({"family": "bert", "size": "tiny"}, texts),
+}
+
+
+def made(name: str) -> tuple[Translator, Shape, list[PairBatch]]:
+    settings, packs = KINDS[name]
+    torch.manual_seed(0)
+    chosen = FAMILIES[settings["family"]].model_validate({**settings, "dropout": 0.0})
+    model = build(chosen, WORDS, WORDS, True).train()  # type: ignore[arg-type]
+    packer = packs(True)
+    batches = [packer.batch_at(n) for n in range(3)]
+    gaps = settings["family"] == "bert"
+    return model, Shape.of(packer, gaps), [with_gaps(b) for b in batches] if gaps else batches
+
+
+def loss_and_gradients(model: Translator, batch: PairBatch) -> list[Tensor]:
+    model.zero_grad()
+    loss = model.loss(batch, 0.1)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_from(name: str) -> None:
+    model, shape, batches = made(name)
+    for batch in batches:
+        laid = shape.lay(batch)
+        assert laid.shape == (shape.size,)
+        torch.testing.assert_close(
+            loss_and_gradients(model, shape.batch(laid)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
+        )
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    _, shape, batches = made("transformer")
+    other = PairBatch.of([[5, 2]], [[6, 2]], begin=1)
+    with pytest.raises(ValueError, match="places"):
+        shape.lay(other)
+    assert shape.lay(batches[0]).dtype == torch.long
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt, windows"])
+def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the same. The compiler is left out: what is traced is run as it is."""
+    from torch._dynamo.testing import CompileCounter
+
+    model, shape, batches = made(name)
+    counted = CompileCounter()
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=counted, **options))
+    expected = [loss_and_gradients(model, batch) for batch in batches]
+    model.compiled = Compiled.make()
+    frames = []
+    for batch, wanted in zip(batches, expected, strict=True):
+        torch.testing.assert_close(
+            loss_and_gradients(model, shape.batch(shape.lay(batch))), wanted, atol=1e-4, rtol=1e-4
+        )
+        frames.append(counted.frame_count)
+    assert frames[0] > 0 and len(set(frames)) == 1
+
+
+# -- attention over static rows ----------------------------------------------------------------------------------------
+
+
+def rows(lengths: list[int], size: int, most: int) -> StaticRows:
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return StaticRows(torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1])), size, max(lengths))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [[5, 130, 1, 60, 200], [256], [1] * 90, [128, 128, 44]])
+def test_the_tiles_of_flex_attention_hold_everything_that_may_be_seen(lengths: list[int], causal: bool) -> None:
+    queries = rows(lengths, 400, 95)
+    keys = queries if causal else rows([n % 50 + 3 for n in lengths], 300, 95)
+    ranges = Ranges(queries, keys, causal)
+    mask, table = ranges.block_mask, ranges.table
+    tile = mask.BLOCK_SIZE[0]
+    covered = mask.to_dense()[0, 0].bool().repeat_interleave(tile, 0).repeat_interleave(tile, 1)
+    assert not (table & ~covered[: table.shape[0], : table.shape[1]]).any()
+    back = torch.zeros_like(mask.to_dense()[0, 0])
+    for key_tile, count in enumerate(mask.q_num_blocks[0, 0].tolist()):  # what the backward pass goes by
+        back[mask.q_indices[0, 0, key_tile, :count].long(), key_tile] = 1
+    covered = back.bool().repeat_interleave(tile, 0).repeat_interleave(tile, 1)
+    assert not (table & ~covered[: table.shape[0], : table.shape[1]]).any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flex_attention_gives_what_the_plain_kernel_gives(causal: bool) -> None:
+    queries = rows([5, 130, 1, 60], 200, 9)
+    keys = queries if causal else rows([7, 20, 3, 100], 140, 9)
+    layout = Flat(queries, keys, Causal() if causal else None)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(200, 2, 16), torch.randn(keys.size, 2, 16), torch.randn(keys.size, 2, 16)
+    found = {}
+    for name in ("plain", "fused", "flex"):
+        with kernel(name), torch.no_grad():
+            found[name] = attend(q, k, v, layout)[:196]
+    torch.testing.assert_close(found["fused"], found["plain"])
+    torch.testing.assert_close(found["flex"], found["plain"])
+
+
+def test_static_rows_lie_as_rows_do() -> None:
+    batch = PairBatch.of(sentences(7, 5), sentences(7, 6), begin=1, source_size=70, target_size=70)
+    known = batch.inputs.rows
+    static = rows(list(known.lengths), 70, 12)
+    assert torch.equal(static.position, known.position) and torch.equal(static.real, known.real)
+    assert torch.equal(static.sentence[known.real], known.sentence[known.real])
+    torch.manual_seed(0)
+    q, k, v = torch.randn(70, 2, 16), torch.randn(70, 2, 16), torch.randn(70, 2, 16)
+    flat, padded = attend(q, k, v, Flat(static, static, Causal())), attend(q, k, v, Packed(known, known, Causal()))
+    torch.testing.assert_close(flat[known.real], padded[known.real])
+
+
+# -- which step --------------------------------------------------------------------------------------------------------
+
+
+def test_the_step_is_chosen_by_device_model_and_length_of_the_job() -> None:
+    gpu = torch.device("cuda")
+    transformer = FAMILIES["transformer"].model_validate({})
+    recurrent = FAMILIES["recurrent"].model_validate({})
+    sparse = FAMILIES["gpt"].model_validate({"mask": "window"})
+    assert step.kind(Training(steps=10**6), transformer, CPU) == "plain"  # type: ignore[arg-type]
+    assert step.kind(Training(steps=10**6), transformer, gpu) == "compiled"  # type: ignore[arg-type]
+    assert step.kind(Training(steps=10), transformer, gpu) == "captured"  # type: ignore[arg-type]
+    assert step.kind(Training(steps=10, update="plain"), transformer, gpu) == "plain"  # type: ignore[arg-type]
+    for other in (recurrent, sparse):
+        assert step.kind(Training(steps=10**6), other, gpu) == "plain"  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="needs a GPU"):
+        step.kind(Training(update="compiled"), transformer, CPU)  # type: ignore[arg-type]
+
+
+def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape, batches = made("transformer")
+
+    def fails(*arguments: object) -> Tensor:
+        raise RuntimeError("no such instruction\nand much more")
+
+    monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: Compiled(fails, fails)))
+    said: list[str] = []
+    batch = shape.batch(shape.lay(batches[0]))
+    assert not step.compiles(model, batch, Training(), CPU, said.append)
+    assert model.compiled is None and all(p.grad is None for p in model.parameters())
+    assert len(said) == 1 and "no such instruction" in said[0] and "much more" not in said[0]
+
+
+def test_trying_a_compiled_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape, batches = made("transformer")
+    plain = Compiled(lambda part, *arguments: part(*arguments), projected_cross_entropy)
+    monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: plain))
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    assert step.compiles(model, shape.batch(shape.lay(batches[0])), Training(), CPU, print)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a GPU")
+@pytest.mark.parametrize("kind", ["captured", "compiled"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, tmp_path: Path) -> None:
+    """On a GPU: eight updates, the last of them played from a graph, move the weights as plain updates do."""
+    gpu, found = torch.device("cuda"), []
+    settings = Training(precision="fp32" if kind == "compiled" else "bf16", accumulate=accumulate, clip=1.0)
+    for how in ("plain", kind):
+        model, shape, batches = made("transformer")
+        model.to(gpu)
+        if how == "compiled":
+            model.compiled = Compiled.make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        update = step.make(model, optimizer, None, settings, gpu, None if how == "plain" else shape)
+        for number in range(1, 9):
+            group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
+            update(group, number, 1e-3)
+        assert isinstance(update, Step) and (how == "plain" or update.graphs is not None)
+        found.append([update.loss.cpu(), update.norm.cpu(), *(p.detach().cpu() for p in model.parameters())])
+    close = {"atol": 1e-4, "rtol": 1e-3} if kind == "compiled" else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(found[1], found[0], check_dtype=False, **close)
