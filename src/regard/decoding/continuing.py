@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.data.packing import sentence_batches
 from regard.decoding.hypotheses import Hypothesis, Slots
 from regard.decoding.sampling import fold
-from regard.decoding.search import search
+from regard.decoding.search import quickest, search
 from regard.errors import UserError
 from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
@@ -109,6 +109,7 @@ class Continuer:
     stream: bool  # trained on text without marks; False: on documents from a begin mark to an end mark
     seed: int = 0
     lowercase: bool = False
+    precision: str = "auto"  # as `devices.autocast` has it, on a GPU
 
     @classmethod
     def for_recipe(
@@ -121,7 +122,15 @@ class Continuer:
         """As the recipe says: how it was trained, and how it samples if it says so."""
         chosen = settings if settings is not None else generation(recipe.decoding)
         stream = recipe.data.documents == "stream"
-        return cls(model, tokenizers[1], chosen, recipe.model.max_positions, stream, lowercase=recipe.data.lowercase)
+        return cls(
+            model,
+            tokenizers[1],
+            chosen,
+            recipe.model.max_positions,
+            stream,
+            lowercase=recipe.data.lowercase,
+            precision=recipe.training.precision,
+        )
 
     def __call__(
         self,
@@ -167,7 +176,7 @@ class Continuer:
         return self.stream and self.tokenizer.unit == "word"
 
     @property
-    def _forbidden(self) -> list[int]:
+    def forbidden(self) -> list[int]:
         """What is not text: special ids and tags. A stream never saw the end mark (an imported model may have)."""
         never_ends = self.stream and not self._lines_end_with_marks and self.tokenizer.foreign is None
         return [FILL, BEGIN, UNKNOWN, *range(UNKNOWN + 1, self.tokenizer.first), *([END] if never_ends else [])]
@@ -182,6 +191,21 @@ class Continuer:
             tokens = [BEGIN, *self.tokenizer.encode(text)]
         cut = len(tokens) > self.longest
         return [_Draft(line, sample, joint, cut, self._fitting(tokens)) for sample in range(samples)]
+
+    def read(self, prompt: str) -> tuple[list[int], bool]:
+        """The tokens that the model sees of a prompt, mark in front, and whether it had to be cut."""
+        (draft,) = self._drafts(0, prompt, 1)
+        return draft.view, draft.cut
+
+    def after(self, view: list[int], tokens: int) -> Hypothesis:
+        """What comes after a prompt that is tokens already, as `read` gives them; no more than fits beside it."""
+        draft = _Draft(0, 0, "", False, list(view))
+        self._write([draft], 0, min(tokens, self.longest - len(view) + 1), (), 0, None)
+        return self._hypothesis(draft)
+
+    def spell(self, written: Sequence[int]) -> str:
+        """The text of tokens that follow a prompt."""
+        return self._text(_Draft(0, 0, "", False, []), written)
 
     def _fitting(self, tokens: list[int]) -> list[int]:
         """What the model can see of tokens: all, or the mark and the last half where they do not fit."""
@@ -216,11 +240,12 @@ class Continuer:
             self.settings.model_copy(update=long_enough),
             begin=[view[-1] for view in views],
             prompts=[view if self.stream else view[1:] for view in views],
-            forbidden=self._forbidden,
+            forbidden=self.forbidden,
             seed=self.seed,
             lines=[fold(first + draft.line, draft.sample, turn) for draft in drafts],
             longest=[min(pair) for pair in zip(rooms, wanted, strict=True)],
             watch=self._watcher(drafts, stop, watch) if stop or watch is not None else None,
+            run=quickest(self.model, self.precision),
         )
         for draft, (best, *_) in zip(drafts, found, strict=True):
             line_ends = best.finished and self._lines_end_with_marks

@@ -46,6 +46,7 @@ class Choice:
 
     parents: Tensor  # [N, K]
     tokens: Tensor  # [N, K]
+    steps: Tensor  # [N, K] the log-probabilities of these tokens
     margin: Tensor  # [N]
     moved: bool  # False where every slot is known to go on from itself, so that the state need not be reordered
 
@@ -97,14 +98,15 @@ class Slots:
 
         So a hypothesis that is over is one candidate with its final score among all the others. Changes `logp`.
         """
-        logp.masked_fill_(~self.live[..., None], -math.inf)
-        logp[..., END].masked_fill_(~self.live, 0.0)
+        idle = ~self.live
+        if bool(idle.any()):
+            logp[idle] = -math.inf
+            logp[..., END].masked_fill_(idle, 0.0)
         return logp
 
-    def advance(self, choice: Choice, logp: Tensor) -> Slots:
-        """The slots after a choice among the candidates `logp` [N, K, V]; the number of slots may change."""
-        parents, tokens = choice.parents, choice.tokens
-        steps = logp.flatten(1).gather(1, parents * logp.shape[-1] + tokens)
+    def advance(self, choice: Choice) -> Slots:
+        """The slots after a choice; their number may change."""
+        parents, tokens, steps = choice.parents, choice.tokens, choice.steps
         past = parents[..., None].expand(-1, -1, self.tokens.shape[-1])
         total = self.total.gather(1, parents) + steps
         extended = self.live.gather(1, parents)

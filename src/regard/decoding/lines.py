@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from regard.data.packing import sentence_batches
-from regard.decoding.search import Hypothesis, search
+from regard.decoding.search import Hypothesis, quickest, search
 from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
@@ -44,6 +44,7 @@ class LineTranslator:
     seed: int = 0
     front: tuple[int, ...] = ()  # marks before every source
     shares_context: bool = False  # whether what it reads and what it writes are that long together
+    precision: str = "auto"  # as `devices.autocast` has it, on a GPU
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class LineTranslator:
             first.target_tag,
             front=front_of(recipe),
             shares_context=recipe.model.shares_context,
+            precision=recipe.training.precision,
         )
 
     @property
@@ -111,6 +113,11 @@ class LineTranslator:
                 progress(len(chosen))
         return answers
 
+    def of_tokens(self, sources: list[list[int]]) -> list[Hypothesis]:
+        """The best output for each source that is tokens already, marks included, as `encode` gives them."""
+        found = self._search(sources, self._prefixes(sources, None), list(range(len(sources))), 0, 1)
+        return [best for best, *_ in found]
+
     def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
         """What each translation begins with, cut so that there is a place for the end mark."""
         tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
@@ -133,4 +140,5 @@ class LineTranslator:
                 lines=[first + i for i in lines],
                 nbest=nbest,
                 longest=[self.room.target(len(source)) for source in sources],
+                run=quickest(self.model, self.precision),
             )

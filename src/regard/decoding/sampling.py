@@ -45,8 +45,11 @@ def keys(seed: int, lines: Sequence[int], samples: int) -> Words:
     return splitmix64(splitmix64(splitmix64(np.array([seed & MASK], dtype=np.uint64)) ^ line) ^ sample)
 
 
-def uniforms(key: Words, step: int) -> Tensor:
-    """[N, K] one number in [0, 1) for each key at this step: 24 bits of hash, which float32 holds exactly."""
+def uniforms(key: Words, step: int | Words) -> Tensor:
+    """[N, K] one number in [0, 1) for each key at this step: 24 bits of hash, which float32 holds exactly.
+
+    Keys [N, K, 1] at steps [T] give those of all the steps at once, [N, K, T].
+    """
     bits = splitmix64(key ^ np.uint64(step)) >> np.uint64(40)
     return torch.from_numpy(bits.astype(np.float32)) * 2.0**-24
 
@@ -80,7 +83,9 @@ def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:
     above = torch.where(place < last, upper - target, math.inf)
     here = torch.zeros_like(uniform, dtype=torch.long) if grown else _own(uniform)
     margin = torch.minimum(below, above).squeeze(-1).amin(-1)
-    return Choice(here, order.gather(-1, place).squeeze(-1), margin, moved=grown)
+    token = order.gather(-1, place)
+    steps = logp.expand(-1, uniform.shape[1], -1).gather(-1, token)
+    return Choice(here, token.squeeze(-1), steps.squeeze(-1), margin, moved=grown)
 
 
 def _own(like: Tensor) -> Tensor:

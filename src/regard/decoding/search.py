@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.decoding.greatest import greatest
 from regard.decoding.hypotheses import Choice, Hypothesis, Report, Slots, ranking_margin
 from regard.decoding.penalties import Rules, length_penalties
 from regard.decoding.sampling import draw, keys, uniforms
@@ -52,6 +53,7 @@ def search(
     longest: int | Sequence[int] | None = None,
     watch: Watch | None = None,
     report: Report | None = None,
+    run: Run | None = None,
 ) -> list[list[Hypothesis]]:
     """Per sentence of `source` (on the model's device, end marks included) up to `nbest` hypotheses, best first.
 
@@ -60,8 +62,9 @@ def search(
     generated; `prefixes` are what the outputs have to begin with, one a sentence; `seed` and `lines`, the sentences'
     numbers in the whole text, key the random draws; `nbest` random samples are drawn; `longest` is the most tokens the
     model can write, for all or for each. `watch` is called after every step with the numbers in `source` of the
-    sentences still searched and their slots, and may return which slots [N, K] to stop there. What a sentence gets does
-    not depend on the rest of the batch.
+    sentences still searched and their slots, and may return which slots [N, K] to stop there. `run` carries the steps
+    out (None: `step_by_step`; `decoding.captured` has a quicker one for GPUs). What a sentence gets does not depend on
+    the rest of the batch.
 
     >>> search(model, source, Decoding(beam=4))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
@@ -82,7 +85,7 @@ def search(
     penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
     chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
     with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training
-        ended = _run(model, source, begin, rules, chooser, lines, watch)
+        ended = (step_by_step if run is None else run)(model, source, begin, rules, chooser, lines, watch)
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     margins = [math.inf] * count
     for sentences, slots in ended:
@@ -95,7 +98,7 @@ def search(
     return results
 
 
-def _run(
+def step_by_step(
     model: Stepper,
     source: TokenRow,
     begin: Sequence[int],
@@ -116,7 +119,7 @@ def _run(
         logp = rules.apply(functional.log_softmax(logits, -1), slots.tokens)
         logp = slots.only_end_where_over(logp)
         choice = chooser.choose(slots, logp, [lines[sentence] for sentence in inside])
-        slots = slots.advance(choice, logp)
+        slots = slots.advance(choice)
         if watch is not None and (stopped := watch(inside, slots)) is not None:
             slots = slots.stop(stopped)
         done = (chooser.done(slots, rules) | (rules.limit <= slots.tokens.shape[-1])).tolist()
@@ -132,6 +135,30 @@ def _run(
             parents, tokens = parents[stay], tokens[stay]
         if choice.moved:
             state = state.reorder(parents)
+
+
+class Run(Protocol):
+    """Steps until every sentence is done. `step_by_step` is the definition; any other is held equal to it."""
+
+    def __call__(
+        self,
+        model: Stepper,
+        source: TokenRow,
+        begin: Sequence[int],
+        rules: Rules,
+        chooser: Chooser,
+        lines: Sequence[int],
+        watch: Watch | None,
+    ) -> list[tuple[list[int], Slots]]: ...
+
+
+def quickest(model: nn.Module, precision: str = "auto") -> Run | None:
+    """How to run searches with a model where it is: recorded steps on a GPU; None, step by step, on a CPU."""
+    if next(model.parameters()).device.type != "cuda":
+        return None
+    from regard.decoding.captured import captured  # what it takes to load is not wanted on a CPU
+
+    return captured(model, precision)
 
 
 class Chooser(Protocol):
@@ -155,20 +182,22 @@ class Best:
     def choose(self, slots: Slots, logp: Tensor, lines: Sequence[int]) -> Choice:
         """The best of all K * V candidates, ranked by the score they would have if they ended there.
 
-        The first step has one slot and V candidates, so the number of slots grows to the beam's; in a vocabulary
-        smaller than the beam that takes several steps.
+        Within a slot that is the order of their log-probabilities, so the best of all are among the best of each. The
+        first step has one slot and V candidates, so the number of slots grows to the beam's; in a vocabulary smaller
+        than the beam that takes several steps.
         """
-        count, before, vocabulary = logp.shape
+        steps, tokens = greatest(logp, self.settings.beam + 1)  # [N, K, C]; one more than is kept, for the margin
         penalty = self.penalty[slots.length + slots.live]  # [N, K]: only live ones grow longer
-        score = ((slots.total[..., None] + logp) / penalty[..., None]).flatten(1)  # [N, K * V]
+        score = ((slots.total[..., None] + steps) / penalty[..., None]).flatten(1)  # [N, K * C]
         width = min(self.settings.beam, score.shape[1])
-        top = score.topk(min(width + 1, score.shape[1]))  # one more than is kept, for the margin
-        parents, tokens = top.indices[:, :width] // vocabulary, top.indices[:, :width] % vocabulary
-        margin = score.new_full((count,), math.inf)
+        top = score.topk(min(width + 1, score.shape[1]))
+        kept = top.indices[:, :width]
+        margin = torch.full_like(slots.margin, math.inf)
         if top.values.shape[1] > width:
-            kept, rejected = top.values[:, width - 1], top.values[:, width]
-            margin = torch.where(rejected > -math.inf, kept - rejected, math.inf)
-        return Choice(parents, tokens, margin, moved=max(before, width) > 1)
+            last, rejected = top.values[:, width - 1], top.values[:, width]
+            margin = torch.where(rejected > -math.inf, last - rejected, math.inf)
+        steps, tokens, each = steps.flatten(1).gather(1, kept), tokens.flatten(1).gather(1, kept), steps.shape[-1]
+        return Choice(kept // each, tokens, steps, margin, moved=max(slots.total.shape[1], width) > 1)
 
     def done(self, slots: Slots, rules: Rules) -> Tensor:
         """No slot is live, or (early stopping) no live one can still get among the wanted.

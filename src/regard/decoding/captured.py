@@ -1,0 +1,297 @@
+"""Search on a GPU: a step is recorded once as a CUDA graph and played again, so that the host has little left to do.
+
+A decoding step of a small model is a few hundred tiny kernels, and starting one from Python takes longer than running
+it. Recorded steps are kept, one for every kind of board (`static`), and sizes are rounded up so that there are few
+kinds. Matrices are multiplied in bf16 where the precision says so, by a copy of the model whose matrices are bf16;
+norms, positions and the residual stream stay in float32, as under autocast. Scores are summed in float32 either way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention.kernels import chosen
+from regard.blocks import BatchNorm
+from regard.decoding.hypotheses import Slots
+from regard.decoding.penalties import Rules
+from regard.decoding.search import Best, Chooser, Random, Stepper, Watch, step_by_step
+from regard.decoding.static import Board, How, Static, tensors_of
+from regard.decoding.steady import Caches, Padded, Shape, possible
+from regard.models.transformer import Transformer
+from regard.positions import Positions
+from regard.rows import TokenRow
+from regard.text import END
+
+KEPT = 24  # recorded steps, of as many kinds of boards; those not used for longest are dropped
+WORTH = 8  # steps from which on recording pays
+EXACT = (nn.LayerNorm, nn.RMSNorm, BatchNorm, Positions)  # what stays in float32
+
+
+class Replayed(Protocol):
+    """Something that was done once and can be done again, with what is in the same tensors then."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A step on this board, and on no other."""
+
+    board: Board
+    step: Replayed
+
+
+@dataclass(eq=False)
+class Opening:
+    """The board of a Transformer before the first step, which can be made so again for other sources."""
+
+    board: Board
+    source: TokenRow  # [N * S] ids, as `_padded` lays them
+    begin: Tensor  # [N]
+    again: Replayed | None = None
+
+    def fill(self, source: TokenRow, begin: Tensor) -> None:
+        self.source.ids.copy_(source.ids)
+        self.source.rows.length.copy_(source.rows.length)
+        self.begin.copy_(begin)
+
+    def play(self, model: Any) -> None:
+        """Read the sources, and lay everything out for the first step."""
+        assert isinstance(self.board.state, Caches)
+        self.board.state.restart(model, self.source.ids, self.source.rows.length)
+        self.board.restart(self.begin)
+
+
+def _padded(source: TokenRow, shape: Shape) -> TokenRow:
+    """Sentences in rows of constant size; those to spare are a single token."""
+    ids = source.ids.new_full((shape.sentences, shape.source), END)
+    length = source.rows.length.new_ones(shape.sentences)
+    rows = source.rows.pad(source.ids)  # [N, L]
+    ids[: len(rows), : rows.shape[1]] = rows
+    length[: len(rows)] = source.rows.length
+    return TokenRow(ids.flatten(), Padded(length, shape.source))
+
+
+class Half:
+    """A copy of a model with its matrices in bf16, brought up to date before it is used."""
+
+    def __init__(self, model: nn.Module) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.model = deepcopy(model).eval().requires_grad_(False)
+            for module in self.model.modules():
+                if not isinstance(module, EXACT):
+                    for parameter in module.parameters(recurse=False):
+                        parameter.data = parameter.data.to(torch.bfloat16)
+                if isinstance(module, nn.RNNBase):
+                    module.flatten_parameters()
+
+    def follow(self, model: nn.Module) -> None:
+        """Take the weights as they are now: a fraction of a millisecond, and never out of date."""
+        groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+        for own, new in zip(_tensors(self.model), _tensors(model), strict=True):
+            into, out_of = groups.setdefault((own.dtype, new.dtype), ([], []))
+            into.append(own)
+            out_of.append(new)
+        for into, out_of in groups.values():  # of one dtype each, so that many tensors are one kernel
+            torch._foreach_copy_(into, out_of)
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+class Captured(Static):
+    """Runs searches with recorded steps; one for each model (`quickest`). What cannot be recorded goes step by step."""
+
+    def __init__(self, bf16: bool, compiled: bool = False) -> None:
+        super().__init__(sizes=True)
+        self.bf16, self.compiled = bf16, compiled
+        self.records: dict[object, Recorded] = {}  # by the kind of board; the last used comes last
+        self.openings: dict[object, Opening] = {}  # by the kind of search
+        self.half: Half | None = None
+        self.failed = False
+        self._stepped: nn.Module | None = None  # what takes the steps, where it is not what reads the sources
+        self._decide: Callable[[Board, Tensor], None] = Board.decide
+        self._lock = Lock()  # a board serves one search at a time
+        self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
+        self._where: tuple[int, ...] = ()  # the addresses that recorded steps read weights from
+
+    def __call__(
+        self,
+        model: Stepper,
+        source: TokenRow,
+        begin: Sequence[int],
+        rules: Rules,
+        chooser: Chooser,
+        lines: Sequence[int],
+        watch: Watch | None,
+    ) -> list[tuple[list[int], Slots]]:
+        if self.failed or not suits(model) or int(rules.limit.max()) < WORTH:
+            return step_by_step(model, source, begin, rules, chooser, lines, watch)
+        assert isinstance(model, nn.Module)
+        device = source.ids.device
+        with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            for _ in range(2):
+                try:
+                    used = self._ready(model)
+                    with self._precision(device.type):
+                        return super().__call__(used, source, begin, rules, chooser, lines, watch)
+                except torch.OutOfMemoryError:  # once more without what was kept for other searches
+                    self._clear()
+                    torch.cuda.empty_cache()
+            self._say("the GPU has not enough memory for it")
+        return step_by_step(model, source, begin, rules, chooser, lines, watch)
+
+    def _ready(self, model: nn.Module) -> Stepper:
+        """The model to step: itself, or its copy in bf16 with the weights of now."""
+        if self.bf16:
+            if self.half is None:
+                self.half = Half(model)
+                if self.compiled:
+                    self._compile(self.half.model)
+            else:
+                with torch.inference_mode():
+                    self.half.follow(model)
+            model = self.half.model
+        where = tuple(tensor.data_ptr() for tensor in _tensors(model))
+        if where != self._where:  # weights that moved are not where recorded steps look for them
+            self._clear()
+            self._where = where
+        return model  # type: ignore[return-value]
+
+    def _compile(self, model: nn.Module) -> None:
+        """Let the compiler join the small operations of a step. Blocks are alike, so that it compiles one of them.
+
+        Only steps are compiled: the blocks are those of a model that shares its tensors with the one that reads
+        prompts, which come in all lengths.
+        """
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in _tensors(model)}
+        self._stepped = deepcopy(model, shared)
+        for block in self._stepped.decoder:  # type: ignore[union-attr]
+            block.compile(dynamic=False)
+        self._decide = torch.compile(Board.decide, dynamic=False)
+
+    def _advance(self, model: Any, board: Board) -> None:
+        if self._stepped is not None:
+            try:
+                return self._decide(board, board.state.feed(self._stepped, board.last))
+            except Exception as error:  # a step that does not compile changes nothing: it can be taken as it is
+                self._stepped, self._decide = None, Board.decide
+                self._say(f"it does not compile ({type(error).__name__})")
+        self._decide(board, board.state.feed(model, board.last))
+
+    def _precision(self, device: str) -> AbstractContextManager[object]:
+        """Whatever the precision around this is: the one that was asked for."""
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+
+    def opened(
+        self,
+        model: Stepper,
+        source: TokenRow,
+        begin: Tensor,
+        rules: Rules,
+        chooser: Best | Random,
+        lines: Sequence[int],
+        shape: Shape,
+    ) -> Board:
+        """The first board of a kind is made as usual; after that, reading other sources is recorded on it, too."""
+        if self.failed or not isinstance(model, Transformer):
+            return super().opened(model, source, begin, rules, chooser, lines, shape)
+        kind = How.of(chooser), shape, tuple(x.shape for x in tensors_of(rules))
+        opening, source = self.openings.pop(kind, None), _padded(source, shape)
+        if opening is None:
+            opening = Opening(super().opened(model, source, begin, rules, chooser, lines, shape), source, begin)
+        else:
+            opening.board.take(rules, chooser, lines)
+            opening.fill(source, begin)
+            if opening.again is None:
+                opening.again = self._recorded(partial(opening.play, model))
+            else:
+                opening.again.replay()
+        self.openings[kind] = opening
+        _forget(self.openings)
+        return opening.board
+
+    def steps(self, model: Stepper, board: Board, count: int) -> Board:
+        if self.failed:
+            return super().steps(model, board, count)
+        kind = board.kind
+        found = self.records.pop(kind, None)
+        if found is None:
+            step, count = self._recorded(partial(self._advance, model, board)), count - 1
+            if step is None:
+                return super().steps(model, board, count)
+            found = Recorded(board, step)
+        elif found.board is not board:
+            found.board.load(board)
+        self.records[kind] = found
+        _forget(self.records)
+        for _ in range(count):
+            found.step.replay()
+        return found.board
+
+    def _recorded(self, action: Callable[[], None]) -> Replayed | None:
+        """Do something, which readies the libraries, and record it. None where that fails, once and for all."""
+        outside = torch.cuda.current_stream()
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        stream, graph = self._stream, torch.cuda.CUDAGraph()
+        stream.wait_stream(outside)
+        with torch.cuda.stream(stream):
+            action()
+            stream.synchronize()
+            try:
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
+                try:
+                    action()
+                finally:
+                    graph.capture_end()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.failed = True
+                self._say(str(error).partition("\n")[0])
+        outside.wait_stream(stream)
+        return None if self.failed else graph
+
+    def _clear(self) -> None:
+        self.records.clear()
+        self.openings.clear()
+
+    def _say(self, why: str) -> None:
+        print(f"regard: decoding on the GPU will be slower than it could be: {why}", file=sys.stderr)
+
+
+def _forget(kept: dict[object, Any]) -> None:
+    """What was not used for longest goes when there is too much."""
+    if len(kept) > KEPT:
+        del kept[next(iter(kept))]
+
+
+_runs: WeakKeyDictionary[nn.Module, dict[bool, Captured]] = WeakKeyDictionary()
+
+
+def suits(model: object) -> bool:
+    """Whether a model's steps can be recorded, and nobody wants to see inside them."""
+    if not isinstance(model, nn.Module) or model.training or not possible(model):
+        return False
+    whole = all(type(parameter) is nn.Parameter for parameter in model.parameters())  # not spread over several GPUs
+    return whole and not taps.listening() and chosen() == "auto"
+
+
+def captured(model: nn.Module, precision: str = "auto") -> Captured:
+    """What runs the searches of a model on its GPU, with all that it has recorded; "auto" is bf16."""
+    bf16 = precision in ("auto", "bf16")
+    return _runs.setdefault(model, {}).setdefault(bf16, Captured(bf16))

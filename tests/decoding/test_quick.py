@@ -1,0 +1,180 @@
+"""What makes decoding on a CPU quick changes nothing: each is held to its slow twin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import products
+from regard.attention import Ancestry, Cached, Pooled, attend, kernel
+from regard.decoding import Report, search
+from regard.decoding.greatest import GROUP, greatest
+from regard.models import Translator, build
+from regard.recipes.schema import Decoding, Recipe
+from regard.rows import TokenRow
+from regard.text import END
+
+FAMILIES = {
+    "transformer": {"width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 2, "inner": 48},
+    "recurrent": {"width": 32, "encoder_width": 32, "embedding": 32, "encoder_layers": 1, "decoder_layers": 1},
+    "gpt": {"width": 32, "heads": 4, "layers": 2, "inner": 48, "max_positions": 64},
+}
+
+
+def made(family: str, vocabulary: int = 300) -> Translator:
+    model = {"family": family, "dropout": 0.0, **FAMILIES[family]}
+    settings = Recipe.model_validate({"data": {"corpus": "copy"}, "model": model}).model
+    torch.manual_seed(1)
+    return build(settings, vocabulary, vocabulary, shared=True).eval()
+
+
+def sources(count: int = 7, vocabulary: int = 300) -> TokenRow:
+    draw = Random(1)
+    return TokenRow.of(
+        [[*(draw.randrange(4, vocabulary) for _ in range(draw.randint(1, 9))), END] for _ in range(count)]
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_prepared_model_finds_what_the_plain_one_finds(family: str, beam: int) -> None:
+    settings = Decoding(beam=beam, max_extra=6)
+    plain, quick = Report(), Report()
+    expected = search(made(family), sources(), settings, report=plain)
+    model = made(family)
+    products.prepare(model)
+    found = search(model, sources(), settings, report=quick)
+    decided = [margin > 1e-5 for margin in plain.margins]
+    assert sum(decided) >= len(decided) - 1
+    for (ours, *_), (theirs, *_), clear in zip(found, expected, decided, strict=True):
+        if clear:
+            assert ours.tokens == theirs.tokens
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+    torch.testing.assert_close(torch.tensor(quick.margins), torch.tensor(plain.margins), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 7), (2, 5, 7), (0, 7)], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_an_ordered_product_is_the_plain_one(shape: tuple[int, ...], biased: bool) -> None:
+    x, weight, bias = torch.randn(shape), torch.randn(11, 7), torch.randn(11) if biased else None
+    product = products.Ordered()
+    with torch.no_grad():
+        torch.testing.assert_close(product(x, weight, bias), F.linear(x, weight, bias))
+        turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # the same numbers, lying otherwise
+        torch.testing.assert_close(product(turned, weight, bias), F.linear(x, weight, bias))
+
+
+def test_weights_that_change_are_ordered_anew() -> None:
+    layer, x = torch.nn.Linear(5, 4), torch.randn(3, 5)
+    product = products.Ordered()
+    with torch.no_grad():
+        product(x, layer.weight)
+        layer.weight.mul_(2)
+        torch.testing.assert_close(product(x, layer.weight), F.linear(x, layer.weight))
+
+
+def test_a_prepared_model_still_has_its_gradients_and_its_names() -> None:
+    from regard import weights
+
+    plain, quick = made("transformer"), made("transformer")
+    products.prepare(quick)
+    assert weights.of_model(plain).keys() == weights.of_model(quick).keys()
+    assert plain.state_dict().keys() == quick.state_dict().keys()
+    x = torch.randn(4, 32)
+    for model in (plain, quick):
+        model.decoder[0].feed_forward(x).sum().backward()  # type: ignore[index,operator]
+    for one, other in zip(plain.parameters(), quick.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad)
+
+
+@pytest.mark.parametrize("size", [3, GROUP, 9 * GROUP, 40 * GROUP, 40 * GROUP + 1, 41 * GROUP - 1])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
+    torch.manual_seed(size)
+    values = torch.randn(2, 3, size)
+    values[0, 1, size // 2 :] = -torch.inf
+    values[1, 2] = -torch.inf
+    values[1, 2, -1] = 0.0
+    expected = values.topk(min(count, size))
+    found, where = greatest(values, count)
+    torch.testing.assert_close(found, expected.values)
+    finite = found > -torch.inf  # which of the impossible ones are named does not matter
+    assert torch.equal(values.gather(-1, where)[finite], found[finite])
+    assert torch.equal(where[finite], expected.indices[finite])
+
+
+@pytest.mark.parametrize("name", ["plain", "fused", "few"])
+def test_beams_of_a_pool_see_what_beams_of_a_cache_see(name: str) -> None:
+    """Beams multiply, change places and sentences leave: the pool that never moves gives what moving keys gives."""
+    torch.manual_seed(3)
+    random, heads, width = Random(3), 2, 4
+    sentences, beams = 3, 1
+    ancestry = Ancestry(sentences)
+    pools, cache = [Pooled(ancestry), Pooled(ancestry)], [Cached(), Cached()]
+    with torch.no_grad(), kernel(name):
+        for _ in range(24):
+            assert pools[0].places(1, torch.device("cpu")).tolist() == cache[0].places(1, torch.device("cpu")).tolist()
+            for pool, kept in zip(pools, cache, strict=True):
+                token = torch.randn(3, sentences * beams, heads, width)
+                torch.testing.assert_close(attend(*token, pool), attend(*token, kept))
+            after = random.randint(1, 4)
+            parents = torch.randint(0, beams, (sentences, after))
+            rows = (torch.arange(sentences)[:, None] * beams + parents).flatten()
+            ancestry.follow(parents)
+            for kept in cache:
+                kept.take(rows)
+            beams = after
+            if random.random() < 0.2 and sentences > 1:
+                stay = torch.tensor([0, sentences - 1][: sentences - 1])
+                ancestry.keep(stay)
+                for pool, kept in zip(pools, cache, strict=True):
+                    pool.keep(stay)
+                    kept.take((stay[:, None] * beams + torch.arange(beams)).flatten())
+                sentences = len(stay)
+    assert ancestry.entries == pools[0].held == pools[1].held > 24
+
+
+def test_one_beam_needs_no_table() -> None:
+    ancestry = Ancestry(2)
+    pool, token = Pooled(ancestry), torch.randn(2, 1, 4)
+    for _ in range(3):
+        allowed = pool.open(token, token, token)[3]
+        ancestry.follow(torch.zeros(2, 1, dtype=torch.long))
+    assert allowed.table is None and allowed.full
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_kernel_for_few_queries_is_the_plain_one(masked: bool) -> None:
+    from regard.attention import Allowed, ScaledDot
+    from regard.attention.kernels import KERNELS
+
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    table: Tensor | None = None
+    if masked:
+        table = torch.rand(2, 1, 4, 9) > 0.5
+        table[..., 0] = True
+    allowed = Allowed.shared(table, torch.float32)
+    expected = KERNELS["plain"](q, k, v, allowed, ScaledDot())
+    torch.testing.assert_close(KERNELS["few"](q, k, v, allowed, ScaledDot()), expected)
+
+
+def test_translating_loads_neither_training_nor_peers() -> None:
+    """`regard translate` is slow to start if it loads what it does not need."""
+    code = (
+        "import json, sys, regard.api, regard.cli.app, regard.decoding.lines, regard.models.transformer;"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    loaded = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+    heavy = {"regard.training", "regard.serving", "sacrebleu", "transformers", "tensorboard", "matplotlib", "fastapi"}
+    assert not loaded & heavy
+    assert "regard.decoding.captured" not in loaded

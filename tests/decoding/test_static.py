@@ -1,0 +1,363 @@
+"""A search in constant shapes, recorded or not, finds what the search that goes step by step finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention import kernel
+from regard.decoding import Hypothesis, Report, captured, search, static
+from regard.decoding.captured import Captured, suits
+from regard.decoding.hypotheses import Slots
+from regard.decoding.penalties import NONE, repeats
+from regard.decoding.search import Run, quickest
+from regard.decoding.static import Static, greatest, repeats_at, rounded
+from regard.models import Translator, build
+from regard.recipes.schema import Decoding, Recipe
+from regard.rows import TokenRow
+from regard.text import BEGIN, END, FILL
+
+WORDS = 24  # ids in the vocabulary, special ones counted
+CLOSE = 1e-5  # a decision by less than this may go either way in float32
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer": dict(family="transformer", width=16, heads=2, inner=24, encoder_layers=1, decoder_layers=2),
+    "learned": dict(
+        family="transformer", width=16, heads=4, inner=24, encoder_layers=1, decoder_layers=1, positions="learned"
+    ),
+    "gpt": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128),
+    "window": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128, mask="window", reach=3),
+    "rotary": dict(family="gpt", width=16, heads=2, layers=1, inner=24, max_positions=128, positions="rotary"),
+    "lstm": dict(family="recurrent", cell="lstm", width=12, encoder_width=8, embedding=10, attention="additive"),
+    "gru": dict(family="recurrent", cell="gru", width=12, encoder_width=8, embedding=10, attention="none"),
+    "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="heads", heads=2),
+}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": dict(beam=1, max_extra=30),
+    "beam": dict(beam=4, max_extra=30),
+    "to the end": dict(beam=4, early_stopping=False, length_penalty=1.0),
+    "at least": dict(beam=3, min_length=6),
+    "nothing twice": dict(beam=3, no_repeat=2),
+    "penalised": dict(beam=3, repetition_penalty=1.5),
+    "drawn": dict(method="sample"),
+    "drawn from few": dict(method="sample", top_k=5, temperature=0.7, max_extra=20),
+    "drawn from most": dict(method="sample", top_p=0.8, no_repeat=1),
+}
+
+
+def model_of(name: str, seed: int = 0, size: int = WORDS) -> Translator:
+    given = {"dropout": 0.0, **MODELS[name]}
+    if given["family"] == "recurrent":
+        given.update(encoder_layers=1, decoder_layers=2)
+    torch.manual_seed(seed)
+    model = build(Recipe.model_validate({"data": {"corpus": "copy"}, "model": given}).model, size, size, True)
+    with torch.no_grad():  # so that no two decisions are close, and no two layers alike
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model.eval()
+
+
+def sources(count: int, seed: int = 0, longest: int = 9, size: int = WORDS) -> list[list[int]]:
+    random = Random(seed)
+    lengths = [random.randint(0, longest - 1) for _ in range(count)]
+    return [[*(random.randrange(4, size) for _ in range(n)), END] for n in lengths]
+
+
+def found(
+    model: Translator, lines: list[list[int]], how: dict[str, Any], run: Run | None, device: str = "cpu", **options: Any
+) -> tuple[list[list[Hypothesis]], list[float]]:
+    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
+    options = {"nbest": 2 if settings.method == "sample" or settings.beam > 1 else 1, "seed": 5, **options}
+    report = Report()
+    row = TokenRow.of(lines).to(device)
+    return search(model, row, settings, forbidden=[FILL, BEGIN], report=report, run=run, **options), report.margins
+
+
+def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]]) -> None:
+    """The same hypotheses with the same scores by the same margins, but for what was decided by next to nothing."""
+    assert len(got[0]) == len(expected[0])
+    for some, others, margin, other in zip(*got[:1], *expected[:1], got[1], expected[1], strict=True):
+        if other < CLOSE:
+            continue
+        assert [h.tokens for h in some] == [h.tokens for h in others]
+        assert [h.finished for h in some] == [h.finished for h in others]
+        assert [h.score for h in some] == pytest.approx([h.score for h in others], abs=1e-4)
+        for one, two in zip(some, others, strict=True):
+            assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
+        assert margin == pytest.approx(other, abs=1e-4)
+
+
+# -- in constant shapes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device: str, name: str, how: str) -> None:
+    """With spare sentences, a board that grows twice, and sentences taken off it; and with none of that."""
+    model, lines = model_of(name).to(device), sources(7)
+    expected = found(model, lines, SETTINGS[how], None, device)
+    assert_same(found(model, lines, SETTINGS[how], Static(), device), expected)
+    monkeypatch.setattr(static, "ROOM", 10)
+    monkeypatch.setattr(static, "FEW", 0)
+    assert_same(found(model, lines, SETTINGS[how], Static(sizes=True), device), expected)
+
+
+@pytest.mark.parametrize("name", ["transformer", "window", "heads"])
+@pytest.mark.parametrize("which", ["plain", "fused"])
+def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
+    """On a GPU it is the fused one that reads the stores; on a CPU another is quicker."""
+    model, lines = model_of(name), sources(5)
+    expected = found(model, lines, SETTINGS["beam"], None)
+    with kernel(which):
+        assert_same(found(model, lines, SETTINGS["beam"], Static(sizes=True)), expected)
+
+
+def test_a_step_that_does_not_compile_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unable(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    model, lines, run = model_of("transformer"), sources(4), Taped(bf16=True, compiled=True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: unable)
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
+    assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
+    assert "does not compile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["beam", "nothing twice", "drawn"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
+def test_forced_beginnings_are_kept(name: str, how: str) -> None:
+    model, lines = model_of(name), sources(6)
+    prefixes = [[4, 5, 6, 7][:n] for n in (0, 1, 2, 3, 4, 0)]
+    expected = found(model, lines, SETTINGS[how], None, prefixes=prefixes)
+    for sizes in (False, True):
+        got = found(model, lines, SETTINGS[how], Static(sizes), prefixes=prefixes)
+        assert_same(got, expected)
+    for hypotheses, prefix in zip(got[0], prefixes, strict=True):
+        assert all(list(h.tokens[: len(prefix)]) == prefix for h in hypotheses)
+
+
+def test_with_every_token_forbidden_it_ends() -> None:
+    model, lines = model_of("transformer"), sources(3)
+    settings = Decoding(beam=2)
+    row = TokenRow.of(lines)
+    got = search(model, row, settings, forbidden=range(WORDS), run=Static())
+    expected = search(model, row, settings, forbidden=range(WORDS))
+    assert [[h.tokens for h in some] for some in got] == [[h.tokens for h in some] for some in expected] == [[()]] * 3
+    assert [some[0].score for some in got] == pytest.approx([some[0].score for some in expected], abs=1e-5)
+
+
+def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
+    model, lines = model_of("transformer", size=6), sources(3, size=6)
+    assert_same(
+        found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), Static(), nbest=12),
+        found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), None, nbest=12),
+    )
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt", "gru"])
+def test_a_sentence_does_not_notice_its_batch(name: str) -> None:
+    model, lines = model_of(name), sources(5)
+    together = found(model, lines, SETTINGS["beam"], Static(sizes=True))
+    alone = [found(model, [line], SETTINGS["beam"], Static(sizes=True)) for line in lines]
+    assert_same(([one[0] for one, _ in alone], [margin for _, (margin,) in alone]), together)
+
+
+def test_prompts_of_different_lengths_and_of_none_go_on_alike() -> None:
+    model = model_of("gpt")
+    for prompts in ([[5, 6, 7, 8], [9], [], [10, 11]], [[], []]):
+        options: dict[str, Any] = dict(begin=[4] * len(prompts), prompts=[[*p, 4] for p in prompts])
+        for how in ("greedy", "penalised", "drawn"):
+            expected = found(model, prompts, SETTINGS[how], None, **options)
+            assert_same(found(model, prompts, SETTINGS[how], Static(sizes=True), **options), expected)
+
+
+def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "FEW", 0)
+    model, lines = model_of("transformer"), sources(6)
+
+    def watcher(seen: list[object]) -> Callable[[list[int], Slots], Tensor]:
+        def watch(inside: list[int], slots: Slots) -> Tensor:
+            rows = slots.tokens.tolist()
+            for n, k in slots.live.nonzero().tolist():
+                seen.append((inside[n], slots.tokens.shape[-1], tuple(rows[n][k])))
+            return slots.live & (slots.tokens[..., -1] % 5 == 0)
+
+        return watch
+
+    for how in ("greedy", "beam", "drawn"):
+        logs: list[list[object]] = [[], []]
+        expected = found(model, lines, SETTINGS[how], None, watch=watcher(logs[0]))
+        assert_same(found(model, lines, SETTINGS[how], Static(sizes=True), watch=watcher(logs[1])), expected)
+        assert sorted(logs[0], key=repr) == sorted(logs[1], key=repr) and logs[0]
+        assert any(not h.finished for some in expected[0] for h in some)  # some were stopped
+
+
+def test_the_greatest_of_many_are_those_of_topk() -> None:
+    torch.manual_seed(0)
+    for size in (5, 900, 4096, 5001):
+        values = torch.randn(2, 2, size)
+        values[0, 0, 7:] = -math.inf
+        for count in (1, 3, 9):
+            top = values.topk(min(count, size))
+            got, where = greatest(values, count)
+            torch.testing.assert_close(got, top.values, rtol=0, atol=0)
+            assert torch.equal(values.gather(-1, where), got)
+            assert all(len(set(row)) == len(row) for row in where.flatten(0, 1).tolist())  # none comes twice
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_repetitions_are_found_in_a_history_with_room(size: int) -> None:
+    torch.manual_seed(size)
+    history = torch.randint(0, 4, (3, 2, 12))
+    for step in range(12):
+        room = torch.where(torch.arange(12) < step, history, NONE)
+        got = repeats_at(room, torch.tensor([step]), size, 4)
+        past = history[..., :step]
+        assert torch.equal(got, repeats(past, size, 4) if step >= size else torch.zeros(3, 2, 4, dtype=torch.bool))
+
+
+def test_sizes_are_rounded_to_few() -> None:
+    sizes = [rounded(n) for n in range(1, 1000)]
+    assert all(n <= size < 1.5 * n + 1 for n, size in enumerate(sizes, 1))
+    assert len(set(sizes)) == 20 and sizes == sorted(sizes)
+
+
+# -- recorded ----------------------------------------------------------------------------------------------------------
+
+
+class Tape:
+    """Stands in for a CUDA graph where there is no GPU: what it plays is the action itself, on the tensors it knows."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.replay = action
+
+
+class Taped(Captured):
+    """Records on a tape; where there is a GPU, `Captured` itself is tried as well."""
+
+    def _recorded(self, action: Callable[[], None]) -> Tape:
+        action()
+        return Tape(action)
+
+
+RECORDERS = [(Taped, "cpu"), *([(Captured, "cuda")] if torch.cuda.is_available() else [])]
+recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
+
+
+@recorders
+@pytest.mark.parametrize("how", ["beam", "penalised", "drawn from few"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
+def test_what_was_recorded_for_one_batch_serves_others(
+    monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str, name: str, how: str
+) -> None:
+    monkeypatch.setattr(static, "ROOM", 16)
+    model, run = model_of(name).to(device), recorder(bf16=False)
+    for seed in (1, 2, 3, 1):
+        lines = sources(7, seed)
+        expected = found(model, lines, SETTINGS[how], None, device)
+        assert_same(found(model, lines, SETTINGS[how], run, device), expected)
+    assert not run.failed and 1 <= len(run.records) <= 6 and bool(run.openings) == (name == "transformer")
+    kinds = set(run.records)
+    more = [*sources(7, 1), sources(7, 1)[0]]  # as many as seven are when rounded up
+    assert_same(found(model, more, SETTINGS[how], run, device), found(model, more, SETTINGS[how], None, device))
+    assert set(run.records) == kinds
+
+
+@recorders
+def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str) -> None:
+    monkeypatch.setattr(captured, "KEPT", 2)
+    model, run = model_of("transformer").to(device), recorder(bf16=False)
+    for count in (1, 2, 3, 4, 1):
+        lines = sources(count, longest=4)
+        assert_same(
+            found(model, lines, SETTINGS["greedy"], run, device), found(model, lines, SETTINGS["greedy"], None, device)
+        )
+        assert len(run.records) <= 2
+
+
+@recorders
+@pytest.mark.parametrize("bf16", [False, True])
+def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: bool) -> None:
+    """Trained on in place, or put elsewhere: the next search is with the new ones."""
+    model, other = model_of("transformer", 1).to(device), model_of("transformer", 2).to(device)
+    lines, run = sources(5), recorder(bf16)
+    first = found(model, lines, SETTINGS["beam"], run, device)
+    expected = found(other, lines, SETTINGS["beam"], recorder(bf16), device)
+    assert first[0] != expected[0]
+    model.load_state_dict(other.state_dict())
+    assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)
+
+
+@recorders
+def test_bf16_rounds_what_fp32_finds(recorder: type[Captured], device: str) -> None:
+    """Matrices are rounded, to eight bits; norms, positions and sums are not. The model itself stays as it is."""
+    model, lines = model_of("transformer").to(device), sources(8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    run = recorder(bf16=True)
+    got, _ = found(model, lines, dict(beam=1, min_length=9), run, device)
+    exact, _ = found(model, lines, dict(beam=1, min_length=9), None, device)
+    for (one,), (two,) in zip(got, exact, strict=True):
+        assert one.logprobs[0] == pytest.approx(two.logprobs[0], abs=0.1)
+    assert run.half is not None
+    kinds = {name: tensor.dtype for name, tensor in run.half.model.state_dict().items()}
+    assert {kinds[name] for name in kinds if "norm" in name} == {torch.float32}
+    assert {kinds[name] for name in kinds if "weight" in name and "norm" not in name} == {torch.bfloat16}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) and tensor.dtype == torch.float32
+
+
+def test_what_cannot_be_recorded_is_found_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said in one line, once."""
+
+    class Broken(Captured):
+        def _recorded(self, action: Callable[[], None]) -> None:
+            action()
+            self.failed = True
+            self._say("operation not permitted")
+
+    model, lines, run = model_of("transformer"), sources(5), Broken(bf16=False)
+    expected = found(model, lines, SETTINGS["beam"], None)
+    for _ in range(2):
+        assert_same(found(model, lines, SETTINGS["beam"], run), expected)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "slower" in said and "operation not permitted" in said
+
+
+def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    class Full(Captured):
+        def _recorded(self, action: Callable[[], None]) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model, lines, run = model_of("transformer"), sources(5), Full(bf16=False)
+    assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], None))
+    assert "memory" in capsys.readouterr().err and not run.failed
+
+
+def test_nobody_looks_into_a_recorded_step() -> None:
+    """Who listens, asks for a kernel, or trains gets every step as it is."""
+    model = model_of("transformer")
+    assert suits(model) and not suits(model_of("rotary")) and not suits(nn.Linear(2, 2))
+    with taps.listen(lambda module, kind, value: None):
+        assert not suits(model)
+    with kernel("plain"):
+        assert not suits(model)
+    assert not suits(model.train())
+
+
+def test_a_cpu_needs_no_recording() -> None:
+    assert quickest(model_of("transformer")) is None
