@@ -6,8 +6,9 @@ READY  := $(VENV)/.ready
 DEMO   := runs/en-es
 SENTENCE := this cat is very large
 RUNGS  := lstm gru dot additive transformer
+PEERS  := .venv-bench
 
-.PHONY: help demo ladder test test-slow lint wheel clean
+.PHONY: help demo ladder test test-slow bench lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,10 +34,19 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 	@echo; $(BIN)/regard compare $(RUNGS:%=runs/ladder-%) --buckets 4,6,8,10,12,14 --out runs/ladder.svg
 
 test: $(READY) lint ## the everyday tests
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
 test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs
 	$(BIN)/python -m pytest -m slow
+
+# The peers, and regard itself, live apart from .venv: what they need is not what regard needs. torch is the same one.
+$(PEERS)/.ready: pyproject.toml constraints.txt bench/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r bench/requirements.txt -e .
+	@touch $@
+
+bench: $(PEERS)/.ready ## training, decoding, packing and start-up on this CPU, beside the peers (about 10 minutes; BENCH=--quick)
+	@$(PEERS)/bin/python -m bench.cpu $(BENCH)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests
@@ -47,4 +57,4 @@ wheel: $(READY) ## build a wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment and what was built (runs stay)
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,242 @@
+"""How fast a small Transformer trains on a CPU, against nn.Transformer and Hugging Face's Marian.
+
+    python -m bench.cpu_training [--repeats 5] [--threads 2] [--steps 3] [--held]
+
+All train the same model (256 wide, 3 + 3 layers, 4 heads, 1,024 inner, a shared and tied vocabulary of 8,000, norms
+first but for Marian, dropout 0.1 where the paper has it) on the very same sentence pairs, batch by batch: lengths are
+log-normal with a mean of about 27 tokens, pairs alike in length together, about 4,000 real target tokens a step.
+Peers get the pairs as padded batches, ours as flat rows. A step is forward, backward, clipping and fused AdamW. What
+counts are real target tokens a second: padding earns nothing. `regard train` makes its process keep the memory that it
+frees (regard.devices.held_memory), which no peer does by itself; --held does it for them as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.machine import heading
+from bench.tables import Comparison, Measured, table
+from bench.turns import Worker, serve
+from regard.data.packing import Packer, fill
+from regard.data.store import Ragged, Report, TokenStore
+from regard.devices import held_memory
+from regard.marks import END
+from regard.models import build
+from regard.recipes.schema import TransformerSettings
+from regard.rows import PairBatch
+
+VOCABULARY, BUDGET, SMOOTHING, DROPOUT = 8000, 4096, 0.1, 0.1
+SIZES = TransformerSettings.PRESETS["small"]
+Step = Callable[[PairBatch], Tensor]
+
+
+def pairs(count: int, seed: int = 1) -> TokenStore:
+    """Random tokens in sentence pairs of log-normal length, mean about 27; a target is about as long as its source."""
+    random = np.random.default_rng(seed)
+    source = np.exp(random.normal(3.15, 0.55, count))
+    target = source * np.exp(random.normal(0.0, 0.2, count))
+    sides = []
+    for lengths in (source, target):
+        ends = np.clip(lengths.round(), 2, 200).astype(np.int64).cumsum()
+        ids = random.integers(5, VOCABULARY, ends[-1]).astype(np.uint16)
+        ids[ends - 1] = END
+        sides.append(Ragged(ids, np.concatenate([[0], ends])))
+    return TokenStore(*sides, Report(count, 0, 0, *(len(side.ids) for side in sides)))
+
+
+def batches(count: int) -> list[PairBatch]:
+    """So many batches for all to train on, from those of short pairs to those of long ones.
+
+    They are cut from pairs for 64 batches sorted together, as training does it, so that little is padding.
+    """
+    packer = Packer([pairs(10_000)], [1.0], target_budget=BUDGET, seed=1)
+    stream = packer.batches()
+    every = sorted((next(stream)[0] for _ in range(60)), key=lambda batch: batch.inputs.rows.longest)
+    return [every[round((part + 0.5) * len(every) / count)] for part in range(count)]
+
+
+def padded(batch: PairBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What peers train on: source, inputs and labels [N, L], and where source and inputs hold tokens."""
+    source, rows = batch.source.rows, batch.inputs.rows
+    labels = rows.pad(batch.labels).masked_fill(~rows.present, -100)
+    return source.pad(batch.source.ids), rows.pad(batch.inputs.ids), labels, source.present, rows.present
+
+
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=SMOOTHING)
+
+
+class Torch(nn.Module):
+    """nn.Transformer between an embedding and its transpose, as the tutorials have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = SIZES["width"]
+        self.table = nn.Embedding(VOCABULARY, width)
+        self.table.weight.data.normal_(std=width**-0.5)
+        self.register_buffer("waves", _waves(256, width))
+        self.body = nn.Transformer(
+            width,
+            SIZES["heads"],
+            SIZES["encoder_layers"],
+            SIZES["decoder_layers"],
+            SIZES["inner"],
+            DROPOUT,
+            batch_first=True,
+            norm_first=True,
+        )
+        for module in self.body.modules():  # dropout in the same places as the others, which also lets attention fuse
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+            elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = 0.0  # between the two linear layers
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) * math.sqrt(SIZES["width"]) + self.waves[: ids.shape[1]]
+        return F.dropout(x, DROPOUT, self.training)
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        source, inputs, labels, here, _ = padded(batch)
+        causal = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
+        x = self.body(
+            self.embed(source),
+            self.embed(inputs),
+            tgt_mask=causal,
+            src_key_padding_mask=~here,
+            memory_key_padding_mask=~here,
+            tgt_is_causal=True,
+        )
+        return smoothed(F.linear(x, self.table.weight), labels)
+
+
+def _waves(longest: int, width: int) -> Tensor:
+    angle = torch.arange(longest)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+
+
+class Marian(nn.Module):
+    """Hugging Face's MarianMTModel of the same size, with its quickest attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        layers = {f"{side}_layers": SIZES[f"{side}_layers"] for side in ("encoder", "decoder")}
+        heads = {f"{side}_attention_heads": SIZES["heads"] for side in ("encoder", "decoder")}
+        inner = {f"{side}_ffn_dim": SIZES["inner"] for side in ("encoder", "decoder")}
+        config = MarianConfig(
+            vocab_size=VOCABULARY,
+            d_model=SIZES["width"],
+            **layers,
+            **heads,
+            **inner,
+            dropout=DROPOUT,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=256,
+            pad_token_id=0,
+            eos_token_id=2,
+            decoder_start_token_id=0,
+            attn_implementation="sdpa",
+        )
+        self.body = MarianMTModel(config)
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        source, inputs, labels, here, _ = padded(batch)
+        out = self.body(input_ids=source, attention_mask=here.long(), decoder_input_ids=inputs, use_cache=False)
+        return smoothed(out.logits, labels)
+
+
+class Ours(nn.Module):
+    """regard's Transformer, on flat rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = TransformerSettings.model_validate({"size": "small", "dropout": DROPOUT})
+        self.body = build(settings, VOCABULARY, VOCABULARY, shared=True)
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        return self.body.loss(batch, SMOOTHING) / batch.tokens
+
+
+SYSTEMS: dict[str, Callable[[], nn.Module]] = {"regard": Ours, "nn.Transformer": Torch, "Hugging Face Marian": Marian}
+
+
+def trainer(model: nn.Module) -> Step:
+    """One update: the same for all."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+    model.train()
+
+    def step(batch: PairBatch) -> Tensor:
+        loss = model(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def work(name: str, threads: int, steps: int, held: bool) -> None:
+    """One system: every question is answered with its real target tokens a second over all batches."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    some, step = batches(steps), trainer(SYSTEMS[name]())
+
+    def answer(question: object) -> float:
+        begin = time.perf_counter()
+        for batch in some:
+            step(batch)
+        return sum(batch.tokens for batch in some) / (time.perf_counter() - begin)
+
+    # `regard train` keeps freed memory in its process; a peer's training script would not.
+    with held_memory(torch.device("cpu")) if held or name == "regard" else nullcontext():
+        step(some[0])  # the first allocates
+        serve(answer)
+
+
+def measure(repeats: int = 5, threads: int = 2, steps: int = 3, held: bool = False) -> list[Comparison]:
+    """All systems, repeat by repeat in turn, each on the same batches; a first round does not count."""
+    words = ["--steps", str(steps), "--threads", str(threads), *(["--held"] if held else [])]
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker("bench.cpu_training", "--work", name, *words, threads=threads))
+            for name in SYSTEMS
+        }
+        rounds = [{name: worker.ask(None) for name, worker in workers.items()} for _ in range(repeats + 1)]
+    ours, *peers = [Measured(name, [turn[name] for turn in rounds[1:]]) for name in SYSTEMS]
+    return [Comparison("training, small Transformer", "target tokens/s", ours, peers)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="updates a repeat")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--held", action="store_true", help="let the peers' processes keep freed memory too")
+    parser.add_argument("--work", choices=SYSTEMS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.threads, given.steps, given.held)
+        return
+    some = batches(given.steps)
+    full = np.mean([fill(batch)["padded"] for batch in some])
+    print(heading(given.threads))
+    print(
+        f"\n{sum(b.tokens for b in some) / len(some):,.0f} target tokens a step; padded batches are {full:.0%} full\n"
+    )
+    print(table(measure(given.repeats, given.threads, given.steps, given.held)))
+
+
+if __name__ == "__main__":
+    main()

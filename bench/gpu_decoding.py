@@ -1,0 +1,333 @@
+"""Decoding on a GPU: ours and Hugging Face's, models of the same sizes with random weights, in the same run.
+
+    python -m bench.gpu_decoding [--quick] [--out FILE.txt]
+    python -m bench.gpu_decoding --device cpu --tiny          # to try it where there is no GPU
+
+Translation: Transformer base, 37,000 pieces, beam 4, batch 64, 25 source tokens, 40 output tokens (no more, no fewer).
+Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new ones. First ours is held against itself: what recorded
+steps find must be what is found step by step. Then the variants are timed (medians of repeats, each after one that is
+not counted), and the GPU's time in one search is listed by kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.machine import heading
+from regard.decoding import Hypothesis, Report, search
+from regard.decoding.captured import Captured
+from regard.decoding.search import Run
+from regard.decoding.static import Static
+from regard.models import Translator, build
+from regard.recipes.schema import Decoding, GPTSettings, TransformerSettings
+from regard.rows import TokenRow
+from regard.text import BEGIN, END, FILL
+
+CLOSE = 1e-4  # a decision by less than this may go either way in float32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    vocabulary: int = 37000
+    translator: str = "base"
+    batch: int = 64
+    beam: int = 4
+    source: int = 25
+    target: int = 40
+    texts: int = 50257
+    generator: str = "gpt2"
+    prompt: int = 16
+    tokens: int = 256
+
+
+TINY = Sizes(vocabulary=1000, translator="tiny", batch=4, target=12, texts=1000, generator="nano", prompt=4, tokens=24)
+Work = Callable[[Run | None], list[list[Hypothesis]]]
+
+
+class Page:
+    """Prints, and writes the same to a file as it goes."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+        if out is not None:
+            out.write_text("")
+
+    def __call__(self, text: str = "") -> None:
+        print(text, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                print(text, file=file)
+
+
+def settled(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    work()
+    found = []
+    for _ in range(repeats):
+        settled(device)
+        began = time.perf_counter()
+        work()
+        settled(device)
+        found.append(time.perf_counter() - began)
+    return found
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+def translator(sizes: Sizes, device: torch.device) -> Translator:
+    torch.manual_seed(1)
+    settings = TransformerSettings.model_validate({"size": sizes.translator})
+    return build(settings, sizes.vocabulary, sizes.vocabulary, True).eval().to(device)
+
+
+def generator(sizes: Sizes, device: torch.device) -> Translator:
+    torch.manual_seed(2)
+    settings = GPTSettings.model_validate({"size": sizes.generator, "max_positions": 1024})
+    return build(settings, sizes.texts, sizes.texts, True).eval().to(device)
+
+
+def sentences(sizes: Sizes, count: int, length: int, uneven: bool = False) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.randint(3, length + 1, (count,), generator=draw).tolist() if uneven else [length] * count
+    words = torch.randint(4, sizes.vocabulary, (count, length), generator=draw).tolist()
+    return [[*row[: n - 1], END] for row, n in zip(words, lengths, strict=True)]
+
+
+def translation(model: Translator, sizes: Sizes, device: torch.device, beam: int) -> Work:
+    row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
+    settings = Decoding(beam=beam, max_ratio=1e-9, max_extra=sizes.target, min_length=sizes.target)
+    return lambda run: search(model, row, settings, forbidden=[FILL, BEGIN], run=run)
+
+
+def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> Work:
+    prompt = torch.randint(4, sizes.texts, (sizes.prompt,), generator=torch.Generator().manual_seed(4)).tolist()
+    row = TokenRow.of([prompt[:-1]]).to(device)
+    settings = Decoding(**how, max_ratio=1e-9, max_extra=sizes.tokens, min_length=sizes.tokens)
+    return lambda run: search(model, row, settings, begin=[prompt[-1]], forbidden=[FILL, BEGIN], run=run)
+
+
+def variants(device: torch.device, compiled: bool) -> dict[str, Run | None]:
+    """Ways to run a search, the plain one first."""
+    if device.type != "cuda":
+        return {"step by step, fp32": None, "static, fp32": Static(sizes=True)}
+    found: dict[str, Run | None] = {
+        "step by step, fp32": None,
+        "static, fp32, not recorded": Static(sizes=True),
+        "recorded, fp32": Captured(bf16=False),
+        "recorded, bf16": Captured(bf16=True),
+    }
+    return {**found, "recorded, bf16, blocks compiled": Captured(bf16=True, compiled=True)} if compiled else found
+
+
+def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> None:
+    """What a run finds against what is found step by step, for sentences of several lengths."""
+    sources = sentences(sizes, 7, sizes.source, uneven=True)
+    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
+    nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
+
+    def found(run: Run | None) -> tuple[list[list[Hypothesis]], list[float]]:
+        report = Report()
+        row = TokenRow.of(sources).to(device)
+        return search(
+            model, row, settings, forbidden=[FILL, BEGIN], nbest=nbest, report=report, run=run
+        ), report.margins
+
+    expected, margins = found(None)
+    for label, run in variants(device, compiled=False).items():
+        if run is None:
+            continue
+        for turn in ("first", "second", "third"):  # steps are recorded; the reading of sources too; all is played again
+            try:
+                got, _ = found(run)
+            except Exception:
+                page(f"  {name}: {label}, {turn}: FAILED\n{traceback.format_exc()}")
+                break
+            same = [[h.tokens for h in a] == [h.tokens for h in b] for a, b in zip(got, expected, strict=True)]
+            sure = [margin >= CLOSE for margin in margins]
+            wrong = sum(not s and c for s, c in zip(same, sure, strict=True))
+            pairs = [
+                (a, b) for x, y, s in zip(got, expected, same, strict=True) if s for a, b in zip(x, y, strict=True)
+            ]
+            apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)
+            verdict = "" if "bf16" in label else ("   WRONG" if wrong or apart > 1e-3 else "   right")
+            failed = ", NOT RECORDED" if isinstance(run, Captured) and run.failed else ""
+            counted = f"{sum(same)} of {len(same)} the same, scores apart {apart:.1e}"
+            page(f"  {name}: {label}, {turn}: {counted}{failed}{verdict}")
+
+
+# -- Hugging Face's ----------------------------------------------------------------------------------------------------
+
+
+def marian(sizes: Sizes, device: torch.device, beam: int, dtype: torch.dtype) -> Callable[[], object]:
+    from transformers import MarianConfig, MarianMTModel
+
+    of: Any = TransformerSettings.model_validate({"size": sizes.translator})
+    config = MarianConfig(
+        vocab_size=sizes.vocabulary,
+        d_model=of.width,
+        encoder_layers=of.encoder_layers,
+        decoder_layers=of.decoder_layers,
+        encoder_attention_heads=of.heads,
+        decoder_attention_heads=of.heads,
+        encoder_ffn_dim=of.inner,
+        decoder_ffn_dim=of.inner,
+        pad_token_id=0,
+        eos_token_id=END,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        bos_token_id=None,
+    )
+    model: Any = MarianMTModel(config).eval().to(device, dtype)
+    ids = torch.tensor(sentences(sizes, sizes.batch, sizes.source), device=device)
+    how = dict(num_beams=beam, do_sample=False, max_new_tokens=sizes.target, min_new_tokens=sizes.target)
+    return lambda: _generate(model, ids, **how)
+
+
+def gpt2(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    of: Any = GPTSettings.model_validate({"size": sizes.generator})
+    config = GPT2Config(
+        vocab_size=sizes.texts, n_embd=of.width, n_layer=of.layers, n_head=of.heads, bos_token_id=0, eos_token_id=0
+    )
+    model: Any = GPT2LMHeadModel(config).eval().to(device, dtype)
+    ids = torch.randint(4, sizes.texts, (1, sizes.prompt), device=device)
+    return lambda: _generate(model, ids, do_sample=False, max_new_tokens=sizes.tokens, min_new_tokens=sizes.tokens)
+
+
+def _generate(model: Any, ids: torch.Tensor, **how: Any) -> object:
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **how)
+    assert out.shape[-1] >= how["max_new_tokens"], out.shape
+    return out
+
+
+# -- the measurements --------------------------------------------------------------------------------------------------
+
+
+def timed(
+    page: Page, name: str, work: Callable[[], object], device: torch.device, repeats: int, amount: float, unit: str
+) -> None:
+    """One line: how much a second, and what was needed to get going."""
+    try:
+        settled(device)
+        began = time.perf_counter()
+        work()
+        settled(device)
+        first = time.perf_counter() - began
+        found = seconds(work, device, repeats)
+    except Exception:
+        page(f"  {name:<34} FAILED\n{traceback.format_exc()}")
+        return
+    spread = (max(found) - min(found)) / 2 / median(found)
+    rate, took = amount / median(found), 1e3 * median(found)
+    page(f"  {name:<34} {rate:>10,.0f} {unit}  ± {spread:.0%}   {took:>8.1f} ms; the first time {first:.2f} s")
+
+
+def profiled(page: Page, title: str, work: Callable[[], object], device: torch.device, steps: int) -> None:
+    """Where the GPU's time goes in one search, by kernel, and how much of the search it is idle."""
+    if device.type != "cuda":
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        whole = median(seconds(work, device, 3))
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            work()
+            settled(device)
+        events = profiler.key_averages()
+        busy = sum(event.self_device_time_total for event in events) / 1e6
+        kernels = sum(event.count for event in events)
+        page(f"\n{title}: {1e3 * whole:.1f} ms, for {1e3 * busy:.1f} ms of which the GPU is busy.")
+        page(f"A step: {1e6 * busy / steps:.0f} us in {kernels / steps:.0f} kernels. The longest, in us a step:")
+        for event in sorted(events, key=lambda event: -event.self_device_time_total)[:28]:
+            each = event.self_device_time_total / steps
+            page(f"  {each:>8.1f}  x{event.count / steps:<6.1f} {event.key[:130]}")
+    except Exception:
+        page(f"\n{title}: FAILED\n{traceback.format_exc()}")
+
+
+def phases(page: Page, model: Translator, sizes: Sizes, device: torch.device, repeats: int) -> None:
+    """What of a translation is not steps."""
+    row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
+    with torch.inference_mode():
+        fp32 = median(seconds(lambda: model.start(row), device, repeats))
+        page(f"  of which reading the sources: {1e3 * fp32:.1f} ms in fp32, not recorded")
+    if device.type == "cuda":
+        run = Captured(bf16=True)
+        run._ready(model)
+        ready = median(seconds(lambda: run._ready(model), device, repeats))
+        page(f"  and bringing the bf16 copy up to date: {1e3 * ready:.1f} ms")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--out", type=Path, help="also write everything to this file")
+    options.add_argument("--quick", action="store_true", help="fewer repeats, and nothing of Hugging Face's")
+    options.add_argument("--tiny", action="store_true", help="tiny models, to try the script itself")
+    options.add_argument("--compiled", action="store_true", help="also with compiled blocks, which takes a minute")
+    options.add_argument("--repeats", type=int, default=0, help="0: as many as is usual")
+    given = options.parse_args()
+    device, sizes = torch.device(given.device), TINY if given.tiny else Sizes()
+    repeats = given.repeats or (3 if given.quick else 7)
+    page = Page(given.out)
+    page(heading())
+    model, writer = translator(sizes, device), generator(sizes, device)
+
+    page("\nThe same as step by step?")
+    check(page, "beam 4", model, sizes, device, beam=4)
+    check(page, "greedy", model, sizes, device, beam=1)
+    check(page, "beam 4, rules", model, sizes, device, beam=4, no_repeat=2, repetition_penalty=1.2, min_length=5)
+    check(page, "GPT, beam 3", writer, sizes, device, beam=3)
+    check(page, "GPT, sampling", writer, sizes, device, method="sample", temperature=0.8, top_p=0.95)
+
+    for beam in (sizes.beam, 1):
+        page(f"\nTranslation, beam {beam}, batch {sizes.batch}, {sizes.source} -> {sizes.target} tokens, sentences/s")
+        work = translation(model, sizes, device, beam)
+        for name, run in variants(device, given.compiled).items():
+            timed(page, name, partial(work, run), device, repeats, sizes.batch, "sentences/s")
+        if beam == sizes.beam:
+            phases(page, model, sizes, device, repeats)
+        for dtype in () if given.quick else (torch.float32, torch.bfloat16):
+            name = f"Hugging Face Marian, {str(dtype).removeprefix('torch.')}"
+            timed(page, name, marian(sizes, device, beam, dtype), device, repeats, sizes.batch, "sentences/s")
+
+    draws = dict(method="sample", temperature=0.8, top_p=0.95)
+    for title, how in (("greedy", dict(beam=1)), ("sampling", draws), ("sampling of 50", {**draws, "top_k": 50})):
+        page(f"\nGeneration, {title}, batch 1, {sizes.prompt} + {sizes.tokens} tokens, tokens/s")
+        write = generation(writer, sizes, device, **how)
+        for name, run in variants(device, given.compiled).items():
+            timed(page, name, partial(write, run), device, max(2, repeats // 2), sizes.tokens, "tokens/s")
+        for dtype in () if given.quick or title != "greedy" else (torch.float32, torch.bfloat16):
+            name = f"Hugging Face GPT-2, {str(dtype).removeprefix('torch.')}"
+            timed(page, name, gpt2(sizes, device, dtype), device, max(2, repeats // 2), sizes.tokens, "tokens/s")
+
+    if device.type == "cuda":
+        for compiled in (False, True) if given.compiled else (False,):
+            run, told = Captured(bf16=True, compiled=compiled), ", blocks compiled" if compiled else ""
+            work = translation(model, sizes, device, sizes.beam)
+            profiled(page, f"Beam {sizes.beam}{told}", partial(work, run), device, sizes.target)
+            write, run = generation(writer, sizes, device, **draws), Captured(bf16=True, compiled=compiled)
+            profiled(page, f"GPT-2, sampling{told}", partial(write, run), device, sizes.tokens)
+
+
+if __name__ == "__main__":
+    main()

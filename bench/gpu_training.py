@@ -1,0 +1,229 @@
+"""Training speed on one GPU: ours, and the peers as they are and compiled on length buckets.
+
+    python -m bench.gpu_training [--quick] [--only NAME ...] [--profile] [--out FILE.json]
+
+Transformer base (512 wide, 6+6 layers, 8 heads, 2,048 inner, 37,000 shared pieces) on made-up sentence pairs with
+log-normal lengths of about 27 tokens; GPT-2 124M on windows of 1,024 tokens. A step is forward, backward, clip, fused
+AdamW, in bf16 with fp32 weights; counted are real target tokens a second, fill and padding left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import machine
+
+VOCABULARY = 37_000
+BASE = {"size": "base", "dropout": 0.1, "max_positions": 512}
+FLOPS_A_TOKEN = 0.38e9  # Transformer base: a target token with its source token, forward and backward
+GPT_FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # weights, and attention at context 1,024 (nanoGPT's way to count)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one way of training came to."""
+
+    name: str
+    tokens: float  # real target tokens a second, the median
+    spread: tuple[float, float]
+    milliseconds: float  # a step
+    real: float  # target tokens a step
+    gigabytes: float  # at the peak
+    ready: float  # seconds until it ran at speed: compiling and capturing
+    rate: float  # of the matrix rate
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:<44}{self.tokens:>11,.0f} tokens/s ({self.spread[0]:,.0f} to {self.spread[1]:,.0f})"
+            f"{self.milliseconds:>8.1f} ms{self.real:>8,.0f} real{self.gigabytes:>7.1f} GB"
+            f"{self.ready:>7.1f} s to get ready{100 * self.rate:>6.1f} % of the matrix rate"
+        )
+
+
+def matrix_rate() -> float:
+    """bf16 multiply-adds a second of this GPU, times two, on matrices of 8,192."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(20):
+            a @ b
+        torch.cuda.synchronize()
+        best = max(best, 20 * 2 * 8192**3 / (time.perf_counter() - start))
+    return best
+
+
+def measured(name: str, step: Callable[[], int], flops: float, peak: float, *, warm: int, laps: int, each: int) -> Rate:
+    """Time `laps` times `each` steps, after `warm` of them; a step says how many real tokens it had."""
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    for _ in range(warm):
+        step()
+    torch.cuda.synchronize()
+    ready, rates, real, seconds = time.perf_counter() - start, [], 0, 0.0
+    for _ in range(laps):
+        start, tokens = time.perf_counter(), 0
+        for _ in range(each):
+            tokens += step()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - start
+        rates.append(tokens / took)
+        real, seconds = real + tokens, seconds + took
+    middle = statistics.median(rates)
+    steps = laps * each
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    share = middle * flops / peak
+    return Rate(name, middle, (min(rates), max(rates)), 1000 * seconds / steps, real / steps, memory, ready, share)
+
+
+def lengths(count: int, seed: int) -> list[tuple[int, int]]:
+    """Log-normal lengths of a source and a target, alike; about 27 on average."""
+    random = torch.Generator().manual_seed(seed)
+    log = 3.15 + 0.55 * torch.randn(count, generator=random)
+    source = (log.exp() + 1).clamp(3, 200)
+    target = (log + 0.15 * torch.randn(count, generator=random)).exp().add(1).clamp(3, 200)
+    return [(int(s), int(t)) for s, t in zip(source.tolist(), target.tolist(), strict=True)]
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+def packed(budget: int, batches: int) -> list[Any]:
+    """Static batches of random pairs, as `regard train` packs them."""
+    from regard.rows import PairBatch
+
+    random, found = torch.Generator().manual_seed(1), []
+    room = round(budget * 1.02)
+    pairs = iter(lengths(2 * batches * budget // 20, 2))
+    for _ in range(batches):
+        sources, targets = [], []
+        used = [0, 0]
+        for s, t in pairs:
+            if used[0] + s > room or used[1] + t > budget:
+                break
+            used = [used[0] + s, used[1] + t]
+            for n, side in ((s, sources), (t, targets)):
+                side.append(torch.randint(5, VOCABULARY, (n,), generator=random).tolist())
+        found.append(PairBatch.of(sources, targets, begin=1, source_size=room, target_size=budget))
+    return found
+
+
+def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -> Callable[[], int]:
+    """A training step of ours on batches in turn."""
+    from regard.models.family import Compiled
+    from regard.training.step import make
+
+    device = torch.device("cuda")
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+    if kind == "compiled":
+        model.compiled = Compiled.make()
+    update = make(model, optimizer, None, settings, device, None if kind == "plain" else shape)
+    turn = _again(batches)
+    count = iter(range(1, 10**9))
+    return lambda: update([next(turn)], next(count), 1e-4)
+
+
+def _again(items: list[Any]) -> Iterator[Any]:
+    while True:
+        yield from items
+
+
+def transformer(budget: int, kind: str) -> Callable[[], int]:
+    from regard.models.transformer import Transformer
+    from regard.recipes.schema import Training, TransformerSettings
+    from regard.training.static import Shape
+
+    torch.manual_seed(1)
+    batches = packed(budget, 8)
+    most = max(len(batch.inputs.rows) for batch in batches)
+    shape = Shape(batches[0].source.rows.size, budget, most, 200, 200, False, False, False)
+    settings = Training(precision="bf16", label_smoothing=0.1, clip=1.0)
+    model = Transformer(TransformerSettings.model_validate(BASE), VOCABULARY, VOCABULARY)
+    return ours(model, batches, shape, kind, settings)
+
+
+def gpt2(windows: int, kind: str) -> Callable[[], int]:
+    from regard.models.gpt import GPT
+    from regard.recipes.schema import GPTSettings, Training
+    from regard.rows import PairBatch, Rows, TokenRow
+    from regard.training.static import Shape
+
+    torch.manual_seed(1)
+    context, vocabulary = 1024, 50304
+    batches = []
+    for _ in range(4):
+        ids = torch.randint(0, vocabulary, (windows * context,))
+        rows, nothing = Rows([context] * windows), Rows([0] * windows)
+        batches.append(PairBatch(TokenRow(ids[:0], nothing), TokenRow(ids, rows), ids.roll(-1)))
+    shape = Shape(0, windows * context, windows, 0, context, True, False, False)
+    settings = Training(precision="bf16", label_smoothing=0.0, clip=1.0)
+    model = GPT(GPTSettings.model_validate({"size": "gpt2", "dropout": 0.0}), vocabulary, vocabulary)
+    return ours(model, batches, shape, kind, settings)
+
+
+def profile(step: Callable[[], int], rows: int = 25) -> str:
+    """What the time of a few steps went to, kernel by kernel."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    return seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90)
+
+
+CASES: dict[str, tuple[Callable[[], Callable[[], int]], float]] = {
+    "transformer-32k": (lambda: transformer(32_768, "compiled"), FLOPS_A_TOKEN),
+    "transformer-8k": (lambda: transformer(8_192, "compiled"), FLOPS_A_TOKEN),
+    "transformer-32k-captured": (lambda: transformer(32_768, "captured"), FLOPS_A_TOKEN),
+    "transformer-8k-captured": (lambda: transformer(8_192, "captured"), FLOPS_A_TOKEN),
+    "transformer-8k-plain": (lambda: transformer(8_192, "plain"), FLOPS_A_TOKEN),
+    "gpt2": (lambda: gpt2(64, "compiled"), GPT_FLOPS_A_TOKEN),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(CASES), help="some of: " + ", ".join(CASES))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--profile", action="store_true", help="also what the kernels took")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    given = parser.parse_args()
+    print(machine.heading())
+    peak = matrix_rate()
+    print(f"matrix rate {peak / 1e12:.0f} TFLOP/s in bf16\n", flush=True)
+    found = []
+    for name in given.only:
+        make, flops = CASES[name]
+        torch.cuda.empty_cache()
+        try:
+            step = make()
+            rate = measured(name, step, flops, peak, warm=6, laps=3 if given.quick else 7, each=10)
+        except Exception as error:
+            print(f"{name}: failed: {type(error).__name__}: {str(error)[:1500]}", flush=True)
+            continue
+        print(rate, flush=True)
+        found.append(rate.__dict__)
+        if given.profile:
+            print(profile(step), flush=True)
+        del step
+        torch._dynamo.reset()
+    if given.out:
+        facts = {"about": machine.about(), "matrix_rate": peak, "rates": found}
+        given.out.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Where and with what a measurement was made: every benchmark prints it above its numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("regard", "torch", "numpy", "transformers", "ctranslate2")
+
+
+def processor() -> str:
+    """The processor's name, and how many cores of it this process may use."""
+    name = platform.processor() or platform.machine()
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        lines = (line.partition(":") for line in facts.read_text().splitlines())
+        name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} core{'s' * (cores != 1)}"
+
+
+def vectors() -> str:
+    """The widest instructions that PyTorch uses here, and whether it has those for int8."""
+    import torch
+
+    facts = Path("/proc/cpuinfo")
+    flags = facts.read_text() if facts.exists() else ""
+    return torch.backends.cpu.get_cpu_capability() + (" with VNNI" if "vnni" in flags else "")
+
+
+def accelerator() -> str | None:
+    """The GPU's name, where there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def versions() -> str:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def commit() -> str:
+    """The commit that was measured, and whether anything in the tree differs from it."""
+    home = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + (", changed since" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown (no git here)"
+
+
+def about(threads: int | None = None) -> dict[str, str]:
+    """Everything that a number depends on, in the order in which it is printed."""
+    facts = {"machine": f"{processor()}, {vectors()}"}
+    if (device := accelerator()) is not None:
+        facts["GPU"] = device
+    if threads is not None:
+        facts["threads"] = str(threads)
+    return {**facts, "versions": versions(), "commit": commit()}
+
+
+def heading(threads: int | None = None) -> str:
+    return "\n".join(f"{name:<9} {value}" for name, value in about(threads).items())

@@ -1,0 +1,54 @@
+"""How fast the token cache is packed into batches, by one thread that does nothing else.
+
+    python -m bench.packing [--repeats 5]
+
+A million pairs of log-normal length (mean about 27 tokens), in files mapped into memory as a token cache has them, into
+static rows of 32,768 target tokens. Real target tokens a second; a step must not eat more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from bench.cpu_training import pairs
+from bench.machine import heading
+from bench.tables import Comparison, Measured, table
+from regard.data.packing import Packer
+from regard.data.store import Ragged, TokenStore
+from regard.training.measure import packing_speed
+
+PAIRS, BUDGET = 1_000_000, 32_768
+
+
+def mapped(store: TokenStore, folder: Path) -> TokenStore:
+    """The same tokens in files, as a token cache has them."""
+    sides = []
+    for name, side in (("source", store.source), ("target", store.target)):
+        side.ids.tofile(folder / name)
+        ids = np.memmap(folder / name, side.ids.dtype, "r")
+        sides.append(Ragged(np.asarray(ids), side.offsets))
+    return TokenStore(*sides, store.report)
+
+
+def measure(repeats: int = 5) -> list[Comparison]:
+    with tempfile.TemporaryDirectory(prefix="regard-bench-") as folder:
+        store = mapped(pairs(PAIRS), Path(folder))
+        packer = Packer([store], [1.0], target_budget=BUDGET, seed=1, static=True)
+        speeds = [packing_speed(packer) for _ in range(repeats)]
+    return [Comparison("packing from the token cache", "target tokens/s", Measured("regard", speeds), [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(heading() + "\n")
+    print(table(measure(given.repeats)))
+
+
+if __name__ == "__main__":
+    main()

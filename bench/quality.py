@@ -1,0 +1,187 @@
+"""Quality for time: what a budget of seconds buys, from raw text to a scored model, ours beside Hugging Face's Marian.
+
+    python -m bench.quality europarl --data DATA/europarl-en-de --steps 6000 [--seconds 300] [--peers eager compiled]
+    python -m bench.quality multi30k --data DATA/multi30k [--seeds 1 2 3] [--seconds 90]
+
+Ours is `regard train` and then `regard evaluate`, as anyone would type them; Marian is bench/peers_marian.py. Every run
+is a fresh process with empty caches (of tokens and of compiled code), and its clock runs from the start of the first
+process to the printed score: imports, learning the vocabulary, tokenising, compiling, training, decoding, scoring.
+Ours trains a fixed number of steps: the table says how many would have filled the budget. `--set` and `--peer` change
+settings of either side (`--set training.steps=900`, `--peer learning-rate=0.0007`), so that both can have their best of
+a few, chosen with `--split valid`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+
+PEERS = {"eager": [], "compiled": ["--compiled", "whole"], "compiled-layers": ["--compiled", "layers"]}
+
+
+def fresh(folder: Path) -> dict[str, str]:
+    """An environment in which nothing is left of an earlier run."""
+    caches = {"REGARD_CACHE": "tokens", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return os.environ | {name: str(folder / part) for name, part in caches.items()}
+
+
+def run(command: list[str], environment: dict[str, str], log: Path) -> str:
+    """What a command prints; all it says goes to the log too."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
+        file.write(done.stdout)
+    if done.returncode:
+        sys.exit(f"{' '.join(command[:5])} ... failed; the end of {log}:\n{''.join(tail(log))}")
+    return done.stdout
+
+
+def tail(log: Path, lines: int = 15) -> list[str]:
+    return log.read_text(encoding="utf-8").splitlines(keepends=True)[-lines:]
+
+
+def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dict[str, Any]:
+    """`regard train` and `regard evaluate`; seconds in all, in training, and before its first step."""
+    regard, settings = [sys.executable, "-m", "regard"], list(given.set or [])
+    if given.steps:
+        same = ("steps", "validate_every", "save_every") if given.task == "europarl" else ("steps",)
+        settings = [*(f"training.{name}={given.steps}" for name in same), *settings]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    out, environment = folder / "run", fresh(folder)
+    log = given.logs / f"ours-{recipe}-{seed}.log"
+    log.unlink(missing_ok=True)
+    began = time.perf_counter()
+    place = ["--data", str(given.data), "--device", given.device]
+    run([*regard, "train", recipe, *place, "--seed", str(seed), "--out", str(out), *chosen], environment, log)
+    trained = time.perf_counter() - began
+    scored = [*regard, "evaluate", str(out), "--device", given.device, "--split", given.split, "--json"]
+    found = json.loads(run(scored, environment, log).splitlines()[-1])
+    seconds = time.perf_counter() - began
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [line for line in lines if line["kind"] == "train"]
+    last, first = steps[-1], steps[0]
+    pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)  # without the first: compiling
+    (given.logs / log.with_suffix(".metrics.jsonl").name).write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return {
+        "who": f"regard, {recipe}",
+        "seed": seed,
+        "bleu": round(found["bleu"], 2),
+        "chrf": round(found["chrf"], 2),
+        "signature": found["bleu_signature"],
+        "seconds": round(seconds, 1),
+        "before": round(trained - last["seconds"], 1),
+        "training": last["seconds"],
+        "after": round(seconds - trained, 1),
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "tokens_per_second": round((last["tokens"] - first["tokens"]) / max(last["seconds"] - first["seconds"], 1e-9)),
+        "steps_that_fit": last["step"] + int((given.seconds - seconds) / max(pace, 1e-9)),
+        "settings": settings,
+    }
+
+
+def marian(given: argparse.Namespace, how: str, seed: int, folder: Path) -> dict[str, Any]:
+    """bench/peers_marian.py with the same budget."""
+    changes = [word for setting in given.peer or [] for word in _option(setting)]
+    command = [sys.executable, "-m", "bench.peers_marian", "--data", str(given.data), "--seconds", str(given.seconds)]
+    command += ["--languages", *given.languages, "--split", given.split, "--seed", str(seed)]
+    command += [] if given.device == "auto" else ["--device", given.device]
+    log = given.logs / f"marian-{how}-{seed}.log"
+    log.unlink(missing_ok=True)
+    began = time.perf_counter()
+    found = json.loads(run([*command, *PEERS[how], *changes], fresh(folder), log).splitlines()[-1])
+    return {
+        "who": f"Marian, {how}",
+        "seed": seed,
+        "bleu": found["bleu"],
+        "chrf": found["chrf"],
+        "signature": found["bleu_signature"],
+        "seconds": round(time.perf_counter() - began, 1),
+        "before": found["set_up_seconds"],
+        "training": found["training_seconds"],
+        "after": found["decoding_seconds"],
+        "steps": found["steps"],
+        "tokens": found["target_tokens"],
+        "tokens_per_second": found["target_tokens_per_second"],
+        "settings": list(given.peer or []),
+    }
+
+
+def _option(setting: str) -> list[str]:
+    name, _, value = setting.partition("=")
+    return [f"--{name}", value] if value else [f"--{name}"]
+
+
+COLUMNS = ("who", "seed", "bleu", "chrf", "seconds", "before", "training", "after", "steps", "tokens_per_second")
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    rows = [COLUMNS, *(tuple(f"{r.get(name, '')}" for name in COLUMNS) for r in results)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def report(given: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    print(f"\n{table(results)}")
+    for who in dict.fromkeys(result["who"] for result in results):
+        mine = [result for result in results if result["who"] == who]
+        scores = [result["bleu"] for result in mine]
+        spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+        slowest = max(result["seconds"] for result in mine)
+        over = "" if slowest <= given.seconds else f", OVER the budget of {given.seconds:g} s"
+        fitting = f"; {mine[-1]['steps_that_fit']} steps would fill it" if "steps_that_fit" in mine[-1] else ""
+        print(f"{who}: BLEU {statistics.mean(scores):.2f}{spread}, at most {slowest:g} s{over}{fitting}")
+    print(f"{given.split}, {results[0]['signature']}")
+    if given.out:
+        about = {**machine.about(), "task": given.task, "seconds": given.seconds, "split": given.split}
+        given.out.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["europarl", "multi30k"])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, help="the budget [default: europarl 300, multi30k 90]")
+    parser.add_argument("--seeds", type=int, nargs="+", help="[default: europarl 1, multi30k 1 2 3]")
+    parser.add_argument("--steps", type=int, help="updates of ours [default: the recipe's]")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of ours; repeatable")
+    parser.add_argument("--recipe", help="[default: europarl-en-de, multi30k-en-de]")
+    parser.add_argument("--peers", nargs="*", choices=[*PEERS], default=[], help="which to run beside ours")
+    parser.add_argument("--peer", action="append", metavar="NAME=VALUE", help="an option of the peer's; repeatable")
+    parser.add_argument("--languages", nargs=2, default=["en", "de"])
+    parser.add_argument("--split", choices=["test", "valid"], default="test")
+    parser.add_argument("--no-ours", action="store_true", help="peers only")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "quality", help="where logs go")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    given = parser.parse_args()
+    recipe, seconds, seeds = {
+        "europarl": ("europarl-en-de", 300.0, [1]),
+        "multi30k": ("multi30k-en-de", 90.0, [1, 2, 3]),
+    }[given.task]
+    vars(given).update(seconds=given.seconds or seconds, seeds=given.seeds or seeds)
+    given.logs.mkdir(parents=True, exist_ok=True)
+    print(machine.heading(), flush=True)
+    results: list[dict[str, Any]] = []
+    for seed in given.seeds:  # one after another: side by side they would share the time
+        for how in [*([] if given.no_ours else [None]), *given.peers]:
+            with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+                made = ours(given, given.recipe or recipe, seed, Path(folder)) if how is None else None
+                results.append(made or marian(given, str(how), seed, Path(folder)))
+            print(json.dumps(results[-1]), flush=True)
+    report(given, results)
+
+
+if __name__ == "__main__":
+    main()

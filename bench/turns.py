@@ -1,0 +1,60 @@
+"""Systems that take turns: each is a process of its own, which sleeps until it is asked.
+
+So none is helped or hurt by what another did to the process: its memory, its threads, its settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HOME = Path(__file__).parent.parent
+Answer = Callable[[Any], Any]
+
+
+class Worker:
+    """`python -m MODULE WORDS...`, which answers every JSON line on its standard input with another."""
+
+    def __init__(self, module: str, *words: str, threads: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            cwd=HOME,
+        )
+
+    def ask(self, question: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args!r} ended: see above")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(answer: Answer) -> None:
+    """The worker's side: answer until nobody asks any more."""
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":  # for the tests: it repeats what it is asked
+    serve(lambda question: question)
