@@ -42,7 +42,7 @@ from regard.attention import (
 )
 from regard.blocks import ACTIVATIONS, BlockSettings, EncoderBlock
 from regard.decoding.sampling import kept
-from regard.inside import charts, svg
+from regard.inside import charts, scene, svg
 from regard.inside.charts import Chart, Point, Series
 from regard.inside.colours import colour, ink
 from regard.inside.maps import Map
@@ -173,7 +173,7 @@ class Card:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="regard-card" viewBox="0 0 {self.width:g} {self.height:g}" '
             f'width="{self.width:g}" height="{self.height:g}" role="img" aria-label={quoteattr(self.name)} '
-            f'font-family="{svg.FONTS}">\n<desc>{escape(self.about)}</desc>\n'
+            f'font-family="{scene.FONTS}">\n<desc>{escape(self.about)}</desc>\n'
             f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>\n"
             f'<rect class="card" x="0.5" y="0.5" width="{self.width - 1:g}" height="{self.height - 1:g}" rx="14" '
             f'fill="{CARD}" stroke="{EDGE}"/>'

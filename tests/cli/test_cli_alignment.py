@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from regard.api import load
+from regard.evaluation.alignment import read_aligned, score_links
 from regard.inside.alignments import attended_words, linked
 from regard.runs import Run
 
 LINES = ["a b c", "d e", "f a b c d"]
+SIZES = ("width", "encoder_width", "embedding")
 
 
 @pytest.fixture
@@ -102,6 +106,42 @@ def _links(run: Path) -> Iterator[tuple[int, list[str]]]:
         yield n, [" ".join(f"{i}-{j}" for j, i in np.argwhere(linked(weights[0, 0, head]))) for head in (0, 1)]
 
 
+def test_explanations_are_a_line_of_their_own_and_are_those_of_regard_explain(regard, trained, files):
+    words = [*files, "--explanations", "--masks", 40, "--quiet"]
+    table = regard("evaluate", trained, "--alignment", *words)
+    assert table.status == 0, table.err
+    (line,) = [line for line in table.out.splitlines() if line.startswith("explanations  ")]
+    assert "RISE, 40 masks at most" in line and "replaced by the unknown token" in table.out
+    found = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["explanations"]
+    assert (found["masks"], found["how"]) == (40, "unknown")
+    assert [f"{found[name]:.2f}" for name in ("aer", "precision", "recall")] == line.split()[-3:]
+    model, links = load(trained, device="cpu"), []
+    for text in LINES:
+        shares = model.explain(text, target=text, masks=40).to_map().weights[:-1]  # without the end mark
+        links.append({(i, j) for j, i in np.argwhere(linked(shares)).tolist()})
+    gold = read_aligned(*[files[k] for k in (1, 3, 5)])
+    assert asdict(score_links(links, [pair.gold for pair in gold])) == pytest.approx(
+        {name: found[name] for name in ("aer", "precision", "recall", "links", "sure")}
+    )
+
+
+def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_path):
+    recurrent = ["family=recurrent", "size=tiny", "attention=none", *(f"{w}=8" for w in SIZES)]
+    made = ["--out", tmp_path / "run", *(word for part in recurrent for word in ("--set", f"model.{part}"))]
+    few = ["--set", "data.count=50", "--set", "training.steps=2", "--quiet"]
+    kept = [word for word in tiny if not str(word).startswith("model.") and word != "--set"]
+    settings = [word for setting in kept for word in ("--set", setting)]
+    assert regard("train", "copy", *settings, *made, *few).status == 0
+    assert "does not look at its source" in regard("evaluate", tmp_path / "run", "--alignment").complaint
+    text, gold = tmp_path / "lines", tmp_path / "gold"
+    text.write_text("a b\n"), gold.write_text("0-0 1-1\n")
+    files = ["--gold", gold, "--source", text, "--reference", text, "--explanations", "--how", "drop"]
+    result = regard("evaluate", tmp_path / "run", "--alignment", *files)
+    assert result.status == 0, result.err
+    _, line, *rest = result.out.splitlines()
+    assert line.startswith("explanations") and "left out" in rest[-1] and "heads" not in result.out
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -117,6 +157,9 @@ def _links(run: Path) -> Iterator[tuple[int, list[str]]]:
         (["--alignment", "--split", "spilt"], "no split 'spilt'"),
         (["--alignment", "--beam", "2"], "--beam has no effect with --alignment"),
         (["--alignment", "--gold", "x", "--source", "y", "--reference", "z"], "cannot read y"),
+        (["--alignment", "--masks", "9"], "--masks has no effect without --explanations"),
+        (["--alignment", "--how", "drop"], "--how has no effect without --explanations"),
+        (["--explanations"], "--explanations has no effect without --alignment"),
         (["--layer", "1"], "--layer has no effect without --alignment"),
         (["--gold", "x"], "--gold has no effect without --alignment"),
     ],

@@ -63,7 +63,7 @@ def test_pictures_are_files_of_svg(regard: Command, trained: Path, tmp_path: Pat
     ElementTree.fromstring((tmp_path / "one.svg").read_text(encoding="utf-8"))
     assert regard("explain", trained, "a b c", "--curves", "--out", tmp_path / "all.svg").status == 0
     root = ElementTree.fromstring((tmp_path / "all.svg").read_text(encoding="utf-8"))
-    assert len(list(root)) == 3
+    assert len([group for group in root if group.get("class") == "picture"]) == 3
 
 
 def test_spans_and_tolerance(regard: Command, trained: Path) -> None:

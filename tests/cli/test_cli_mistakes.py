@@ -368,9 +368,10 @@ def test_wrong_drawings(regard, trained, tmp_path):
         (["a b", "--layer", 99], ["--layer 99", "1 decoder layer"]),
         (["a b", "--head", 3], ["--head 3", "2 heads"]),
         (["a b", "--layer", 0], ["--layer", "1"]),
-        (["a b", "--out", tmp_path / "cat.png"], ["cat.png", ".svg"]),
+        (["a b", "--out", tmp_path / "cat.jpg"], ["cat.jpg", ".svg, .png, .pdf, .html, .json, .safetensors"]),
+        (["a b", "--out", tmp_path], ["folder"]),
         (["\udcff"], ["UTF-8"]),
-        (["a b", "--target", "a " * 50], ["--target", "39 tokens"]),
+        (["a b", "--target", "a " * 50], ["target", "39 tokens"]),
     ]
     for words, said in cases:
         complaint = regard("draw", trained, *words).complaint

@@ -14,12 +14,15 @@ from regard.inside.alignments import (
     Pieces,
     View,
     attended_words,
+    explained_words,
     linked,
     measure,
+    measure_explanations,
     split_pieces,
     views,
     word_weights,
 )
+from regard.inside.explain import Sampling
 from regard.inside.maps import Map
 from regard.inside.recorder import Recorder, intervene
 from regard.models import Translator, build
@@ -235,3 +238,58 @@ def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
         measure(made(settings, tokens), (tokens, tokens), settings, aligned(*PAIRS))
     with pytest.raises(UserError, match="words on both sides"):
         measure(made(settings, tokens), (tokens, tokens), settings, aligned(("", "a")))
+
+
+# -- explanations ------------------------------------------------------------------------------------------------------
+
+
+class Echo(Translator):
+    """Says what its source holds, in any order: every token of it is likelier than all others, wherever it stands."""
+
+    def __init__(self, size: int, louder: float = 4.0) -> None:
+        super().__init__()
+        self.size, self.louder = size, torch.nn.Parameter(torch.tensor(louder))
+
+    def forward(self, batch: PairBatch) -> torch.Tensor:
+        logits = torch.zeros(len(batch.inputs.ids), self.size)
+        rows = batch.inputs.rows.split(torch.arange(len(logits)))
+        for source, places in zip(batch.source.rows.split(batch.source.ids), rows, strict=True):
+            logits[places[:, None], source] = self.louder
+        return logits
+
+
+SHUFFLED = [("sat the cats a", "cats a sat the"), ("the zebra sat", "sat the zebra"), ("", "a"), ("a", "a")]
+
+
+@pytest.mark.parametrize("how", ["unknown", "drop"])
+@pytest.mark.parametrize("masks", [1000, 60])  # all of them, or some
+def test_explanations_link_the_words_that_a_planted_model_depends_on(how: Any, masks: int) -> None:
+    tokens, settings = tokenizer("word"), recipe("none")
+    gold = [
+        Gold.of([(source.split().index(word), j) for j, word in enumerate(target.split()) if word in source.split()])
+        for source, target in SHUFFLED
+    ]
+    corpus = [Aligned(*pair, right) for pair, right in zip(SHUFFLED, gold, strict=True)]
+    found = measure_explanations(
+        Echo(len(tokens)), (tokens, tokens), settings, corpus, sampling=Sampling(masks=masks), how=how
+    )
+    assert (found.aer, found.precision, found.recall, found.links) == (0, 100, 100, 8)
+
+
+def test_a_word_that_nothing_speaks_for_is_linked_with_nothing_and_shares_add_up() -> None:
+    tokens = tokenizer("word")
+    settings: dict[str, Any] = {"tag": None, "longest": 40, "lowercase": False}
+    (source,), (target,) = (split_pieces(tokens, [text], **settings) for text in ("a the", "cats the a"))
+    shares = explained_words(Echo(len(tokens)), source, target, Sampling())
+    assert shares.shape == (3, 2)
+    assert shares[0].tolist() == [0, 0] and not linked(shares)[0].any()  # each hidden word leaves it more likely
+    assert shares[1:].sum(1) == pytest.approx(1) and linked(shares)[1:].tolist() == [[False, True], [True, False]]
+
+
+def test_words_beyond_what_the_model_reads_are_not_hidden_and_explain_nothing() -> None:
+    tokens = tokenizer("word")
+    (source,) = split_pieces(tokens, ["the cats sat"], tag=None, longest=3, lowercase=False)
+    (target,) = split_pieces(tokens, ["sat the"], tag=None, longest=40, lowercase=False)
+    shares = explained_words(Echo(len(tokens)), source, target, Sampling())
+    assert source.cut and shares.shape == (2, 3)
+    assert linked(shares).tolist() == [[False, False, False], [True, False, False]]

@@ -95,7 +95,7 @@ def test_no_two_series_look_alike_even_without_colour() -> None:
     picture = svg(some_chart(7))
     root = ET.fromstring(picture)
     (names,) = [g for g in root.iter(SVG + "g") if g.get("class") == "names"]
-    shapes = [e.get("d", e.tag) for e in names if "halo" in e.get("class", "")]
+    shapes = [e.get("d", e.tag) for e in names if "line-card" in e.get("class", "")]
     assert len(shapes) == len(set(shapes)) == 7
     dashes = [line.get("stroke-dasharray") for line in lines_of(picture)]
     assert len(set(dashes[:5])) == 5
@@ -112,8 +112,8 @@ def test_every_series_is_named_in_the_picture_and_says_its_numbers() -> None:
 def test_intervals_are_bars_or_a_band() -> None:
     line = Series("a", (Point(1, 5, 4, 7), Point(2, 6, 5, 8)))
     bars, band = (svg(Chart("t", "x", "y", (line,), spread=spread)) for spread in ("bars", "band"))  # type: ignore[arg-type]
-    assert "h4M" in bars and "fill-opacity" not in bars
-    assert "h4M" not in band and 'fill-opacity="0.14"' in band
+    assert 'opacity="0.55"' in bars and 'opacity="0.14"' not in bars  # three strokes a bar, or one shape
+    assert 'opacity="0.55"' not in band and 'opacity="0.14"' in band
     assert "a, 1: 5 (4 to 7)" in bars
 
 
@@ -124,7 +124,8 @@ def test_bars_of_several_series_at_one_x_stand_side_by_side() -> None:
 
 
 def _whole_lines(picture: str) -> list[ET.Element]:
-    return [p for p in ET.fromstring(picture).iter(SVG + "path") if p.get("stroke-linejoin")]
+    groups = [g for g in ET.fromstring(picture).iter(SVG + "g") if g.get("class") == "series"]
+    return [path for group in groups for path in group if path.get("stroke-width") == "2.2"]
 
 
 def test_a_line_of_many_points_is_marked_here_and_there_and_at_its_end() -> None:

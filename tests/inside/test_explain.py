@@ -19,10 +19,14 @@ import regard
 from regard import weights
 from regard.api import Model
 from regard.errors import UserError
+from regard.inside.charts import scene as chart_scene
+from regard.inside.colours import NEITHER, signed_rgb
 from regard.inside.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, pictures, stream, text
 from regard.inside.explain.curve import area, charts
 from regard.inside.explain.models import Hiding, Reading, ask
 from regard.inside.explain.rise import BLOCK, draw_masks
+from regard.inside.grid import scene
+from regard.inside.scene import Group, Line, stacked
 from regard.inside.terminal import Colour
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch, TokenRow
@@ -525,8 +529,8 @@ def test_shares_of_what_spoke_for_each_output() -> None:
 
 
 def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> None:
-    assert pictures.signed_rgb(1.0) == (0x00, 0x72, 0xB2) and pictures.signed_rgb(-1.0) == (0xD5, 0x5E, 0x00)
-    assert pictures.signed_rgb(0.0) == pictures.NEITHER and pictures.signed_rgb(-7.0) == pictures.signed_rgb(-1.0)
+    assert signed_rgb(1.0) == (0x00, 0x72, 0xB2) and signed_rgb(-1.0) == (0xD5, 0x5E, 0x00)
+    assert signed_rgb(0.0) == NEITHER and signed_rgb(-7.0) == signed_rgb(-1.0)
     assert (pictures.number(1.239), pictures.number(-0.5), pictures.number(-0.001)) == ("+1.24", "−0.50", "0.00")
     assert (pictures.number(-15.93), pictures.number(9.996), pictures.number(123.4)) == ("−15.9", "+10.0", "+123")
 
@@ -536,28 +540,28 @@ def test_the_matrix_has_a_cell_a_number_in_its_colour() -> None:
     cells = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if len(r)]
     assert len(cells) == 6
     assert cells[0].get("fill") == "#0072b2" and cells[0][0].text == "el depends on the: +2.00"
-    half = "#{:02x}{:02x}{:02x}".format(*pictures.signed_rgb(-0.5))
+    half = "#{:02x}{:02x}{:02x}".format(*signed_rgb(-0.5))
     assert cells[3].get("fill") == half and cells[3][0].text == "gato depends on the: −1.00"
     assert "<b>&" in {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_a_long_title_is_cut_to_the_card() -> None:
-    for drawing in (pictures.matrix, pictures.bars):
-        root = ElementTree.fromstring(drawing(replace(small(), title="a very long story " * 30)))
+    for drawing in (lambda found: scene(pictures.matrix(found)), pictures.bars):
+        root = ElementTree.fromstring(drawing(replace(small(), title="a very long story " * 30)).svg())
         title = next(t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text"))
         assert title.startswith("a very long") and title.endswith("…") and float(root.get("width", "")) < 900
 
 
 def test_bars_carry_their_error_bars_and_pictures_can_be_stacked() -> None:
     drawn = pictures.bars(small(exact=False))
-    assert drawn.count('class="halo"') == 3 and "two standard errors" in drawn
+    whiskers = [item for item in drawn.items if isinstance(item, Line) and item.stroke == "card"]
+    assert len(whiskers) == 3 and "two standard errors" in drawn.svg()
     curve = Curve("importance", np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 2.0]))
-    from regard.inside.charts import svg
-
-    root = ElementTree.fromstring(pictures.stacked([drawn, *map(svg, charts([curve], "score"))]))
-    assert len([child for child in root if child.tag.endswith("svg")]) == 3
-    offsets = [float(child.get("y", "")) for child in root]
+    below = stacked([drawn, *map(chart_scene, charts([curve], "score"))])
+    assert all(isinstance(item, Group) for item in below.items) and len(below.items) == 3
+    offsets = [item.y for item in below.items if isinstance(item, Group)]
     assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[1] > 100
+    ElementTree.fromstring(below.svg())
 
 
 @pytest.mark.parametrize("colour", ["none", "256", "truecolor"])

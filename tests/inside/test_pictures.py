@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard.inside import svg, terminal
-from regard.inside.colours import ANCHORS, colour, luminance, rgb, wants_dark_ink, xterm256
+from regard.inside.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb, xterm256
 from regard.inside.maps import Map, columns, labels, shorten, visible
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -78,6 +78,8 @@ def test_labels_drop_the_space_of_words_and_show_it_among_pieces() -> None:
     assert labels(("this", " l", "arge")) == ("this", "␣l", "arge")
     assert labels(("this", "cat")) == ("this", "cat")
     assert labels(("a", " ", " b")) == ("a", "␣", "b")
+    assert labels(("<s>", "este", " gato", "</s>")) == ("<s>", "este", "gato", "</s>")  # a text begins after its mark
+    assert labels(("<s>", "un", "a", " b")) == ("<s>", "un", "a", "␣b")
 
 
 def test_nothing_invisible_is_left_in_a_label() -> None:
@@ -111,7 +113,7 @@ def test_heavier_is_lighter_and_text_can_be_read_on_every_cell() -> None:
     shades = [luminance(rgb(w)) for w in np.linspace(0, 1, 200)]
     assert all(a <= b for a, b in pairwise(shades))
     for w, shade in zip(np.linspace(0, 1, 200), shades, strict=True):
-        contrast = (shade + 0.05) / 0.05 if wants_dark_ink(float(w)) else 1.05 / (shade + 0.05)
+        contrast = (shade + 0.05) / 0.05 if ink(float(w)) == DARK_INK else 1.05 / (shade + 0.05)
         assert contrast >= 4.5
 
 
@@ -176,7 +178,7 @@ def test_long_tokens_are_cut_but_whole_in_the_tooltip() -> None:
 def test_links_are_outlined_and_must_lie_in_the_map() -> None:
     root = ET.fromstring(svg.draw(CAT, links=[(0, 0), (3, 2)]))
     group = next(g for g in root.iter(SVG + "g") if g.get("class") == "links")
-    outlines = [r for r in group if r.get("class") == "link"]
+    outlines = [r for r in group if r.get("class") == "line-link"]
     assert len(outlines) == 2
     assert "gold alignment" in [t.text for t in root.iter(SVG + "text")]
     with pytest.raises(ValueError, match=r"\(3, 3\)"):

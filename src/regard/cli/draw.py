@@ -3,27 +3,106 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli import options
 
+if TYPE_CHECKING:
+    from regard.inside.trace import Trace
+    from regard.inside.views import Choice, Picture
+
+
+class View(StrEnum):
+    align = "align"
+    maps = "maps"
+    heads = "heads"
+    walk = "walk"
+    gates = "gates"
+    positions = "positions"
+    curves = "curves"
+
+
+class Part(StrEnum):
+    cross = "cross"
+    encoder = "encoder"
+    decoder = "decoder"
+
+
+class Theme(StrEnum):
+    auto = "auto"
+    light = "light"
+    dark = "dark"
+
+
+TEXTLESS = (View.positions, View.curves)
+READ_BY = {  # which views an option says something to
+    "--part": (View.maps, View.gates),
+    "--layer": (View.align, View.maps, View.gates),
+    "--head": (View.align, View.maps),
+    "--pieces": (View.align, View.maps),
+    "--target": (View.align, View.maps, View.heads, View.walk, View.gates),
+    "--kind": (View.positions,),
+    "--beside": (View.curves,),
+}
+
 
 def draw(
     run: options.RunPath,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The sentence to translate and look into.")],
-    out: Annotated[Path | None, typer.Option(help="An .svg file. None: the terminal.", show_default=False)] = None,
-    target: Annotated[str | None, typer.Option(help="Draw this translation instead of the model's own.")] = None,
-    layer: Annotated[int | None, typer.Option(min=1, help="One decoder layer. [default: mean of all]")] = None,
-    head: Annotated[int | None, typer.Option(min=1, help="One head. [default: mean of all]")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT", help="What the model reads; positions and curves need none.", show_default=False
+        ),
+    ] = None,
+    view: Annotated[
+        View | None,
+        typer.Option(metavar="VIEW", help="What to see. [default: the first that the model has of align, maps, gates]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file: .svg, .png or .pdf for the picture, .html for the page with everything in it, .json for the "
+            "numbers, .safetensors for all that was recorded. None, or -: the terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Draw this output instead of the model's own.")] = None,
+    part: Annotated[Part | None, typer.Option(help="Whose attention (maps) or gates. [default: the first]")] = None,
+    layer: Annotated[int | None, typer.Option(min=1, help="One layer. [default: mean of all; gates: all]")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|mean|best", help="One head, or the best-aligned one (needs gold links). [default: mean]"
+        ),
+    ] = None,
     pieces: Annotated[
         bool, typer.Option("--pieces", help="Tokens as the model sees them, not joined to words.")
     ] = False,
+    kind: Annotated[
+        str | None, typer.Option(help="Positions: sinusoidal, learned, index, fraction. [default: the run's]")
+    ] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Curves: another run in the same charts; may be repeated.")
+    ] = None,
+    theme: Annotated[
+        Theme, typer.Option(help="Of a picture; auto follows the reader's screen, .png is light.")
+    ] = Theme.auto,
     device: options.Device = "auto",
 ) -> None:
-    """Draw what each output word looked at in the source: the cross-attention of one sentence.
+    """Draw what happens in a model while it reads a text: attention, gates, the way to the next token.
+
+    - **align**: where each output word looked in the source
+    - **maps**: one attention of any part
+    - **heads**: every head of every layer, small
+    - **walk**: from text to the next token, step by step
+    - **gates**: what gates let through, token by token
+    - **positions**: the vectors that say where a token stands
+    - **curves**: how training went
 
     Attention shows where the model looked, which is not by itself an explanation of what it said.
 
@@ -31,39 +110,93 @@ def draw(
 
         regard draw runs/en-es 'this cat is very large'
 
-        regard draw runs/en-es 'this cat is very large' --out cat.svg
-    """
-    from regard.api import load
-    from regard.errors import UserError
-    from regard.inside import svg, terminal
+        regard draw runs/en-es 'this cat is very large' --view heads --out heads.png
 
+        regard draw runs/en-es --view curves --out curves.svg
+    """
+    from regard.errors import UserError
+    from regard.inside import views
+    from regard.inside.views import files
+
+    path = None if out is None or str(out) == "-" else out
+    if path is not None:
+        files.checked(path, traced=view not in TEXTLESS)
+    options.readable(TEXT=text, **{"--target": target})
+    view = View.maps if view is None and part is not None else view
+    given = {"--part": part, "--layer": layer, "--head": head, "--pieces": pieces or None, "--target": target}
+    idle = _idle(view, given | {"--kind": kind, "--beside": beside})
+    if idle is not None:
+        where = f"on --view {view}" if view is not None else "here"
+        raise UserError(f"{idle} has no effect {where}: it is for --view {' and '.join(READ_BY[idle])}")
+    if view in TEXTLESS:
+        picture = _curves([run, *(beside or [])]) if view is View.curves else _positions(run, kind, text, device)
+        return _show(picture, path, theme)
+    if text is None:
+        raise UserError("TEXT is missing: what should the model read? (--view curves and positions need none)")
     if not text.strip():
         raise UserError("there is nothing to draw: the sentence is blank")
-    options.readable(TEXT=text, **{"--target": target})
-    if out is not None and out.suffix.lower() != ".svg":
-        raise UserError(f"{out}: only .svg files can be drawn (without --out it is drawn in the terminal)")
+    choice = _choice(part, layer, head, pieces)
+    _show(views.draw(_trace(run, text, target, device), view, choice), path, theme)
+
+
+def _idle(view: View | None, given: dict[str, object]) -> str | None:
+    """An option that was given and that the view does not read; without a view, one that no view of a text reads."""
+    views = {view} if view is not None else set(View) - set(TEXTLESS)
+    return next((name for name, value in given.items() if value is not None and not views & set(READ_BY[name])), None)
+
+
+def _choice(part: Part | None, layer: int | None, head: str | None, pieces: bool) -> Choice:
+    """People count from 1."""
+    from regard.errors import UserError
+    from regard.inside.views import Choice
+
+    if head not in (None, "mean", "best") and not (head.isascii() and head.isdigit() and int(head) > 0):
+        raise UserError(f"--head {head}: give a number from 1, mean or best")
+    chosen = None if head in (None, "mean") else "best" if head == "best" else int(head) - 1
+    return Choice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not pieces)  # type: ignore[arg-type]
+
+
+def _trace(run: Path, text: str, target: str | None, device: str) -> Trace:
+    from regard.api import load
+
+    trace = load(run, device=device).trace(text, target)
+    if trace.header["text"]["cut"]:
+        typer.echo("regard: warning: the text is longer than the model reads and was cut", err=True)
+    return trace
+
+
+def _curves(paths: list[Path]) -> Picture:
+    from regard.inside import views
+    from regard.runs import Run
+
+    return views.curves([Run(path) for path in paths])
+
+
+def _positions(run: Path, kind: str | None, text: str | None, device: str) -> Picture:
+    """The run's own positions, or named ones as wide as the run's; as many as the text has tokens."""
+    from regard.api import load
+    from regard.errors import UserError
+    from regard.inside import places, views
+
     model = load(run, device=device)
-    if model.run.recipe.data.is_text:
-        raise UserError(f"{run} reads plain text: draw shows how a translation looks at its source")
-    translator = model.translator()
-    (source,), (cut,) = translator.encode([text])
-    room = translator.room.target(len(source))
-    if target is not None and len(translator.tokenizers[1].encode(target)) >= room:
-        raise UserError(f"--target is longer than the {room - 1} tokens that this model can write here")
-    translation = model.translate(text) if target is None else model.forced(text, target)
-    attention = translation.attention
-    layers, heads = attention.weights.shape[:2]
-    for name, given, most, what in (("--layer", layer, layers, "decoder layer"), ("--head", head, heads, "head")):
-        if given is not None and given > most:
-            raise UserError(f"{name} {given}: this model has {most} {what}{'s' if most > 1 else ''}")
-    if cut:
-        most = translator.room.source
-        typer.echo(f"regard: warning: the sentence is longer than {most} tokens and was cut", err=True)
-    map = attention.map(layer and layer - 1, head and head - 1, words=not pieces)
-    if out is not None:
-        with options.written(out) as file:
-            file.write(svg.draw(map))
-        typer.echo(f"{out}: {translation.text}", err=True)
-        return
-    width, colour = terminal.capabilities(sys.stdout)
-    typer.echo(terminal.draw(map, width=width, colour=colour))
+    own = getattr(model.run.recipe.model, "positions", None)
+    if kind is None and own is None:
+        family = model.run.recipe.model.family
+        raise UserError(f"{run}: a {family} model reads in order and adds no positions; --kind sinusoidal shows some")
+    length = 64 if text is None else max(2, len(model.run.tokenizers[0].encode(text)))
+    table = places.table(model.module) if kind in (None, "learned") and own == "learned" else None
+    study = places.study(kind or str(own), length, model.run.recipe.model.width, table=table)
+    return views.positions(study, run.name if kind is None else "")
+
+
+def _show(picture: Picture, path: Path | None, theme: Theme) -> None:
+    from regard.inside import terminal
+
+    if path is None:
+        width, colour = terminal.capabilities(sys.stdout)
+        return typer.echo(picture.text(width=width, colour=colour))
+    missing = picture.save(path, theme=theme.value)
+    if missing:
+        typer.echo(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader", err=True)
+    said = "" if picture.trace is None else f": {picture.trace.header['text']['target']}"
+    typer.echo(f"{path}{said}", err=True)

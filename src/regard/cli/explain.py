@@ -104,13 +104,12 @@ def _orders(asked: Asked, found: Explanation) -> dict[str, Numbers]:
 
 
 def _picture(asked: Asked, found: Explanation, traced: list[Curve]) -> str:
-    from regard.inside import charts
+    from regard.inside import charts, scene
     from regard.inside.explain import pictures
     from regard.inside.explain.curve import charts as of_curves
 
-    if not traced:
-        return pictures.draw(found)
-    return pictures.stacked([pictures.draw(found), *map(charts.svg, of_curves(traced, asked.score))])
+    curves = of_curves(traced, asked.score) if traced else []
+    return scene.stacked([pictures.scene(found), *map(charts.scene, curves)]).svg()
 
 
 def _json(text: str, asked: Asked, found: Explanation, traced: list[Curve]) -> str:

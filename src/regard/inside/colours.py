@@ -1,12 +1,20 @@
-"""The colour scale for weights between 0 and 1, and what can be read on top of it.
+"""The colour scales, for weights between 0 and 1 and for signed numbers, and what can be read on top of them.
 
-The scale is viridis: even steps in weight look like even steps in lightness, it survives printing in grey, and people
-with any of the common colour deficiencies can read it. The sixteen anchors are entries 0, 17, 34, ... 255 of
+The scale of weights is viridis: even steps in weight look like even steps in lightness, it survives printing in grey,
+and people with any of the common colour deficiencies can read it. The sixteen anchors are entries 0, 17, 34, ... 255 of
 matplotlib's 256-entry viridis table (by N. Smith and S. van der Walt, released as CC0); between them we interpolate
 linearly, which stays within 7 of 255 of the full table in every channel.
+
+Signed numbers have a scale with two arms, blue above zero and orange below it (of Okabe and Ito), which people with the
+common colour deficiencies can tell apart.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 ANCHORS: tuple[tuple[int, int, int], ...] = tuple(
     (code >> 16, code >> 8 & 255, code & 255)
@@ -16,6 +24,7 @@ ANCHORS: tuple[tuple[int, int, int], ...] = tuple(
     )
 )  # fmt: skip
 
+FOR, AGAINST, NEITHER = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0xF2, 0xF2, 0xF2)  # Okabe and Ito's blue, vermilion
 DARK_INK = "#000000"
 LIGHT_INK = "#ffffff"
 
@@ -30,6 +39,30 @@ def rgb(weight: float) -> tuple[int, int, int]:
     low, high = ANCHORS[below], ANCHORS[below + 1]
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
     return red, green, blue
+
+
+def rgbs(weights: np.ndarray) -> np.ndarray:
+    """`rgb` of many weights at once: [...] -> bytes [..., 3]."""
+    place = np.clip(np.asarray(weights, np.float64), 0.0, 1.0) * (len(ANCHORS) - 1)
+    below = np.minimum(place.astype(int), len(ANCHORS) - 2)
+    anchors = np.array(ANCHORS, np.float64)
+    low, high = anchors[below], anchors[below + 1]
+    return np.rint(low + (high - low) * (place - below)[..., None]).astype(np.uint8)
+
+
+def signed_rgb(value: float) -> tuple[int, int, int]:
+    """The colour of a number from -1 to 1; what lies outside takes the nearest end."""
+    end, part = (FOR if value > 0 else AGAINST), min(abs(value), 1.0)
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(NEITHER, end, strict=True))
+    return red, green, blue
+
+
+def signed_rgbs(values: np.ndarray) -> np.ndarray:
+    """`signed_rgb` of many numbers at once: [...] -> bytes [..., 3]."""
+    values = np.asarray(values, np.float64)[..., None]
+    ends = np.where(values > 0, np.array(FOR, np.float64), np.array(AGAINST, np.float64))
+    pale = np.array(NEITHER, np.float64)
+    return np.rint(pale + (ends - pale) * np.minimum(np.abs(values), 1.0)).astype(np.uint8)
 
 
 def colour(weight: float) -> str:
@@ -48,17 +81,58 @@ def luminance(colour: tuple[int, int, int]) -> float:
     return 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue)
 
 
-def wants_dark_ink(weight: float) -> bool:
-    """Whether black text has more contrast than white on the colour of this weight.
+def ink(weight: float) -> str:
+    """The text colour to write on a cell of this weight."""
+    return readable_ink(rgb(weight))
+
+
+def readable_ink(ground: tuple[int, int, int]) -> str:
+    """Black or white, whichever has more contrast on this colour.
 
     The two tie at a luminance of 0.179, where each has a contrast of 4.58; so text on a cell never has less than 4.5.
     """
-    return luminance(rgb(weight)) > 0.179
+    return DARK_INK if luminance(ground) > 0.179 else LIGHT_INK
 
 
-def ink(weight: float) -> str:
-    """The text colour to write on a cell of this weight."""
-    return DARK_INK if wants_dark_ink(weight) else LIGHT_INK
+@dataclass(frozen=True)
+class Ramp:
+    """How numbers become colours: from `low` to `high` by viridis, or, `signed`, from -high over 0 to high."""
+
+    low: float = 0.0
+    high: float = 1.0
+    kind: Literal["weights", "signed"] = "weights"
+
+    @classmethod
+    def signed(cls, values: np.ndarray) -> Ramp:
+        """One whose ends are the greatest of the numbers, whichever its sign."""
+        most = float(np.abs(values).max()) or 1.0
+        return cls(-most, most, "signed")
+
+    @classmethod
+    def between(cls, values: np.ndarray) -> Ramp:
+        """One from the least to the greatest of the numbers."""
+        low, high = float(values.min()), float(values.max())
+        return cls(low, high if high > low else low + 1.0)
+
+    def shares(self, values: np.ndarray) -> np.ndarray:
+        """Where numbers lie on the scale: 0 to 1, or -1 to 1 where it is signed."""
+        values = np.asarray(values, np.float64)
+        return values / self.high if self.kind == "signed" else (values - self.low) / (self.high - self.low)
+
+    def rgbs(self, values: np.ndarray) -> np.ndarray:
+        """Their colours: [...] -> bytes [..., 3]."""
+        return (signed_rgbs if self.kind == "signed" else rgbs)(self.shares(values))
+
+    def rgb(self, value: float) -> tuple[int, int, int]:
+        red, green, blue = self.rgbs(np.array(value)).tolist()
+        return red, green, blue
+
+    def steps(self, count: int) -> np.ndarray:
+        """Numbers from one end of the scale to the other."""
+        return np.linspace(self.low, self.high, count)
+
+
+WEIGHTS = Ramp()
 
 
 def xterm256(colour: tuple[int, int, int]) -> int:

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,10 @@ class Map:
         was given to any of them was given to the word); the row of a word is the MEAN over its query pieces (each
         piece had one unit to give). So rows that summed to one still do. Text without spaces stays one word.
         """
-        query_words, key_words = _words(self.queries, is_mark), _words(self.keys, is_mark)
+        return self.merged(_words(self.queries, is_mark), _words(self.keys, is_mark))
+
+    def merged(self, query_words: Sequence[Sequence[int]], key_words: Sequence[Sequence[int]]) -> Map:
+        """As `to_words`, with the places of each word's pieces given: `map.merged([[0], [1, 2]], [[0, 1]])`."""
         into = np.zeros((len(self.keys), len(key_words)))  # [K, words]: one where the piece belongs to the word
         for word, pieces in enumerate(key_words):
             into[pieces, word] = 1.0
@@ -90,7 +94,7 @@ def labels(tokens: Sequence[str]) -> tuple[str, ...]:
     The space that begins a word is left out where every token is a whole word, and written ␣ where some tokens are
     continuations, since there it tells the two apart: `(" l", "arge")` gives `("␣l", "arge")`.
     """
-    if all(token[:1] == " " or looks_like_mark(token) for token in tokens[1:]):
+    if all(token[:1] == " " or looks_like_mark(token) or looks_like_mark(before) for before, token in pairwise(tokens)):
         tokens = [token[1:] if token[:1] == " " and token.strip() else token for token in tokens]
     return tuple(visible(token) for token in tokens)
 

@@ -8,7 +8,7 @@ colours are those of Okabe and Ito, which people with the common colour deficien
 """
 
 from regard.inside.charts.chart import Chart, Point, Scale, Series
-from regard.inside.charts.picture import svg
+from regard.inside.charts.picture import scene, svg
 from regard.inside.charts.text import columned, table, terminal
 
-__all__ = ["Chart", "Point", "Scale", "Series", "columned", "svg", "table", "terminal"]
+__all__ = ["Chart", "Point", "Scale", "Series", "columned", "scene", "svg", "table", "terminal"]

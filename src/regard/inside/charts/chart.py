@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from regard.inside.maps import visible
+from regard.inside.scene import clean
 
 # Okabe and Ito, "Color Universal Design" (2008); those with the most contrast on white come first. "" is the text's own
 # colour: their black, which has to turn on a dark ground.
@@ -171,8 +171,3 @@ def value_label(point: Point) -> str:
     if point.low is None or point.high is None:
         return written(point.y)
     return f"{written(point.y)} ({written(point.low)} to {written(point.high)})"
-
-
-def clean(text: str) -> str:
-    """Text on one line, without anything invisible."""
-    return " ".join(visible(word) for word in text.split())

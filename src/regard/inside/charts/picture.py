@@ -1,45 +1,52 @@
-"""A line chart as an SVG picture.
-
-As in `inside/svg.py`, colours are written as plain attributes, and the `auto` theme adds one media query for dark
-screens.
-"""
+"""A line chart as a scene: lines over one pair of axes, named at their right ends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
 
-from regard.inside.charts.chart import COLOURS, Chart, Scale, clean, marked, value_label, written, x_label
-from regard.inside.svg import _DARK, _LIGHT, FONTS, PAD, Theme, _group, _n, _Palette, _text, text_width
+from regard.inside import scene as scenes
+from regard.inside.charts.chart import COLOURS, Chart, Scale, marked, value_label, written, x_label
+from regard.inside.scene import PAD, Group, Item, Line, Place, Scene, Text, Theme, circle, clean, polyline, text_width
 
-DASHES = ("", "7 4", "2 3.5", "9 3 2 3", "14 4")
+DASHES: tuple[tuple[float, ...], ...] = ((), (7, 4), (2, 3.5), (9, 3, 2, 3), (14, 4))
 WIDTH, HEIGHT = 560.0, 300.0  # of the plot itself, without titles and labels
 LABEL_GAP = 19.0  # between the names at the ends of the lines
+SHAPES: tuple[tuple[Place, ...], ...] = (  # of markers; the first is a circle
+    (),
+    ((-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)),
+    ((0, -5.4), (5.2, 4), (-5.2, 4)),
+    ((0, -5.8), (5.8, 0), (0, 5.8), (-5.8, 0)),
+    ((0, 5.4), (5.2, -4), (-5.2, -4)),
+    ((-1.7, -5.2), (1.7, -5.2), (1.7, -1.7), (5.2, -1.7), (5.2, 1.7), (1.7, 1.7), (1.7, 5.2), (-1.7, 5.2), (-1.7, 1.7),
+     (-5.2, 1.7), (-5.2, -1.7), (-1.7, -1.7)),
+    ((-4.8, -2.4), (-2.4, -4.8), (0, -2.4), (2.4, -4.8), (4.8, -2.4), (2.4, 0), (4.8, 2.4), (2.4, 4.8), (0, 2.4),
+     (-2.4, 4.8), (-4.8, 2.4), (-2.4, 0)),
+)  # fmt: skip
 
 
 def svg(chart: Chart, *, theme: Theme = "auto") -> str:
-    """The chart as a complete SVG document, its lines named at their right ends."""
-    palette = _DARK if theme == "dark" else _LIGHT
+    """The chart as a complete SVG document."""
+    return scene(chart).svg(theme)
+
+
+def scene(chart: Chart) -> Scene:
+    """The chart as a picture on a card."""
     frame = _Frame.for_chart(chart)
-    parts = [
-        _opening(chart, frame),
-        _style(theme),
-        f'<rect class="card" x="0.5" y="0.5" width="{_n(frame.width - 1)}" height="{_n(frame.height - 1)}" rx="14" '
-        f'fill="{palette.card}" stroke="{palette.edge}"/>',
-        _titles(chart, frame, palette),
-        _axes(chart, frame, palette),
-        *(_line(chart, frame, i, palette) for i in range(len(chart.series))),
-        _names(chart, frame, palette),
-        "</svg>\n",
-    ]
-    return "\n".join(part for part in parts if part)
+    items = [scenes.card(frame.width, frame.height), *_titles(chart, frame), *_axes(chart, frame)]
+    items += [_series(chart, frame, i) for i in range(len(chart.series))]
+    said = [f"A line chart of {clean(chart.y_title)} against {clean(chart.x_title)}."]
+    for series in chart.series:
+        told = ", ".join(f"{written(p.y)} at {x_label(chart, p.x)}" for p in series.points[:24])
+        said.append(f"{clean(series.name)}: {told}.")
+    name = clean(chart.title) or "Line chart"
+    return Scene(frame.width, frame.height, name, " ".join(said), (*items, _names(chart, frame)))
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the plot lies on its card, in SVG units."""
+    """Where the plot lies on its card."""
 
     left: float
     top: float
@@ -58,92 +65,52 @@ class _Frame:
         top = PAD + (34 if chart.title else 0) + 26
         return cls(left, top, width, top + HEIGHT + 54 + (22 if chart.note else 0) + PAD - 8, x, y)
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
+    def place(self, x: float, y: float) -> Place:
         return self.left + 16 + self.x(x) * (WIDTH - 32), self.top + (1 - self.y(y)) * HEIGHT
 
 
-def _opening(chart: Chart, frame: _Frame) -> str:
-    size = f"{_n(frame.width)} {_n(frame.height)}"
-    name = clean(chart.title) or "Line chart"
-    said = [f"A line chart of {clean(chart.y_title)} against {clean(chart.x_title)}."]
-    for series in chart.series:
-        told = ", ".join(f"{written(p.y)} at {x_label(chart, p.x)}" for p in series.points[:24])
-        said.append(f"{clean(series.name)}: {told}.")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="regard-chart" viewBox="0 0 {size}" '
-        f'width="{_n(frame.width)}" height="{_n(frame.height)}" role="img" aria-label={quoteattr(name)} '
-        f'font-family="{FONTS}">\n<desc>{escape(" ".join(said))}</desc>'
-    )
-
-
-def _style(theme: Theme) -> str:
-    if theme != "auto":
-        return ""
-    d, own = _DARK, ".regard-chart"
-    return (
-        "<style>@media (prefers-color-scheme: dark) { "
-        f"{own} .card {{ fill: {d.card}; stroke: {d.edge} }} {own} .grid {{ stroke: {d.edge} }} "
-        f"{own} .ink {{ fill: {d.ink} }} {own} .quiet {{ fill: {d.quiet} }} {own} .axis {{ stroke: {d.quiet} }} "
-        f"{own} .own {{ stroke: {d.ink} }} {own} .full {{ fill: {d.ink} }} "
-        f"{own} .halo {{ stroke: {d.card} }} }}</style>"
-    )
-
-
-def _titles(chart: Chart, frame: _Frame, palette: _Palette) -> str:
-    quiet = f'class="quiet" fill="{palette.quiet}" font-size="12"'
+def _titles(chart: Chart, frame: _Frame) -> list[Item]:
     bottom = frame.top + HEIGHT
-    lines = [
-        _text(PAD, frame.top - 14, clean(chart.y_title), quiet),
-        _text(frame.left + WIDTH / 2, bottom + 44, clean(chart.x_title), f'{quiet} text-anchor="middle"'),
+    items: list[Item] = [scenes.title(chart.title, frame.width)] if chart.title else []
+    items += [
+        Text(PAD, frame.top - 14, clean(chart.y_title), 12, "quiet"),
+        Text(frame.left + WIDTH / 2, bottom + 44, clean(chart.x_title), 12, "quiet", "middle"),
     ]
-    if chart.title:
-        ink = f'class="ink" fill="{palette.ink}" font-size="16" font-weight="600"'
-        lines.insert(0, _text(PAD, PAD + 14, clean(chart.title), ink))
-    if chart.note:
-        small = f'class="quiet" fill="{palette.quiet}" font-size="11"'
-        lines.append(_text(PAD, bottom + 70, clean(chart.note), small))
-    return "\n".join(lines)
+    return [*items, Text(PAD, bottom + 70, clean(chart.note), 11, "quiet")] if chart.note else items
 
 
-def _axes(chart: Chart, frame: _Frame, palette: _Palette) -> str:
+def _axes(chart: Chart, frame: _Frame) -> list[Item]:
     """A faint line at every number of the y axis, a short one at those of the x axis; labels where they have room."""
     bottom, right = frame.top + HEIGHT, frame.left + WIDTH
-    grid, labels = [], []
+    grid: list[tuple[Place, ...]] = []
+    labels: list[Item] = []
     for number, label in frame.y.ticks(6):
         y = frame.place(frame.x.low, number)[1]
-        grid.append(f'<path d="M{_n(frame.left)} {_n(y)}H{_n(right)}"/>')
-        labels.append(_text(frame.left - 10, y + 4, label, 'text-anchor="end"'))
-    ticks, taken = [], -math.inf
+        grid.append(((frame.left, y), (right, y)))
+        labels.append(Text(frame.left - 10, y + 4, label, 12, "quiet", "end"))
+    ticks: list[tuple[Place, ...]] = [((frame.left, bottom), (right, bottom))]
+    taken = -math.inf
     for number, label in chart.x_ticks or frame.x.ticks(8):
         x = frame.place(number, frame.y.low)[0]
-        ticks.append(f'<path d="M{_n(x)} {_n(bottom)}v5"/>')
+        ticks.append(((x, bottom), (x, bottom + 5)))
         half = text_width(clean(label), 12) / 2
         if x - half > taken + 5:
-            labels.append(_text(x, bottom + 21, clean(label), 'text-anchor="middle"'))
+            labels.append(Text(x, bottom + 21, clean(label), 12, "quiet", "middle"))
             taken = x + half
-    ticks.append(f'<path d="M{_n(frame.left)} {_n(bottom)}H{_n(right)}"/>')
-    return "\n".join(
-        [
-            _group(grid, f'class="grid" stroke="{palette.edge}"'),
-            _group(ticks, f'class="axis" stroke="{palette.quiet}"'),
-            _group(labels, f'class="quiet" fill="{palette.quiet}" font-size="12" '
-                   'style="font-variant-numeric: tabular-nums"'),
-        ]
-    )  # fmt: skip
+    return [Line(tuple(grid), stroke="edge"), Line(tuple(ticks), stroke="quiet"), *labels]
 
 
-def _line(chart: Chart, frame: _Frame, i: int, palette: _Palette) -> str:
+def _series(chart: Chart, frame: _Frame, i: int) -> Group:
     """One series: its intervals, its line, and its markers, each of which says its numbers when pointed at."""
-    series, (paint, fill) = chart.series[i], _paint(i, palette)
+    series, paint = chart.series[i], COLOURS[i % len(COLOURS)] or "ink"
     aside = _aside(chart, i)
     places = [(x + aside, y) for x, y in (frame.place(p.x, p.y) for p in series.points)]
-    path = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places) if places else ""
-    lines = [_interval(chart, frame, i, palette)]
-    lines.append(f'<path d="{path}" fill="none" {paint} stroke-width="2.2" stroke-linejoin="round"{_dash(i)}/>')
+    items = _interval(chart, frame, i)
+    if places:
+        items.append(polyline(places, stroke=paint, line=2.2, dash=DASHES[i % len(DASHES)]))
     for p, (x, y) in marked(list(zip(series.points, places, strict=True))):
-        tip = f"{clean(series.name)}, {x_label(chart, p.x)}: {value_label(p)}"
-        lines.append(f"<g>{_marker(i, x, y, fill, palette)}<title>{escape(tip)}</title></g>")
-    return _group([line for line in lines if line], 'class="series"')
+        items.append(_marker(i, x, y, f"{clean(series.name)}, {x_label(chart, p.x)}: {value_label(p)}"))
+    return Group(tuple(items), "series")
 
 
 def _aside(chart: Chart, i: int) -> float:
@@ -153,42 +120,39 @@ def _aside(chart: Chart, i: int) -> float:
     return (i - (len(chart.series) - 1) / 2) * min(5.0, 24 / len(chart.series))
 
 
-def _interval(chart: Chart, frame: _Frame, i: int, palette: _Palette) -> str:
-    paint, fill = _paint(i, palette)
+def _interval(chart: Chart, frame: _Frame, i: int) -> list[Item]:
+    paint = COLOURS[i % len(COLOURS)] or "ink"
     known = [(p, p.low, p.high) for p in chart.series[i].points if p.low is not None and p.high is not None]
     if not known:
-        return ""
+        return []
     if chart.spread == "band":
         upper = [frame.place(p.x, high) for p, _, high in known]
         lower = [frame.place(p.x, low) for p, low, _ in reversed(known)]
-        around = "L".join(f"{_n(x)} {_n(y)}" for x, y in upper + lower)
-        return f'<path d="M{around}Z" {fill} fill-opacity="0.14"/>'
-    bars = []
+        return [polyline(upper + lower, fill=paint, opacity=0.14, closed=True)]
+    bars: list[tuple[Place, ...]] = []
     for p, low, high in known:
         (x, top), (_, bottom) = frame.place(p.x, high), frame.place(p.x, low)
         x += _aside(chart, i)
-        bars.append(f"M{_n(x - 2)} {_n(top)}h4M{_n(x)} {_n(top)}V{_n(bottom)}M{_n(x - 2)} {_n(bottom)}h4")
-    return f'<path d="{"".join(bars)}" fill="none" {paint} stroke-width="1.2" stroke-opacity="0.55"/>'
+        bars += [((x - 2, top), (x + 2, top)), ((x, top), (x, bottom)), ((x - 2, bottom), (x + 2, bottom))]
+    return [Line(tuple(bars), stroke=paint, line=1.2, opacity=0.55)]
 
 
-def _names(chart: Chart, frame: _Frame, palette: _Palette) -> str:
+def _names(chart: Chart, frame: _Frame) -> Group:
     """The name of each series at the end of its line; names too close to one another are moved apart."""
     ends = [frame.place(s.points[-1].x, s.points[-1].y) if s.points else (0.0, frame.top) for s in chart.series]
     ends = [(x + _aside(chart, i), y) for i, (x, y) in enumerate(ends)]
     right = frame.left + WIDTH + 14
-    lines = []
+    items: list[Item] = []
     heights = apart([y for _, y in ends], LABEL_GAP, frame.top, frame.top + HEIGHT)
     for i, (series, (x, y), at) in enumerate(zip(chart.series, ends, heights, strict=True)):
-        paint, fill = _paint(i, palette)
+        paint = COLOURS[i % len(COLOURS)] or "ink"
         if series.points:
-            thread = f"M{_n(x + 8)} {_n(y)}L{_n(max(right - 6, x + 8))} {_n(at)}"
-            lines.append(f'<path d="{thread}" class="axis" stroke="{palette.quiet}" stroke-width="0.8" '
-                         'stroke-opacity="0.6" fill="none"/>')  # fmt: skip
-        lines.append(f'<path d="M{_n(right)} {_n(at)}h30" fill="none" {paint} stroke-width="2.2"{_dash(i)}/>')
-        lines.append(_marker(i, right + 15, at, fill, palette))
-        lines.append(_text(right + 38, at + 4.5, clean(series.name),
-                           f'class="ink" fill="{palette.ink}" font-size="13"'))  # fmt: skip
-    return _group(lines, 'class="names"')
+            thread = [(x + 8, y), (max(right - 6, x + 8), at)]
+            items.append(polyline(thread, stroke="quiet", line=0.8, opacity=0.6))
+        items.append(polyline([(right, at), (right + 30, at)], stroke=paint, line=2.2, dash=DASHES[i % len(DASHES)]))
+        items.append(_marker(i, right + 15, at))
+        items.append(Text(right + 38, at + 4.5, clean(series.name), 13))
+    return Group(tuple(items), "names")
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -223,32 +187,10 @@ def _first(group: Sequence[int], wanted: Sequence[float], gap: float, low: float
     return max(low, min(middle - size / 2, high - size))
 
 
-def _paint(i: int, palette: _Palette) -> tuple[str, str]:
-    """How series `i` strokes and how it fills."""
-    colour = COLOURS[i % len(COLOURS)]
-    if not colour:
-        return f'class="own" stroke="{palette.ink}"', f'class="full" fill="{palette.ink}"'
-    return f'stroke="{colour}"', f'fill="{colour}"'
-
-
-def _dash(i: int) -> str:
-    dash = DASHES[i % len(DASHES)]
-    return f' stroke-dasharray="{dash}"' if dash else ""
-
-
-def _marker(i: int, x: float, y: float, fill: str, palette: _Palette) -> str:
+def _marker(i: int, x: float, y: float, tip: str = "") -> Item:
     """A shape of its own for each series, with a rim in the card's colour so that it stands clear of lines."""
-    shapes = (
-        "",
-        "M-4.2-4.2H4.2V4.2H-4.2Z",
-        "M0-5.4L5.2 4H-5.2Z",
-        "M0-5.8L5.8 0L0 5.8L-5.8 0Z",
-        "M0 5.4L5.2-4H-5.2Z",
-        "M-1.7-5.2H1.7V-1.7H5.2V1.7H1.7V5.2H-1.7V1.7H-5.2V-1.7H-1.7Z",
-        "M-4.8-2.4L-2.4-4.8L0-2.4L2.4-4.8L4.8-2.4L2.4 0L4.8 2.4L2.4 4.8L0 2.4L-2.4 4.8L-4.8 2.4L-2.4 0Z",
-    )
-    shape, rim = shapes[i % len(shapes)], f'stroke="{palette.card}" stroke-width="1.2"'
-    halo = fill.replace('class="full"', 'class="full halo"') if "class" in fill else f'class="halo" {fill}'
+    shape, paint = SHAPES[i % len(SHAPES)], COLOURS[i % len(COLOURS)] or "ink"
     if not shape:
-        return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="4.8" {halo} {rim}/>'
-    return f'<path d="{shape}" transform="translate({_n(x)} {_n(y)})" {halo} {rim}/>'
+        return circle(x, y, 4.8, fill=paint, stroke="card", line=1.2, tip=tip)
+    around = tuple((x + dx, y + dy) for dx, dy in shape)
+    return polyline(around, fill=paint, stroke="card", line=1.2, closed=True, tip=tip)

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
-from regard.inside.charts.chart import COLOURS, Chart, clean, marked, value_label, x_label
+from regard.inside.charts.chart import COLOURS, Chart, marked, value_label, x_label
 from regard.inside.colours import xterm256
 from regard.inside.maps import columns, shorten
+from regard.inside.scene import clean
 from regard.inside.terminal import RESET, Colour
 
 SIGNS = "●■▲◆▼✚✖"

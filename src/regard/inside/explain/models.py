@@ -175,8 +175,8 @@ def _translation(model: Model, text: str, target: str | None, hiding: Hiding) ->
 
 def _continuation(model: Model, text: str, target: str | None, hiding: Hiding) -> Asked:
     greedy = model.generator(method="beam", beam=1)
-    tokenizer, (draft,) = greedy.tokenizer, greedy._drafts(0, text, 1)
-    view, room = draft.view, greedy.longest - len(draft.view) + 1  # the last token is written and never read
+    tokenizer, (view, cut) = greedy.tokenizer, greedy.read(text)
+    room = greedy.longest - len(view) + 1  # the last token is written and never read
     if target is None:
         found = greedy([text], tokens=min(CONTINUED, room))[0]
         told, said = found.text, list(found.hypotheses[0].tokens)
@@ -189,7 +189,7 @@ def _continuation(model: Model, text: str, target: str | None, hiding: Hiding) -
         raise UserError("there is nothing to explain: nothing follows the text")
     reading = Reading.of(view, tokenizer, hiding)
     outputs = _with_end(said, group(said, tokenizer, hiding.unit))
-    into, empty = _into(outputs, len(said)), greedy._drafts(0, "", 1)[0].view  # what a text of nothing begins with
+    into, empty = _into(outputs, len(said)), greedy.read("")[0]  # what a text of nothing begins with
 
     def asked(prompts: list[list[int]]) -> Numbers:
         before = [prompt or empty for prompt in prompts]
@@ -201,7 +201,7 @@ def _continuation(model: Model, text: str, target: str | None, hiding: Hiding) -
 
     written = names([*view, *said], [[len(view) + place for place in places] for places in outputs], tokenizer)
     box = BlackBox(asked, reading.names, reading.masked, written, score=SCORE)
-    return Asked(box, told, "log-probability of the continuation", lambda: None, draft.cut, hiding)
+    return Asked(box, told, "log-probability of the continuation", lambda: None, cut, hiding)
 
 
 def _classes(model: Model, text: str, target: str | None, hiding: Hiding) -> Asked:

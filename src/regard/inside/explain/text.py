@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from regard.inside.colours import LIGHT_INK, xterm256
-from regard.inside.explain.pictures import SHOWN, extent, number, signed_ink, signed_rgb
+from dataclasses import replace
+
+from regard.inside.colours import signed_rgb, xterm256
+from regard.inside.explain import pictures
+from regard.inside.explain.pictures import number
 from regard.inside.explain.rise import Explanation
 from regard.inside.maps import columns, labels, shorten
-from regard.inside.terminal import RESET, Colour, _cell_width, _centred, _heads
+from regard.inside.terminal import RESET, Colour, grid
 
 SURE, UNSURE = "█", "░"
-SHADES = "·░▒▓█"
 WIDEST_BAR = 48
 
 
@@ -61,39 +63,4 @@ def _painted(text: str, value: float, colour: Colour) -> str:
 
 def matrix(explanation: Explanation, *, width: int, colour: Colour) -> str:
     """Outputs down the left, features along the top, and how much the one depends on the other."""
-    width = max(width, 12)
-    rows = [shorten(label, max(4, width // 3)) for label in labels(explanation.outputs)]
-    heads, most = labels(explanation.features), extent(explanation.importance)
-    margin = max(map(columns, rows))
-    room = width - margin - 1
-    cell = _cell_width(heads, room)
-    lines: list[str] = []
-    for start in range(0, len(heads), max(1, room // cell)):
-        some = slice(start, start + max(1, room // cell))
-        lines += [""] if start else []
-        lines += [" " * (margin + 1) + line for line in _heads(heads[some], cell)]
-        for row, values in zip(rows, explanation.importance.T[:, some], strict=True):
-            cells = "".join(_cell(float(value), float(value) / most, cell, colour) for value in values)
-            lines.append((" " * (margin - columns(row)) + row + " " + cells).rstrip(" "))
-    scale = f"{number(-most)} to {number(most)}: rows depend on columns"
-    if cell <= 2:
-        scale += "; − below zero" if colour != "none" else f"; {SHADES} by size, − below zero"
-    return "\n".join([*lines, "", shorten(scale, width)]) + "\n"
-
-
-def _cell(value: float, share: float, cell: int, colour: Colour) -> str:
-    """One cell: a coloured ground, or a shade, and the number where there is room."""
-    if cell > 2:
-        text = _centred(number(value) if abs(share) >= SHOWN else "", cell - 1) + " "
-    else:  # no room but for the sign, which is never told by colour alone
-        shade = SHADES[min(int(abs(share) * len(SHADES)), len(SHADES) - 1)] if colour == "none" else " "
-        text = ("−" if share <= -SHOWN else shade) + shade * (cell - 1)
-    if colour == "none":
-        return text
-    ground = signed_rgb(share)
-    light = signed_ink(share) == LIGHT_INK
-    if colour == "256":
-        paint = f"\x1b[48;5;{xterm256(ground)};38;5;{231 if light else 16}m"
-    else:
-        paint = "\x1b[48;2;{};{};{};38;2;{}m".format(*ground, "255;255;255" if light else "0;0;0")
-    return paint + text + RESET
+    return grid(replace(pictures.matrix(explanation), title="", note=""), width=width, colour=colour)

@@ -1,0 +1,83 @@
+"""Training curves of one run or several: loss, quality on held-out data, and the learning rate."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.errors import UserError
+from regard.inside.charts import Chart, Series
+from regard.inside.views.picture import Picture
+from regard.runs import Run
+
+SCORES = (("bleu", "BLEU"), ("chrf", "chrF"), ("exact", "lines exactly right (%)"), ("accuracy", "accuracy (%)"))
+MOST_POINTS = 400  # of a line; of more, every so many
+
+
+def curves(runs: Sequence[Run]) -> Picture:
+    """Loss in training and on held-out data, one score if there is any, and the learning rate, against the step."""
+    measured = {name: metrics(run) for name, run in zip(_names(runs), runs, strict=True)}
+    loss = [
+        _series(_named(name, what, len(runs)), rows, kind, "loss")
+        for name, rows in measured.items()
+        for what, kind in (("training", "train"), ("held-out", "valid"))
+    ]
+    charts = [_chart("Loss", "loss (nats a token)", loss)]
+    for key, title in SCORES:
+        found = [_series(name, rows, "valid", key) for name, rows in measured.items()]
+        if any(series.points for series in found):
+            charts.append(_chart("Quality on held-out data", title, found))
+            break
+    rates = [_series(name, rows, "train", "learning_rate") for name, rows in measured.items()]
+    charts.append(_chart("Learning rate", "learning rate", rates))
+    shown = [chart for chart in charts if chart is not None]
+    if not shown:
+        raise UserError(f"{runs[0].path} has no measurements to draw yet")
+    return Picture("curves", tuple(shown), lambda: {"runs": measured})
+
+
+def metrics(run: Run) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a step trained twice (after a stop) counts as it was measured last."""
+    file = run.path / "metrics.jsonl"
+    if not file.exists():
+        raise UserError(f"{run.path} has no metrics.jsonl: it was imported, or has not trained yet")
+    found: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            found[row["step"], row["kind"], row.get("weights")] = row
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut off by a crash
+    return sorted(found.values(), key=lambda row: row["step"])
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The folders' names, or their whole paths where two share one."""
+    short = [run.path.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def _named(name: str, what: str, runs: int) -> str:
+    return what if runs == 1 else f"{name}, {what}"
+
+
+def _series(name: str, rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> Series:
+    """One line; of validations those of the weights as they were at the step, not of averages."""
+    found = [
+        (row["step"], row[key])
+        for row in rows
+        if row["kind"] == kind
+        and row.get("weights", "step") == "step"
+        and isinstance(row.get(key), int | float)
+        and math.isfinite(row[key])
+    ]
+    every = math.ceil(len(found) / MOST_POINTS) or 1
+    some = found[::-1][::every][::-1]
+    return Series.of(name, [step for step, _ in some], [value for _, value in some])
+
+
+def _chart(title: str, y_title: str, series: Sequence[Series]) -> Chart | None:
+    lines = tuple(one for one in series if one.points)
+    return Chart(title, "step", y_title, lines) if lines else None

@@ -1,0 +1,28 @@
+"""regard look: what is a run and what a text, and what is refused before it listens (the rest is in tests/serving)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from regard.cli.look import _apart
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+
+def test_the_last_word_is_a_text_unless_it_is_a_run(trained: Path) -> None:
+    assert _apart([str(trained)]) == ([trained], "")
+    assert _apart([str(trained), str(trained)]) == ([trained, trained], "")
+    assert _apart([str(trained), "this cat is very large"]) == ([trained], "this cat is very large")
+    assert _apart([str(trained), "cat"]) == ([trained], "cat")
+    assert _apart([str(trained), "runs/none"]) == ([trained, Path("runs/none")], "")  # a run that is not there
+
+
+def test_mistakes_are_named(regard: Command, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the page needs regard[serve]")
+    assert "does not exist" in regard("look", tmp_path / "none", "--no-browser").complaint
+    assert "for this machine alone" in regard("look", trained, "--host", "0.0.0.0").complaint
+    assert "must be less than or equal to 65535" in regard("look", trained, "--port", "70000").complaint

@@ -1,0 +1,537 @@
+"""A trace holds what happened: its weights are the kernel's, its output the model's, its file what it held."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from regard import weights
+from regard.api import Model
+from regard.data.builtin import pairs
+from regard.decoding.lines import LineTranslator
+from regard.errors import UserError
+from regard.inside.alignments import View, measure
+from regard.inside.changes import parse
+from regard.inside.maps import Map
+from regard.inside.recorder import Recorder, intervene
+from regard.inside.trace import Trace, request_key
+from regard.inside.trace.stats import describe
+from regard.rows import PairBatch
+from regard.text import BEGIN, END, UNKNOWN
+from tiny_runs import FAMILIES, make_run, text_for
+
+Get = Callable[[str], Model]
+ATTENDING = [family for family in FAMILIES if family != "recurrent (no attention)"]
+WRITING = [family for family in FAMILIES if "bert" not in family]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Get:
+    """A small random model of a family, made once."""
+    made: dict[str, Model] = {}
+
+    def get(family: str) -> Model:
+        if family not in made:
+            made[family] = Model(make_run(tmp_path_factory.mktemp("run") / "tiny", family), "cpu")
+        return made[family]
+
+    return get
+
+
+def ids(trace: Trace, side: str) -> list[int]:
+    return [token["id"] for token in trace.header["tokens"][side]]
+
+
+# -- what was recorded ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ATTENDING)
+def test_weights_times_values_are_what_the_kernel_gave(model: Get, family: str) -> None:
+    """Run once more by hand over the trace's own tokens, the fused kernel's heads are weights @ values."""
+    one = model(family)
+    trace = one.trace(text_for(family))
+    batch = _by_hand(one, trace)
+    with torch.inference_mode(), Recorder(one.module) as seen:
+        one.module(batch)
+    assert [entry["name"] for entry in trace.header["attention"]] == list(seen.attention)
+    for entry in trace.header["attention"]:
+        exact = torch.from_numpy(trace.array(entry["array"]))
+        value = seen.attention[entry["name"]].offered.value[0]  # [H, K, D]
+        heads = seen.values[f"{entry['name']}.heads"]  # [Q, H, D], by the kernel
+        torch.testing.assert_close((exact @ value).transpose(0, 1), heads, atol=1e-5, rtol=1e-4)
+
+
+def _by_hand(one: Model, trace: Trace) -> PairBatch:
+    """The pass of a trace, laid out from its tokens alone."""
+    from regard.rows import TokenRow
+
+    source, inputs, target = (ids(trace, side) for side in ("source", "inputs", "target"))
+    task = trace.header["model"]["task"]
+    if task == "fill":
+        row = TokenRow.of([inputs])
+        return PairBatch(row, row, row.ids)
+    if one.run.recipe.model.family == "gpt" and task == "translate":  # one row in the trace, two for the model
+        begin = inputs.index(BEGIN)
+        source, inputs, target = inputs[:begin], inputs[begin:], target[begin:]
+    return PairBatch(TokenRow.of([source]), TokenRow.of([inputs]), torch.tensor(target))
+
+
+@pytest.mark.parametrize("family", ATTENDING)
+def test_rows_sum_to_one_and_nothing_looks_ahead(model: Get, family: str) -> None:
+    trace = model(family).trace(text_for(family))
+    for entry in trace.header["attention"]:
+        found = trace.array(entry["array"])
+        queries, keys = (len(trace.header["tokens"][entry[axis]]) for axis in ("queries", "keys"))
+        assert found.shape == (entry["heads"], queries, keys)
+        np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
+        if entry["part"] == "decoder":
+            assert not np.triu(found, 1).any()  # exactly zero
+            assert not np.triu(trace.display(entry["array"]), 1).any()
+        if entry["part"] == "decoder" and "window" in family:
+            assert not np.tril(found, -3).any()  # a window of three
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_is_described_and_is_plain_json(model: Get, family: str) -> None:
+    trace = model(family).trace(text_for(family))
+    header = trace.header
+    assert json.loads(json.dumps(header, allow_nan=False)) == header
+    assert header["format"] == "regard-trace" and header["version"] == 1
+    for name, about in header["arrays"].items():
+        exact, shown = trace.array(name), trace.display(name)
+        assert exact.dtype == np.float32 and list(exact.shape) == list(shown.shape) == about["shape"]
+        assert str(shown.dtype) == about["dtype"] and shown.flags.c_contiguous
+    named = {entry["array"] for part in ("attention", "gates", "stream") for entry in header[part]}
+    parts = {entry[kind] for entry in header["embedding"] for kind in ("tokens", "positions") if entry[kind]}
+    assert named | parts | {header["output"]["logits"]} == set(header["arrays"])
+    for entry in (*header["gates"], *header["stream"]):
+        assert len(trace.array(entry["array"])) == len(header["tokens"][entry["side"]])
+    for entry in header["stream"]:
+        norms = np.linalg.norm(trace.array(entry["array"]), axis=-1)
+        np.testing.assert_allclose(entry["norms"], norms, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_output_is_what_the_model_says_of_itself(model: Get, family: str) -> None:
+    """Probabilities are the softmax of the logits, the likeliest first; the last layer says what the output says."""
+    trace = model(family).trace(text_for(family))
+    output, target = trace.header["output"], ids(trace, "target")
+    logits = torch.from_numpy(trace.array("output.logits"))
+    p = logits.softmax(-1)
+    for row, (label, given) in enumerate(zip(target, output["p"], strict=True)):
+        if given is not None:  # a source token of another vocabulary has none
+            assert given == pytest.approx(float(p[row, label]), rel=1e-3)
+            assert output["logp"][row] == pytest.approx(math.log(given), abs=1e-3)
+        best = p[row].topk(len(output["top"][row]))
+        assert [one["p"] for one in output["top"][row]] == pytest.approx(best.values.tolist(), rel=1e-3)
+        np.testing.assert_array_equal(trace.array(f"output.logits/{row}"), logits[row].numpy())
+    last = trace.header["layers"][-1]["top"]
+    assert [[one["p"] for one in row] for row in last] == [
+        pytest.approx([one["p"] for one in row[: len(found)]], rel=1e-3)
+        for row, found in zip(output["top"], last, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", [family for family in WRITING if FAMILIES[family]["data"] == "en-es"])
+def test_a_trace_belongs_to_the_hypothesis_that_the_beam_returned(model: Get, family: str) -> None:
+    one = model(family)
+    assert one.run.recipe.decoding.beam == 3
+    translation, trace = one.translate(text_for(family)), one.trace(text_for(family))
+    assert trace.header["text"]["target"] == translation.text
+    assert trace.header["text"]["score"] == pytest.approx(translation.score, rel=1e-4)
+    written = [token["piece"] for token in trace.header["tokens"]["target"] if not token["given"]]
+    assert tuple(written) == translation.tokens
+    logprobs = translation._answer.hypotheses[0].logprobs
+    assert trace.header["output"]["logp"][-len(logprobs) :] == pytest.approx(logprobs, abs=1e-4)
+    if family.startswith("transformer"):
+        for layer, found in enumerate(translation.attention.weights):
+            np.testing.assert_allclose(trace.array(f"decoder.{layer}.cross.weights"), found, atol=1e-5)
+
+
+def test_a_text_is_continued_greedily(model: Get) -> None:
+    one = model("gpt")
+    trace = one.trace("Once upon a time")
+    found = one.generate("Once upon a time", tokens=12, method="beam", beam=1)
+    assert trace.header["text"]["target"] == found.text
+    given = [token["given"] for token in trace.header["tokens"]["target"]]
+    prompt = one.generator().read("Once upon a time")[0]
+    assert given == [True] * (len(prompt) - 1) + [False] * len(found.hypotheses[0].logprobs)
+    assert ids(trace, "inputs")[1:] == ids(trace, "target")[:-1]  # each place predicts the next
+
+
+def test_gaps_are_filled_as_fill_does(model: Get) -> None:
+    one = model("bert (fill)")
+    trace = one.trace("Once [MASK] a [MASK] there")
+    assert trace.header["text"]["target"] == one.fill("Once [MASK] a [MASK] there").text
+    gaps = [place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"]]
+    guesses = one.fill("Once [MASK] a [MASK] there", top=1).guesses
+    assert [trace.header["output"]["p"][gap] for gap in gaps] == pytest.approx(
+        [guess[0].probability for guess in guesses], rel=1e-3
+    )
+
+
+def test_a_class_is_named_as_translate_does(model: Get) -> None:
+    one = model("bert (classify)")
+    assert one.trace("Tom was sad.").header["text"]["target"] == one.translate("Tom was sad.").text
+    happy = one.trace("Tom was sad.", "happy")
+    assert happy.header["text"]["target"] == "happy"
+    assert happy.header["output"]["logp"] == pytest.approx(one.score([("Tom was sad.", "happy")])[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent (additive)"])
+def test_a_given_target_is_scored_as_it_stands(model: Get, family: str) -> None:
+    one = model(family)
+    trace = one.trace("this cat is very large", "este gato es muy grande")
+    assert trace.header["output"]["logp"] == pytest.approx(
+        one.score([("this cat is very large", "este gato es muy grande")])[0], abs=1e-4
+    )
+    assert trace.header["text"]["score"] == pytest.approx(
+        one.forced("this cat is very large", "este gato es muy grande").score, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("family", WRITING)
+def test_going_on_token_by_token_is_the_greedy_output(model: Get, family: str) -> None:
+    """`after` holds the output so far: one token more each time gives what a greedy search gives."""
+    one, text = model(family), text_for(family)
+    so_far: list[int] = []
+    for _ in range(3):
+        trace = one.trace(text, after=so_far)
+        written = [token["id"] for token in trace.header["tokens"]["target"] if not token["given"]]
+        assert len(written) == 1 and len(trace.header["output"]["p"]) == len(trace.header["tokens"]["inputs"])
+        so_far = [*so_far, *written]
+    if one.run.recipe.data.is_text:
+        greedy = one.generate(text, tokens=3, method="beam", beam=1).hypotheses[0].tokens
+    else:
+        greedy = one.translator(beam=1)([text])[0].hypotheses[0].tokens
+    assert tuple(so_far) == tuple(greedy[:3])
+
+
+def test_what_cannot_go_on_is_refused(model: Get) -> None:
+    one = model("transformer")
+    for after, why in (([END], "nothing follows the end mark"), ([99999], "no token 99999"), ([5] * 60, "room for")):
+        with pytest.raises(UserError, match=why):
+            one.trace("this cat", after=after)
+    with pytest.raises(UserError, match="not both"):
+        one.trace("this cat", "gato", after=[])
+    with pytest.raises(UserError, match="blank"):
+        one.trace("  ")
+    with pytest.raises(UserError, match="longer than"):
+        one.trace("this cat", "gato " * 100)
+    with pytest.raises(UserError, match="no other target"):
+        model("bert (fill)").trace("a [MASK]", "a cat")
+    with pytest.raises(UserError, match="no class"):
+        model("bert (classify)").trace("Tom", "xyzzy")
+
+
+# -- tokens, words, heads ---------------------------------------------------------------------------------------------
+
+
+def test_tokens_say_what_they_are(model: Get) -> None:
+    tokens = model("transformer").trace("this cat, very large").header["tokens"]["source"]
+    assert tokens[-1] | {"id": END, "mark": True, "word": -1} == tokens[-1]
+    assert "".join(token["piece"] for token in tokens[:-1]) == "this cat, very large"
+    comma = next(token for token in tokens if token["piece"] == ",")
+    assert comma["punctuation"] and comma["word"] == 1  # no blank before it
+    assert tokens[0]["word"] == 0 and tokens[-2]["word"] == 3
+
+
+def test_text_that_looks_like_a_mark_is_text(model: Get) -> None:
+    tokens = model("transformer").trace("a </s> b").header["tokens"]["source"]
+    assert [token["mark"] for token in tokens] == [False] * (len(tokens) - 1) + [True]
+    assert max(token["word"] for token in tokens) == 2
+
+
+def test_a_head_in_four_numbers() -> None:
+    """By hand: one head that looks straight, one that looks everywhere, over two words and an end mark."""
+    straight, even, third = np.eye(3), np.full((3, 3), 1 / 3), pytest.approx(1 / 3, rel=1e-5)
+    marks, points = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    one, other = describe(torch.tensor(np.stack([straight, even])), marks, points)
+    assert one == {"entropy": 0.0, "diagonal": 1.0, "marks": third, "punctuation": third}
+    assert other["entropy"] == pytest.approx(math.log(3), rel=1e-5) and other["diagonal"] == pytest.approx(
+        7 / 9, rel=1e-5
+    )
+    (empty,) = describe(torch.zeros(1, 2, 3), marks, points)
+    assert empty == {"entropy": 0.0, "diagonal": 0.0, "marks": 0.0, "punctuation": 0.0}
+
+
+def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> None:
+    """The corpus's own translation, force-decoded: every head's AER is what `evaluate --alignment` counts."""
+    run = make_run(tmp_path / "run", "transformer")
+    one = Model(run, "cpu")
+    pair = next(pairs("en-es", "test"))
+    gold = one.trace(pair.source, pair.target).header["gold"]
+    assert gold["links"] == sorted([j, i] for i, j in pair.alignment)
+    from regard.evaluation.alignment import Aligned, Gold
+
+    corpus = [Aligned(pair.source, pair.target, Gold.of(pair.alignment))]
+    counted = measure(one.module, run.tokenizers, run.recipe, corpus).scores
+    for layer in range(2):
+        name = f"decoder.{layer}.cross"
+        assert gold["aer"][name] == pytest.approx([counted[View(layer, head)].aer for head in range(2)], rel=1e-5)
+        assert gold["mean"][name] == pytest.approx(counted[View(layer)].aer, rel=1e-5)
+    assert gold["all"] == pytest.approx(counted[View()].aer, rel=1e-5)
+    other = one.trace(pair.source, "otra cosa").header
+    assert other["gold"] is None and other["text"]["reference"] == pair.target
+    assert one.trace("no such sentence").header["text"]["reference"] is None
+
+
+# -- carriers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "gpt", "bert (fill)"])
+def test_a_file_holds_the_trace_to_its_stated_precision(model: Get, family: str, tmp_path: Path) -> None:
+    trace = model(family).trace(text_for(family))
+    trace.save(tmp_path / "trace.safetensors")
+    loaded = Trace.load(tmp_path / "trace.safetensors")
+    assert loaded.header == trace.header
+    for name, about in trace.header["arrays"].items():
+        np.testing.assert_array_equal(loaded.display(name), trace.display(name))
+        exact, read = trace.array(name), loaded.array(name)
+        assert read.dtype == np.float32
+        if about["dtype"] == "uint8":
+            assert np.abs(read - exact).max() <= 0.5 / 255 + 1e-6  # half a step
+        elif about["dtype"] == "float16":
+            np.testing.assert_allclose(read, exact, rtol=2**-11, atol=2**-25)
+        else:
+            np.testing.assert_array_equal(read, exact)
+    loaded.save(tmp_path / "again.safetensors")
+    again = Trace.load(tmp_path / "again.safetensors")
+    assert all(np.array_equal(again.display(name), trace.display(name)) for name in trace.names)
+
+
+def test_numbers_too_large_for_half_a_float_are_carried_whole(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "transformer")
+    one = Model(run, "cpu")
+    with torch.no_grad():
+        one.module.decoder[0].own.out.bias += 1e6  # type: ignore[operator, union-attr, index]
+    trace = one.trace("this cat")
+    kinds = {name: about["dtype"] for name, about in trace.header["arrays"].items()}
+    assert kinds["decoder.0.own.stream"] == "float32" and kinds["encoder.0.own.stream"] == "float16"
+    assert np.isfinite(trace.display("decoder.0.own.stream")).all()
+
+
+def test_a_file_that_is_no_trace_is_named(model: Get, tmp_path: Path) -> None:
+    trace = model("transformer").trace("this cat")
+    path = tmp_path / "trace.safetensors"
+    tensors = {"a": torch.zeros(1)}
+    for about, why in (
+        ({"format": "something"}, "is no trace"),
+        (trace.header | {"version": 2}, "version 2; this regard reads version 1"),
+        (trace.header, "do not agree"),
+    ):
+        weights.save(path, tensors, about)
+        with pytest.raises(UserError, match=why):
+            Trace.load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(UserError, match="damaged"):
+        Trace.load(path)
+    for name in ("decoder.9.cross.weights", "output.logits/999", "output.logits/-1", "output.logits/x"):
+        with pytest.raises(KeyError, match="no array"):
+            trace.array(name)
+
+
+def test_snapshots_say_their_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "transformer")
+    best, early = Model(run, "cpu"), Model(run, "cpu", run.snapshot(10))
+    assert (best.trace("this cat").header["model"]["step"], early.trace("this cat").header["model"]["step"]) == (20, 10)
+
+
+def test_a_request_is_one_string_in_python_and_in_the_page() -> None:
+    """As JSON.stringify writes it: no blanks, nothing escaped that need not be, 1.0 as 1."""
+    changes = [{"kind": "row", "weights": [1.0, 0.25]}]
+    assert request_key("en-es", None, 'é "', None, [3], changes) == (
+        '["en-es",null,"é \\"",null,[3],[{"kind":"row","weights":[1,0.25]}]]'
+    )
+
+
+def test_a_map_can_be_made_of_any_attention(model: Get) -> None:
+    trace = model("gpt").trace("Once upon a time")
+    entry = trace.header["attention"][0]
+    labels = tuple(token["label"] for token in trace.header["tokens"]["inputs"])
+    assert Map(trace.array(entry["array"])[0], labels, labels).weights.shape == (len(labels), len(labels))
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+def head(attention: str, number: int) -> dict[str, Any]:
+    return {"kind": "head", "attention": attention, "head": number}
+
+
+@pytest.mark.parametrize("family", ATTENDING)
+def test_a_head_off_is_what_intervening_by_hand_gives(model: Get, family: str) -> None:
+    one, text = model(family), text_for(family)
+    plain = one.trace(text)
+    name = plain.header["attention"][-1]["name"]
+    changed = one.trace(text, changes=[head(name, 0)])
+
+    def silent(weights: torch.Tensor) -> torch.Tensor:
+        off = weights.clone()
+        off[..., 0, :, :] = 0.0
+        return off
+
+    with torch.inference_mode(), intervene(one.module, {f"{name}.weights": silent}):
+        by_hand = one.module(_by_hand(one, plain)).float()
+    held = changed.header["held"]["logp"]
+    labels = ids(plain, "target")[-len(by_hand) :]
+    expected = functional.log_softmax(by_hand, -1)[range(len(labels)), labels].tolist()
+    assert held[-len(labels) :] == pytest.approx(expected, abs=1e-3)
+    assert changed.header["before"]["p"] == plain.header["output"]["p"]
+    assert changed.header["before"]["text"] == plain.header["text"]["target"]
+    assert changed.header["changes"] == [head(name, 0)]
+    assert held != pytest.approx(plain.header["output"]["logp"], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "recurrent (heads)", "gpt on pairs"])
+def test_the_changed_model_says_what_it_says_under_intervention(model: Get, family: str) -> None:
+    one, text = model(family), text_for(family)
+    name = one.trace(text).header["attention"][-1]["name"]
+
+    def silent(heads: torch.Tensor) -> torch.Tensor:
+        off = heads.clone()
+        off[..., 0, :] = 0.0
+        return off
+
+    changed = one.trace(text, changes=[head(name, 0)])
+    with intervene(one.module, {f"{name}.heads": silent}):
+        assert changed.header["text"]["target"] == one.translate(text).text
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "gpt on pairs"])
+def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family: str) -> None:
+    one, text = model(family), text_for(family)
+    plain = one.trace(text)
+    side = "source" if plain.header["tokens"]["source"] else "inputs"
+    changed = one.trace(text, changes=[{"kind": "word", "side": side, "token": 1}])
+    translator: LineTranslator = one.translator()
+    source = translator.encode([text])[0][0]
+    source[1] = UNKNOWN
+    assert ids(changed, side)[: len(source)] == source
+    (best,) = translator.of_tokens([source])
+    assert changed.header["text"]["target"] == one.run.tokenizers[1].decode(best.tokens)
+    with torch.inference_mode():
+        said = [token["id"] for token in plain.header["tokens"]["target"]]
+        said = said[len(source) :] if side == "inputs" else said
+        logits = one.module(PairBatch.of([source], [said], begin=BEGIN)).float()
+    expected = functional.log_softmax(logits, -1)[range(len(said)), said].tolist()
+    assert changed.header["held"]["logp"][-len(said) :] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_hidden_word_of_a_prompt(model: Get) -> None:
+    one = model("gpt")
+    changed = one.trace("Once upon a time", changes=[{"kind": "word", "side": "inputs", "token": 2}])
+    assert ids(changed, "inputs")[2] == UNKNOWN and ids(changed, "target")[1] == UNKNOWN
+    view, _ = one.generator().read("Once upon a time")
+    view[2] = UNKNOWN
+    found = one.generator(method="beam", beam=1).after(view, 12)
+    assert [token["id"] for token in changed.header["tokens"]["target"] if not token["given"]] == list(found.tokens)
+
+
+@pytest.mark.parametrize("family", ATTENDING)
+def test_a_row_replaced_is_looked_at_and_the_output_is_held(model: Get, family: str) -> None:
+    one, text = model(family), text_for(family)
+    plain = one.trace(text)
+    entry = plain.header["attention"][-1]
+    before = plain.array(entry["array"])
+    wanted = [3.0] + [0.0] * (before.shape[2] - 1)
+    row = {"kind": "row", "attention": entry["name"], "head": 0, "query": 1, "weights": wanted}
+    changed = one.trace(text, changes=[row])
+    after = changed.array(entry["array"])
+    assert after[0, 1].tolist() == [1.0] + [0.0] * (before.shape[2] - 1)  # made to sum to one
+    rest = np.ones(before.shape[:2], dtype=bool)
+    rest[0, 1] = False
+    np.testing.assert_allclose(after[rest], before[rest], atol=1e-6)
+    assert changed.header["text"]["target"] == plain.header["text"]["target"]
+    assert changed.header["output"]["p"] == changed.header["held"]["p"]
+
+    def by_hand(weights: torch.Tensor) -> torch.Tensor:
+        other = weights.clone()
+        other[0, 0, 1] = 0.0
+        other[0, 0, 1, 0] = 1.0
+        return other
+
+    with torch.inference_mode(), intervene(one.module, {f"{entry['name']}.weights": by_hand}):
+        logits = one.module(_by_hand(one, plain)).float()
+    exact = changed.array("output.logits")[-len(logits) :]
+    np.testing.assert_allclose(exact, logits.numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_never_sees_what_it_may_not(model: Get) -> None:
+    one = model("gpt")
+    trace = one.trace("Once upon a time")
+    entry = trace.header["attention"][0]
+    keys = len(trace.header["tokens"]["inputs"])
+    row = {"kind": "row", "attention": entry["name"], "head": None, "query": 1}
+    changed = one.trace("Once upon a time", changes=[{**row, "weights": [1.0] * keys}])
+    assert changed.array(entry["array"])[:, 1].tolist() == [[0.5, 0.5] + [0.0] * (keys - 2)] * entry["heads"]
+    with pytest.raises(UserError, match="may not look at any"):
+        one.trace("Once upon a time", changes=[{**row, "weights": [0.0] * (keys - 1) + [1.0]}])
+
+
+def test_no_changes_change_nothing(model: Get) -> None:
+    trace = model("transformer").trace("this cat")
+    assert trace.header["before"] is None and trace.header["held"] is None and trace.header["changes"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kind": "brain"}, "one of head, word, row"),
+        ({"kind": "head", "attention": "decoder.0.cross"}, "has attention, head"),
+        (head("decoder.7.cross", 0), "no attention 'decoder.7.cross': there are encoder.0.own"),
+        (head("decoder.0.cross", 2), "no head 2 in decoder.0.cross: it has 2"),
+        (head("decoder.0.cross", -1), "no head -1"),
+        ({"kind": "head", "attention": "decoder.0.cross", "head": True}, "head = True"),
+        ({"kind": "word", "side": "inputs", "token": 0}, "only words of that"),
+        ({"kind": "word", "side": "source", "token": 99}, "no token 99"),
+        ({"kind": "word", "side": "source", "token": -1}, "no token -1"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [1.0]}, "1 weights for the"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 99, "weights": [1.0]}, "no query 99"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [0.0]}, "not all of them 0"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [-1.0, 2.0]}, "at least 0"),
+    ],
+)
+def test_a_change_that_is_none_is_refused_in_a_line(model: Get, change: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why) as refused:
+        model("transformer").trace("this cat is very large", changes=[change])
+    assert "\n" not in str(refused.value)
+
+
+def test_marks_cannot_be_hidden(model: Get) -> None:
+    one = model("transformer")
+    end = len(one.trace("this cat").header["tokens"]["source"]) - 1
+    with pytest.raises(UserError, match="is a mark"):
+        one.trace("this cat", changes=[{"kind": "word", "side": "source", "token": end}])
+
+
+def test_changes_are_read_once_and_written_back() -> None:
+    row = {"kind": "row", "attention": "a", "head": None, "query": 0, "weights": [1.0, 2.0]}
+    (read,) = parse([row])
+    assert parse([read]) == (read,)
+
+
+def test_looking_changes_nothing(model: Get) -> None:
+    one = model("transformer")
+    before = one.translate("this cat is very large")
+    one.trace("this cat is very large", changes=[head("decoder.0.cross", 0)])
+    after = one.translate("this cat is very large")
+    assert (before.text, before.score) == (after.text, after.score)
+
+
+def test_a_long_text_of_many_heads_is_kept_small(tmp_path: Path) -> None:
+    """512 tokens, 12 layers of 12 heads: what is held for the page is one byte a weight."""
+    run = make_run(tmp_path / "run", "gpt", width=24, heads=12, layers=12, max_positions=560)
+    trace = Model(run, "cpu").trace("Once upon a time there was a cat. " * 45)
+    tokens = len(trace.header["tokens"]["inputs"])
+    shapes = [trace.header["arrays"][entry["array"]]["shape"] for entry in trace.header["attention"]]
+    assert tokens > 480 and shapes == [[12, tokens, tokens]] * 12
+    assert sum(trace.display(entry["array"]).nbytes for entry in trace.header["attention"]) == 144 * tokens**2
