@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from regard import devices
+from regard import devices, products
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
 from regard.decoding.continuing import Continuation, Continuer, generation
@@ -25,12 +25,13 @@ from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
 from regard.runs import Run
 from regard.text import BEGIN, END
-from regard.training import train as train_recipe
-from regard.training.validation import pair_batches
+from regard.weights import about as about_weights
 
 if TYPE_CHECKING:
+    from regard.inside.changes import Change
     from regard.inside.explain.models import How, Unit
     from regard.inside.explain.rise import Explanation
+    from regard.inside.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,18 @@ class Translation:
 class Model:
     """A trained run, ready to use."""
 
-    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None) -> None:
+    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None, precision: str = "fp32") -> None:
         self.run = run
         self.device = devices.pick(device)
         self.module = run.model(self.device, weights)
+        products.prepare(self.module, precision)
+        self.weights = weights or run.best
+
+    @cached_property
+    def step(self) -> int | None:
+        """The training step that the weights are of, where they say so."""
+        step = about_weights(self.weights).get("step")
+        return None if step is None else int(step)
 
     def translator(self, **settings: Any) -> LineTranslator:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
@@ -172,6 +181,8 @@ class Model:
 
     def forced(self, source: str, target: str) -> Translation:
         """A given translation as if the model had made it, so that its score and attention can be seen."""
+        from regard.training.validation import pair_batches
+
         ((_, batch),) = pair_batches([(source, target)], self.run.tokenizers, self.run.recipe)
         with torch.inference_mode():
             (logprobs,) = score_batch(self.module, batch.to(self.device))
@@ -199,6 +210,26 @@ class Model:
         from regard.inside.explain.models import Hiding, ask
 
         return ask(self, text, target=target, hiding=Hiding(how, unit, span)).explain(progress, **sampling)
+
+    def trace(
+        self,
+        text: str,
+        target: str | None = None,
+        changes: Sequence[Mapping[str, Any] | Change] = (),
+        *,
+        after: Sequence[int] | None = None,
+    ) -> Trace:
+        """Everything that can be seen of one run: tokens, attention, gates, the residual stream, probabilities.
+
+        The output is the model's own, or `target`; or `after`, the ids of the output so far, and one token more.
+        `changes` switch heads off, hide words or replace attention rows; see `regard.inside.changes`.
+
+            trace = model.trace("this cat is very large")
+            trace.header["text"]["target"], trace.array("decoder.0.cross.weights")
+        """
+        from regard.inside.trace import record
+
+        return record(self, text, target=target, after=after, changes=changes)
 
     def _translation(self, line: str, answer: Answer) -> Translation:
         source, target = self.run.tokenizers
@@ -234,6 +265,8 @@ class Model:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
         """Log-probability of each target token (the end mark last), given its source and what came before."""
+        from regard.training.validation import pair_batches
+
         if self.run.recipe.fills:
             raise UserError(f"{self.run.path} fills in gaps: it has no probabilities for pairs")
         found: list[list[float]] = [[] for _ in pairs]
@@ -244,9 +277,14 @@ class Model:
         return found
 
 
-def load(path: str | Path, *, device: str = "auto", weights: str | Path | None = None) -> Model:
-    """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`."""
-    return Model(Run(path), device, None if weights is None else Path(weights))
+def load(
+    path: str | Path, *, device: str = "auto", weights: str | Path | None = None, precision: str = "fp32"
+) -> Model:
+    """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
+
+    `precision="int8"` is quicker on a CPU, and a little less exact.
+    """
+    return Model(Run(path), device, None if weights is None else Path(weights), precision)
 
 
 def train(
@@ -262,6 +300,8 @@ def train(
 
     `settings` are changes such as "training.steps=100".
     """
+    from regard.training import train as train_recipe
+
     chosen = load_recipe(recipe, settings) if isinstance(recipe, str) else recipe
     run = train_recipe(chosen, out, device=device, start_from=start_from, quiet=quiet)
     return Model(run, device)

@@ -55,6 +55,15 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, json.loads(header["about"])
 
 
+def about(path: Path) -> dict[str, Any]:
+    """The facts alone, without reading the tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(json.loads((file.metadata() or {}).get("about", "{}")))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or could not be read: {error}") from error
+
+
 def of_model(model: nn.Module) -> Tensors:
     """Every parameter and kept buffer once, by name (tied ones under their first name)."""
     kept = set(model.state_dict())

@@ -9,6 +9,7 @@ import typer
 
 from regard import __version__
 from regard.cli import (
+    bench,
     compare,
     draw,
     evaluate,
@@ -18,6 +19,7 @@ from regard.cli import (
     fill,
     generate,
     import_,
+    look,
     recipes,
     train,
     translate,
@@ -36,7 +38,22 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP},
 )
 
-for verb in (train, translate, generate, fill, evaluate, compare, draw, explain, recipes, fetch, import_, export):
+for verb in (
+    train,
+    translate,
+    generate,
+    fill,
+    evaluate,
+    compare,
+    look,
+    draw,
+    explain,
+    bench,
+    recipes,
+    fetch,
+    import_,
+    export,
+):
     name = verb.__name__.rsplit(".", 1)[-1]
     app.command(name.rstrip("_"))(getattr(verb, name))  # `import` is a word of Python's own
 

@@ -13,10 +13,13 @@ import typer
 from regard.cli import options
 from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
+from regard.cli.explain import How
 
 if TYPE_CHECKING:
     from regard.evaluation import Scores
     from regard.recipes.schema import Data
+
+MASKS = 200  # of an explanation: hundreds of sentences are explained, and single links need no error bars
 
 
 def evaluate(
@@ -66,8 +69,18 @@ def evaluate(
         float | None,
         typer.Option(help="For --alignment: link all words of at least this weight. [default: the weightiest alone]"),
     ] = None,
+    explanations: Annotated[
+        bool, typer.Option("--explanations", help="For --alignment: also the links that explanations (RISE) draw.")
+    ] = False,
+    masks: Annotated[
+        int | None, typer.Option(min=4, help="For --explanations: ask with so many words hidden. [default: 200]")
+    ] = None,
+    how: Annotated[
+        How | None, typer.Option(help="For --explanations: how words are hidden. [default: unknown]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     device: options.Device = "auto",
+    precision: options.Precision = "fp32",
     quiet: options.Quiet = False,
 ) -> None:
     """Score a run on held-out pairs or held-out text, or a file of translations against references.
@@ -81,7 +94,8 @@ def evaluate(
 
     --alignment force-decodes the references and holds what the decoder looked at against gold links: alignment error
     rate, precision and recall (Och and Ney 2003). Gold files are Pharaoh's (0-0 1-2, from 0) or NAACL 2003's (sentence,
-    two positions, S or P, from 1); words are what stands between spaces.
+    two positions, S or P, from 1); words are what stands between spaces. --explanations holds against them what the
+    references depend on, too: the model is asked about every source with words hidden, which takes a while.
 
     Examples:
 
@@ -103,19 +117,25 @@ def evaluate(
     if alignment:
         _idle("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
         _idle("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
-        _idle("with --alignment", moses=moses, moses_reference=moses_reference)
+        _idle("with --alignment", moses=moses, moses_reference=moses_reference, precision=_other(precision))
         if run is None:
             raise UserError("--alignment needs a RUN whose attention is looked at")
-        given = AlignmentOptions(gold, source, reference, dev, swapped, layer, head, rows, threshold)
+        if not explanations:
+            _idle("without --explanations", masks=masks, how=how)
+        asked = (masks or MASKS) if explanations else None
+        given = AlignmentOptions(
+            gold, source, reference, dev, swapped, layer, head, rows, threshold, asked, how or "unknown"
+        )
         evaluate_alignment(Run(run), split, given, device, as_json, quiet)
         return
     _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
     _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold)
+    _idle("without --alignment", explanations=explanations or None, masks=masks, how=how)
     if run is not None and (settings := _data(run, data)).is_text:
         where = "for a run that was trained on plain text"
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
         _idle(where, length_penalty=length_penalty, lowercase=lowercase or None)
-        _idle(where, moses=moses, moses_reference=moses_reference)
+        _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
         evaluate_text(Run(run), settings, split, text, stride, device, as_json, quiet)
         return
     _idle("but for a run that was trained on plain text", text=text, stride=stride)
@@ -132,7 +152,7 @@ def evaluate(
             pairs = held_out_pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
             hypotheses, perplexity = _translate(
-                run, pairs, device, quiet, options.changed(beam=beam, length_penalty=length_penalty)
+                run, pairs, device, precision, quiet, options.changed(beam=beam, length_penalty=length_penalty)
             )
         if saved is not None:
             saved.writelines(line + "\n" for line in hypotheses)
@@ -188,6 +208,11 @@ def _idle(where: str, **given: object) -> None:
         raise UserError(f"--{name.replace('_', '-')} has no effect {where}")
 
 
+def _other(precision: str) -> str | None:
+    """A precision that is not the usual one."""
+    return None if precision == "fp32" else precision
+
+
 def held_out_pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
@@ -202,12 +227,12 @@ def held_out_pairs(
 
 
 def _translate(
-    run: Path, pairs: list[tuple[str, str]], device: str, quiet: bool, settings: dict[str, object]
+    run: Path, pairs: list[tuple[str, str]], device: str, precision: str, quiet: bool, settings: dict[str, object]
 ) -> tuple[list[str], float]:
     from regard.api import load
     from regard.cli.progress import counted
 
-    model = load(run, device=device)
+    model = load(run, device=device, precision=precision)
     logprobs = model.score(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))

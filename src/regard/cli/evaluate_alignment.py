@@ -1,20 +1,23 @@
-"""What `regard evaluate --alignment` does: how well a model's attention aligns words."""
+"""What `regard evaluate --alignment` does: how well a model's attention, and explanations of it, align words."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from regard.cli.progress import counted
 
 if TYPE_CHECKING:
-    from regard.evaluation.alignment import Aligned
+    from regard.evaluation.alignment import Aligned, AlignmentScore
     from regard.inside.alignments import Alignments, View
+    from regard.inside.explain.models import How
+    from regard.models import Translator
     from regard.runs import Run
 
 ROWS = {
@@ -36,15 +39,25 @@ class AlignmentOptions:
     head: int | None
     rows: str | None
     threshold: float | None
+    masks: int | None = None  # of explanations; None: no explanations
+    how: str = "unknown"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Sentence pairs with gold links, what to call them, and what attention made of them."""
+    """Sentence pairs with gold links, what to call them, and what attention made of them, if there is any."""
 
     name: str
     pairs: list[Aligned]
-    found: Alignments
+    found: Alignments | None
+
+    def score(self, view: View) -> AlignmentScore:
+        assert self.found is not None  # or there would be no view
+        return self.found.scores[view]
+
+    @property
+    def sure(self) -> int:
+        return sum(len(pair.gold.sure) for pair in self.pairs)
 
     @property
     def possible(self) -> int:
@@ -54,7 +67,7 @@ class Part:
 def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: str, as_json: bool, quiet: bool) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
     from regard import devices
-    from regard.inside.alignments import measure
+    from regard.inside.alignments import NoAttention, measure
 
     _check(run, given)
     named = _pairs(run, split, given, quiet)
@@ -63,14 +76,40 @@ def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: st
     for name, pairs in named:
         with counted(f"aligning {name}", len(pairs), quiet) as progress:
             settings: dict[str, Any] = {"threshold": given.threshold, "device": place, "progress": progress}
-            found = measure(model, run.tokenizers, run.recipe, pairs, **settings)
-        if found.cut:
+            try:
+                found = measure(model, run.tokenizers, run.recipe, pairs, **settings)
+            except NoAttention:
+                if given.masks is None:
+                    raise
+                found = None
+        if found is not None and found.cut:
             most = run.recipe.model.max_positions
             _warn(f"{found.cut} sentences of {name} are longer than {most} tokens and were cut there", quiet)
         parts.append(Part(name, pairs, found))
     test, dev = parts[-1], parts[0] if len(parts) > 1 else None
     lines = _lines(test, dev, given)
-    (_print_json if as_json else _print)(lines, test, dev, given)
+    explained = _explain(run, model, test, given, quiet)
+    (_print_json if as_json else _print)(lines, explained, test, dev, given)
+
+
+def _explain(run: Run, model: Translator, test: Part, given: AlignmentOptions, quiet: bool) -> AlignmentScore | None:
+    """How well explanations align the pairs that are reported, if that was asked for."""
+    from regard.inside.alignments import measure_explanations
+    from regard.inside.explain import Sampling
+
+    if given.masks is None:
+        return None
+    with counted(f"explaining {test.name}", len(test.pairs), quiet) as progress:
+        return measure_explanations(
+            model,
+            run.tokenizers,
+            run.recipe,
+            test.pairs,
+            sampling=Sampling(masks=given.masks),
+            how=cast("How", given.how),
+            threshold=given.threshold,
+            progress=progress,
+        )
 
 
 def _check(run: Run, given: AlignmentOptions) -> None:
@@ -122,11 +161,13 @@ def _lines(test: Part, dev: Part | None, given: AlignmentOptions) -> list[tuple[
     """What the table shows: the view that was asked for; or the best head, each layer's mean, the mean of all."""
     from regard.inside.alignments import SPEAKING, View
 
+    if test.found is None:
+        return []
     open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
 
     def settled(*whose: tuple[int | None, int | None]) -> View:
         candidates = [View(layer, head, rows) for layer, head in whose for rows in open_rows]
-        return candidates[0] if dev is None else dev.found.best(candidates)
+        return candidates[0] if dev is None or dev.found is None else dev.found.best(candidates)
 
     layers, heads = test.found.layers, test.found.heads
     if given.layer is not None:
@@ -152,8 +193,9 @@ def _exists(option: str, number: int | None, most: int, what: str) -> None:
         raise UserError(f"{option} {number}: this model has {most} {what}{'s' if most > 1 else ''}")
 
 
-def _called(view: View, found: Alignments) -> str:
+def _called(view: View, found: Alignments | None) -> str:
     """Such as `layer 2, head 3`."""
+    assert found is not None  # or there would be no view
     if view.layer is None:
         return f"{found.layers} layers, mean of {found.heads * found.layers} heads"
     layer = f"layer {view.layer + 1}"
@@ -162,27 +204,51 @@ def _called(view: View, found: Alignments) -> str:
     return f"{layer}, mean of {found.heads} heads" if view.head is None else f"{layer}, head {view.head + 1}"
 
 
-def _print(lines: list[tuple[str, View]], test: Part, dev: Part | None, given: AlignmentOptions) -> None:
+def _print(
+    lines: list[tuple[str, View]],
+    explained: AlignmentScore | None,
+    test: Part,
+    dev: Part | None,
+    given: AlignmentOptions,
+) -> None:
     from regard.inside.charts import columned
 
     heads = ["attention", "", "rows", "AER", "precision", "recall", *(["dev AER"] if dev is not None else [])]
     rows = []
     for name, view in lines:
-        score = test.found.scores[view]
-        figures = [score.aer, score.precision, score.recall]
-        figures += [dev.found.scores[view].aer] if dev is not None else []
-        rows.append([name, _called(view, test.found), view.rows, *(f"{figure:.2f}" for figure in figures)])
+        figures = [*_figures(test.score(view)), *([] if dev is None else [f"{dev.score(view).aer:.2f}"])]
+        rows.append([name, _called(view, test.found), view.rows, *figures])
+    if explained is not None:
+        figures = [*_figures(explained), *([] if dev is None else [""])]
+        rows.append(["explanations", f"RISE, {given.masks} masks at most", "", *figures])
     typer.echo(columned(heads, rows, width=120, left=3), nl=False)
-    sure = test.found.scores[lines[0][1]].sure
-    doubtful = f", {test.possible:,} sure or possible" if test.possible > sure else ""
-    typer.echo(f"{test.name}: {len(test.pairs):,} sentences, {sure:,} sure links{doubtful}")
-    if given.threshold is None:
-        typer.echo("A target word is linked with the source word that it looks at most; end marks are no words.")
-    else:
-        typer.echo(f"A target word is linked with all source words of at least {given.threshold:g} of its attention.")
+    doubtful = f", {test.possible:,} sure or possible" if test.possible > test.sure else ""
+    typer.echo(f"{test.name}: {len(test.pairs):,} sentences, {test.sure:,} sure links{doubtful}")
+    for line in _rules(lines, explained, given):
+        typer.echo(line)
+    if lines:
+        typer.echo(_choice(lines, dev, given))
+
+
+def _figures(score: AlignmentScore) -> list[str]:
+    return [f"{figure:.2f}" for figure in (score.aer, score.precision, score.recall)]
+
+
+def _rules(lines: list[tuple[str, View]], explained: AlignmentScore | None, given: AlignmentOptions) -> Iterator[str]:
+    """What makes a link."""
+    if lines and given.threshold is None:
+        yield "A target word is linked with the source word that it looks at most; end marks are no words."
+    elif lines:
+        yield f"A target word is linked with all source words of at least {given.threshold:g} of its attention."
     for kind in dict.fromkeys(view.rows for _, view in lines):
-        typer.echo(f"{kind}: {ROWS[kind]}")
-    typer.echo(_choice(lines, dev, given))
+        yield f"{kind}: {ROWS[kind]}"
+    if explained is not None:
+        how = {"unknown": "replaced by the unknown token", "drop": "left out"}[given.how]
+        least = "" if given.threshold is None else f" (all of at least {given.threshold:g} of what speaks for it)"
+        yield (
+            f"explanations: source words are {how} at random, and a target word is linked with the source word that "
+            f"raises its probability most{least}"
+        )
 
 
 def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOptions) -> str:
@@ -196,14 +262,23 @@ def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOpt
     return f"Chosen by AER on {dev.name} ({len(dev.pairs):,} sentences): {' and '.join(chosen)}."
 
 
-def _print_json(lines: list[tuple[str, View]], test: Part, dev: Part | None, given: AlignmentOptions) -> None:
+def _print_json(
+    lines: list[tuple[str, View]],
+    explained: AlignmentScore | None,
+    test: Part,
+    dev: Part | None,
+    given: AlignmentOptions,
+) -> None:
     entries: list[dict[str, Any]] = []
     for name, view in lines:
         layer, head = (None if number is None else number + 1 for number in (view.layer, view.head))
         entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head, "rows": view.rows}
-        entry |= asdict(test.found.scores[view])
-        entries.append(entry | ({} if dev is None else {"dev_aer": dev.found.scores[view].aer}))
+        entry |= asdict(test.score(view))
+        entries.append(entry | ({} if dev is None else {"dev_aer": dev.score(view).aer}))
     about = {"pairs": test.name, "sentences": len(test.pairs), "chosen_on": None if dev is None else dev.name}
-    about |= {"layers": test.found.layers, "heads": test.found.heads, "threshold": given.threshold}
-    about |= {"possible": test.possible}
+    found = test.found
+    about |= {"layers": found.layers if found else 0, "heads": found.heads if found else 0}
+    about |= {"threshold": given.threshold, "possible": test.possible}
+    if explained is not None:
+        about["explanations"] = {"masks": given.masks, "how": given.how, **asdict(explained)}
     typer.echo(json.dumps({**about, "lines": entries}))

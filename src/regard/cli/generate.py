@@ -49,6 +49,7 @@ def generate(
         typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
     ] = None,
     device: options.Device = "auto",
+    precision: options.Precision = "fp32",
     quiet: options.Quiet = False,
 ) -> None:
     """Continue a text, with a run that was trained on plain text.
@@ -87,7 +88,7 @@ def generate(
         )
     settings = options.changed(repetition_penalty=repetition_penalty, **random)
     settings |= {"method": "beam", "beam": 1} if greedy else {}
-    continuer = options.generator(load(run, device=device), {**settings, "seed": seed})
+    continuer = options.generator(load(run, device=device, precision=precision), {**settings, "seed": seed})
     if not prompt and not quiet and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("Type the beginning of a text and press Enter; Ctrl-D ends.", err=True)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]

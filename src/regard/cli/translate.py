@@ -60,6 +60,7 @@ def translate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Sampling: another seed, other translations.")] = 0,
     device: options.Device = "auto",
+    precision: options.Precision = "fp32",
     quiet: options.Quiet = False,
 ) -> None:
     """Translate sentences, a file, or standard input: as many lines come out as went in.
@@ -86,7 +87,7 @@ def translate(
     options.readable(**{"--prefix": prefix})
     if text and input is not None:
         raise UserError("give sentences or --input, not both")
-    model = load(run, device=device)
+    model = load(run, device=device, precision=precision)
     usual = model.run.recipe.decoding
     settings = options.changed(
         method="sample" if sample else None,

@@ -6,21 +6,27 @@ that *predict* its pieces, or those that *read* them, one later. And whose atten
 heads, or the mean of all. Pieces become words as in the pictures: the mean over a target word's rows, the sum over a
 source word's pieces. Marks (begin, end, tags) are no words: nothing is linked with them.
 
+Explanations align words too, and of models that do not attend as well: source words are hidden at random (RISE), and a
+target word is linked with the source word that raises its log-probability most.
+
 L layers, H heads, T target and S source tokens, J target and I source words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from regard.data.packing import sentence_batches
+from regard.decoding import score
 from regard.errors import UserError
-from regard.evaluation.alignment import Aligned, AlignmentScore, Gold
+from regard.evaluation.alignment import Aligned, AlignmentScore, Gold, Link, score_links
+from regard.inside.explain.models import How, Reading
+from regard.inside.explain.rise import BlackBox, Sampling, explain
 from regard.inside.recorder import Recorder
 from regard.models import Translator
 from regard.recipes.schema import Recipe
@@ -30,6 +36,10 @@ from regard.text import BEGIN, END, Tokenizer
 Speaking = Literal["predicting", "reading"]
 SPEAKING: tuple[Speaking, ...] = get_args(Speaking)
 BATCH_TOKENS = 2048  # at once, on either side
+
+
+class NoAttention(UserError):
+    """The model does not look at its source by attention."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +102,26 @@ def split_pieces(
     return found
 
 
+def _pieces(
+    tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe, pairs: Sequence[tuple[str, str]]
+) -> tuple[list[Pieces], list[Pieces]]:
+    """The sources and the targets of pairs, as a recipe's model reads them."""
+    first = recipe.data.mix[0] if recipe.data.mix else recipe.data
+    most, lower = recipe.model.max_positions, recipe.data.lowercase
+    left, right = [source for source, _ in pairs], [target for _, target in pairs]
+    return (
+        split_pieces(tokenizers[0], left, tag=first.source_tag, longest=most, lowercase=lower),
+        split_pieces(tokenizers[1], right, tag=first.target_tag, longest=most, lowercase=lower),
+    )
+
+
 def cross_attention(model: Translator, batch: PairBatch) -> np.ndarray:
     """What each target row looked at in the source, force-decoded: [L, N, H, T, S] in the padded view."""
     with torch.inference_mode(), Recorder(model) as seen:
         model(batch)
         layers = [attended.offered() for name, attended in seen.attention.items() if name.endswith("cross")]
     if not layers:
-        raise UserError("this model does not look at its source by attention: there is nothing to align words by")
+        raise NoAttention("this model does not look at its source by attention: there is nothing to align words by")
     found: np.ndarray = torch.stack(layers).float().cpu().numpy()
     return found
 
@@ -129,17 +152,7 @@ def attended_words(
 
     Alike lengths go together, so the pairs come in another order; each one's weights do not depend on the others.
     """
-    first = recipe.data.mix[0] if recipe.data.mix else recipe.data
-    sources, targets = (
-        split_pieces(
-            tokenizers[side],
-            [pair[side] for pair in pairs],
-            tag=(first.source_tag, first.target_tag)[side],
-            longest=recipe.model.max_positions,
-            lowercase=recipe.data.lowercase,
-        )
-        for side in (0, 1)
-    )
+    sources, targets = _pieces(tokenizers, recipe, pairs)
     some = [n for n in range(len(pairs)) if sources[n].count and targets[n].count]
     lengths = [max(len(sources[n].tokens), len(targets[n].tokens)) for n in some]
     for group in sentence_batches(lengths, BATCH_TOKENS):
@@ -206,6 +219,54 @@ def measure(
         for view, (links, in_sure, in_possible) in zip(views(*shape), np.asarray(counts), strict=True)
     }
     return Alignments(*shape, scores, len(corpus), cut)
+
+
+def explained_words(
+    model: Translator, source: Pieces, target: Pieces, sampling: Sampling, how: How = "unknown"
+) -> np.ndarray:
+    """[J, I] how much each source word speaks for each target word, given the target words before it: shares of a row.
+
+    What speaks against a word counts nothing; a word that nothing speaks for is a row of zeros.
+    """
+    device = next(model.parameters()).device
+    table, into = source.table(), target.table().T.astype(np.float64)
+    told = np.flatnonzero(table.any(1))  # words beyond what the model reads have no tokens to hide
+    reading = Reading(source.tokens, [np.flatnonzero(table[word]).tolist() for word in told], (), how)
+
+    def asked(sources: list[list[int]]) -> np.ndarray:
+        batch = PairBatch.of(sources, [target.tokens] * len(sources), begin=BEGIN).to(device)
+        with torch.inference_mode():
+            return np.array(score(model, batch)) @ into
+
+    box = BlackBox(asked, tuple(map(str, told)), reading.masked, tuple(map(str, range(target.count))))
+    shares = np.zeros((target.count, source.count))
+    shares[:, told] = explain(box, **asdict(sampling)).to_map().weights
+    return shares
+
+
+def measure_explanations(
+    model: Translator,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    recipe: Recipe,
+    corpus: Sequence[Aligned],
+    *,
+    sampling: Sampling,
+    how: How = "unknown",
+    threshold: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> AlignmentScore:
+    """AER, precision and recall of the links that explanations draw; the references are the outputs explained."""
+    found: list[set[Link]] = []
+    sides = _pieces(tokenizers, recipe, [(pair.source, pair.target) for pair in corpus])
+    for source, target in zip(*sides, strict=True):
+        links: set[Link] = set()
+        if source.count and target.count:
+            drawn = linked(explained_words(model, source, target, sampling, how), threshold)
+            links = {(int(i), int(j)) for j, i in zip(*drawn.nonzero(), strict=True)}
+        found.append(links)
+        if progress is not None:
+            progress(1)
+    return score_links(found, [pair.gold for pair in corpus])
 
 
 def _tables(gold: Gold, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

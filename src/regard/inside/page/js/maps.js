@@ -1,0 +1,96 @@
+// One attention map out of a trace: which layer, which head or their mean, pieces or words.
+
+import { mergeWords, sides, tokenLabels } from "./tokens.js";
+
+export const PART_NAMES = {
+  cross: "cross-attention",
+  encoder: "encoder self-attention",
+  decoder: "decoder self-attention",
+};
+export const PART_ORDER = ["encoder", "decoder", "cross"];
+
+/** The header's attention entries of one part, by layer. */
+export function attentions(header, part) {
+  return header.attention.filter((entry) => entry.part === part).sort((a, b) => a.layer - b.layer);
+}
+
+export function hasCross(header) {
+  return header !== null && attentions(header, "cross").length > 0;
+}
+
+/** The entry that the address asks for, or the last layer of the part. */
+export function chosenEntry(header, part, layer) {
+  const entries = attentions(header, part);
+  return entries.find((entry) => String(entry.layer) === String(layer)) ?? entries.at(-1);
+}
+
+/** A head by the word for it: a number counted from 0, "best" where the gold alignment is known, or "mean". */
+export function chosenHead(header, entry, head) {
+  const errors = header.gold?.aer?.[entry.name];
+  if (head === "best") return errors ? errors.indexOf(Math.min(...errors)) : "mean";
+  const number = Number(head);
+  return head !== "" && Number.isInteger(number) && number >= 0 && number < entry.heads
+    ? number
+    : entry.heads === 1
+      ? 0
+      : "mean";
+}
+
+export function mapTitle(entry, head) {
+  const which = entry.heads === 1 ? "" : head === "mean" ? `, mean of ${entry.heads} heads` : `, head ${head + 1}`;
+  return `${PART_NAMES[entry.part]}, layer ${entry.layer + 1}${which}`;
+}
+
+/** The weights of one head as carried, or the mean over heads as numbers. */
+export function headWeights(tensor, head) {
+  if (head !== "mean") return { values: tensor.slice(head), scale: tensor.scale };
+  const [count, rows, columns] = tensor.shape;
+  const sum = new Float32Array(rows * columns);
+  for (let h = 0; h < count; h++) {
+    const part = tensor.slice(h);
+    for (let i = 0; i < sum.length; i++) sum[i] += part[i];
+  }
+  return { values: sum.map((total) => (total * tensor.scale) / count), scale: 1 };
+}
+
+export async function readMap(trace, entry, head, words) {
+  const { queries, keys } = sides(trace.header, entry);
+  const { values, scale } = headWeights(await trace.array(entry.array), head);
+  const title = mapTitle(entry, head);
+  if (!words) {
+    const single = (tokens) => tokens.map((_, i) => [i]);
+    return {
+      rows: tokenLabels(queries),
+      columns: tokenLabels(keys),
+      values,
+      scale,
+      queryGroups: single(queries),
+      keyGroups: single(keys),
+      title,
+    };
+  }
+  const plain = scale === 1 ? values : Float32Array.from(values, (byte) => byte * scale);
+  const merged = mergeWords(queries, keys, plain);
+  return {
+    rows: merged.queries,
+    columns: merged.keys,
+    values: merged.weights,
+    scale: 1,
+    queryGroups: merged.queryGroups,
+    keyGroups: merged.keyGroups,
+    title,
+  };
+}
+
+/** The cells of a map that the gold alignment links: [row, column] pairs. */
+export function goldCells(header, entry, map) {
+  const links = header.gold?.links ?? [];
+  const { queries, keys } = sides(header, entry);
+  const ofWord = (tokens, groups, word) =>
+    groups.flatMap((group, i) =>
+      group.some((token) => tokens[token].word === word && !tokens[token].mark) ? [i] : [],
+    );
+  return links.flatMap(([target, from]) =>
+    ofWord(queries, map.queryGroups, target).flatMap((r) => ofWord(keys, map.keyGroups, from).map((c) => [r, c])),
+  );
+}

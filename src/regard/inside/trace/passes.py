@@ -1,0 +1,108 @@
+"""One pass of a model over one input and its output, teacher-forced and listened to; and passes under changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.inside import changes as changing
+from regard.inside.changes import Change
+from regard.inside.recorder import Attended, Recorder
+from regard.inside.trace.tasks import Said, Sides, Task
+from regard.rows import PairBatch
+from regard.text import Tokenizer
+
+if TYPE_CHECKING:
+    from regard.api import Model
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One teacher-forced pass over one sentence, and what was heard at its taps."""
+
+    batch: PairBatch
+    sides: Sides
+    said: Said
+    seen: Recorder
+    logits: Tensor  # [target tokens, V]
+
+    def logp(self, tokenizer: Tokenizer) -> list[float | None]:
+        """The log-probability of each target token; None for those of another vocabulary than the output's."""
+        ids = self.sides.target.ids_of(tokenizer)
+        index = torch.tensor([token or 0 for token in ids], device=self.logits.device)[:, None]
+        found = functional.log_softmax(self.logits, -1).gather(1, index)[:, 0].tolist()
+        return [None if token is None else value for token, value in zip(ids, found, strict=True)]
+
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Heads, queries and keys of every attention."""
+        return {name: shape_of(attended) for name, attended in self.seen.attention.items()}
+
+
+def shape_of(attended: Attended) -> tuple[int, int, int]:
+    """Heads, queries and keys, without computing any weights."""
+    query, key = attended.offered.query, attended.offered.key  # [1, H, Q, D], [1, H, K, D]
+    return query.shape[-3], query.shape[-2], key.shape[-2]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The pass to show and, where something was changed, the one before it and its output held under the change."""
+
+    now: Pass
+    before: Pass | None = None
+    held: Pass | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be written: the model's own output, a target, or one token after those so far; under which changes."""
+
+    target: str | None = None
+    after: Sequence[int] | None = None
+    changes: tuple[Change, ...] = ()
+
+
+def run_passes(model: Model, task: Task, tokens: list[int], asked: Asked) -> Passes:
+    """Let the model write, and record what it wrote; with changes also as it was, and as that is under them.
+
+    A row replaced belongs to a place of the original output, so that is then what is shown.
+    """
+    before = one_pass(model, task, tokens, _output(model, task, tokens, asked))
+    if not asked.changes:
+        return Passes(before)
+    shapes = before.shapes()
+    for change in asked.changes:
+        change.check(shapes)
+    changed = changing.hidden(tokens, asked.changes, task.source, task.reads)
+    held = one_pass(model, task, changed, before.said, asked.changes)
+    if asked.target is not None or any(isinstance(change, changing.RowReplaced) for change in asked.changes):
+        return Passes(held, before, held)
+    with changing.applied(model.module, asked.changes):
+        said = _output(model, task, changed, asked)
+    return Passes(one_pass(model, task, changed, said, asked.changes), before, held)
+
+
+def _output(model: Model, task: Task, tokens: list[int], asked: Asked) -> Said:
+    def scores(batch: PairBatch) -> Tensor:
+        found: Tensor = model.module(batch.to(model.device))
+        return found.float()
+
+    if asked.target is not None:
+        return task.given(tokens, asked.target)
+    return task.own(tokens, scores) if asked.after is None else task.going_on(tokens, asked.after, scores)
+
+
+def one_pass(model: Model, task: Task, tokens: list[int], said: Said, changes: Sequence[Change] = ()) -> Pass:
+    """Run what was read and said through the model once. The recorder hears what the changes have made of it."""
+    batch = task.batch(tokens, said.tokens).to(model.device)
+    with changing.applied(model.module, changes), Recorder(model.module) as seen:
+        logits = model.module(batch)
+    if task.one_row:  # every place predicts the next, those of the source too
+        last = [value for name, value in seen.values.items() if name.endswith("feed_forward_residual.stream")][-1]
+        logits = model.module.read_off(last, batch)
+    return Pass(batch, task.sides(tokens, said), said, seen, logits.float())

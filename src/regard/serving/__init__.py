@@ -1,0 +1,1 @@
+"""The HTTP service behind `regard look`: runs on this machine, for this machine."""

@@ -1,0 +1,157 @@
+"""The application: the page and its files, traces and their arrays, explanations, positions, a judge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from regard.errors import UserError
+from regard.inside import standalone
+from regard.serving import asked
+from regard.serving.explaining import Busy, Explainer, Lines, TooMany
+from regard.serving.guard import Guard
+from regard.serving.judging import sorting
+from regard.serving.runs import Runs, Unknown
+
+AT_ONCE = 2  # passes through models side by side
+WAITING = 100  # that may wait for their turn
+
+Answer = TypeVar("Answer")
+
+
+class TooLarge(Exception):
+    """A text longer than this server reads."""
+
+
+STATUS: dict[type[Exception], int] = {UserError: 400, Unknown: 404, TooLarge: 413, TooMany: 422, Busy: 503}
+
+
+class Turns:
+    """Lets a few requests work at a time, and as many wait; more are told that it is busy."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def take(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Do the work in a thread, when its turn has come."""
+        if self._waiting >= WAITING:
+            raise Busy("too much is asked at once: try again in a moment")
+        self._waiting += 1
+        try:
+            async with self._free:
+                return await run_in_threadpool(work, *arguments)
+        finally:
+            self._waiting -= 1
+
+
+def application(paths: Sequence[str | Path], *, text: str = "", device: str = "auto") -> FastAPI:
+    """The server for these runs; `text` is what the page opens with."""
+    runs, turns, explainer = Runs(paths, device=device, text=text), Turns(), Explainer()
+    app = FastAPI(title="regard", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard)
+    _say_what_is_wrong(app)
+
+    @app.get("/")
+    async def page() -> Response:
+        return await file("index.html")
+
+    @app.get("/page/{path:path}")
+    async def file(path: str) -> Response:
+        found = standalone.files().get(path)
+        if found is None:
+            raise Unknown(f"the page has no file {path!r}")
+        return Response(found, media_type=standalone.kind(path))
+
+    @app.get("/api/runs")
+    async def known() -> Response:
+        return _json(await run_in_threadpool(runs.to_json))
+
+    @app.post("/api/trace")
+    async def trace(wanted: asked.TraceAsked) -> Response:
+        _short_enough(wanted)
+        found = await turns.take(runs.trace, wanted)
+        return _json(found.header)
+
+    @app.get("/api/trace/{key}/{name:path}")
+    async def array(key: str, name: str) -> Response:
+        found = runs.kept(key)
+        try:
+            shown = await turns.take(found.display, name)
+        except KeyError as error:
+            raise Unknown(str(error.args[0])) from None
+        return Response(shown.tobytes(), media_type="application/octet-stream")
+
+    @app.post("/api/explain")
+    async def explain(wanted: asked.ExplainAsked) -> Response:
+        _short_enough(wanted)
+        lines = await turns.take(begun, wanted, asyncio.get_running_loop())
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    def begun(wanted: asked.ExplainAsked, loop: asyncio.AbstractEventLoop) -> Lines:
+        with runs.using(wanted.run, wanted.step) as model:
+            return explainer.begin(model, wanted, loop)
+
+    @app.post("/api/positions")
+    async def places(wanted: asked.PositionsAsked) -> Response:
+        return _json(await turns.take(lambda: runs.positions(wanted).to_json()))
+
+    @app.post("/api/judge")
+    async def judge(wanted: asked.JudgeAsked) -> Response:
+        return _json(sorting(wanted.things, wanted.answers))
+
+    @app.post("/api/standalone")
+    async def whole(wanted: asked.StandaloneAsked) -> Response:
+        for one in wanted.requests:
+            _short_enough(one)
+        traces = [await turns.take(runs.trace, one) for one in wanted.requests]
+        made = await turns.take(lambda: standalone.page(traces, hash=wanted.hash))
+        return Response(made, media_type="text/html; charset=utf-8")
+
+    return app
+
+
+def _short_enough(wanted: asked.OfRun) -> None:
+    for text in (wanted.text, wanted.target or ""):
+        if len(text) > asked.CHARACTERS:
+            raise TooLarge(f"the text has {len(text):,} characters: at most {asked.CHARACTERS:,}")
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(), status, media_type="application/json")
+
+
+def _say_what_is_wrong(app: FastAPI) -> None:
+    """Every error is one line for people, with the status that says what kind it is."""
+
+    def refused(_: Request, error: Exception) -> Response:
+        return _json({"error": " ".join(str(error).split())}, STATUS[type(error)])
+
+    def misasked(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"][1:]) or "the request"
+        return _json({"error": f"{where}: {fault['msg'].removeprefix('Value error, ')}"}, 400)
+
+    def missing(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _json({"error": str(error.detail)}, error.status_code)
+
+    def broken(_: Request, error: Exception) -> Response:
+        return _json({"error": f"a fault in regard: {type(error).__name__}: {error}"}, 500)
+
+    for kind in STATUS:
+        app.add_exception_handler(kind, refused)
+    app.add_exception_handler(RequestValidationError, misasked)
+    app.add_exception_handler(HTTPException, missing)
+    app.add_exception_handler(Exception, broken)

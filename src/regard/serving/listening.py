@@ -1,0 +1,87 @@
+"""Where the server listens: an address of this machine's own, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.errors import UserError
+from regard.files import reason
+from regard.serving.guard import LOCAL
+
+if TYPE_CHECKING:
+    import uvicorn
+
+PATIENCE = 1  # seconds for what is still being answered when it ends
+
+
+@dataclass
+class Server:
+    """A server that has its port and is about to answer."""
+
+    address: str
+    _server: uvicorn.Server
+    _socket: socket.socket
+
+    def run(self, *, browser: bool = False) -> None:
+        """Answer until Ctrl-C."""
+        if browser:
+            threading.Thread(target=self._open_browser, daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+    @property
+    def started(self) -> bool:
+        """Whether it answers by now."""
+        return self._server.started
+
+    def _open_browser(self) -> None:
+        while not self.started and not self._server.should_exit:
+            time.sleep(0.05)
+        if self.started:
+            webbrowser.open(self.address)
+
+    def stop(self) -> None:
+        """End it from another thread."""
+        self._server.should_exit = True
+
+
+def open_server(
+    paths: Sequence[Path], *, text: str = "", device: str = "auto", host: str = "127.0.0.1", port: int = 0
+) -> Server:
+    """The server of these runs, its port taken; 0 takes any that is free."""
+    if host not in LOCAL:
+        raise UserError(
+            f"--host {host}: the page is for this machine alone, as {', '.join(LOCAL)} "
+            "(to look from another one, forward a port: ssh -L 8000:127.0.0.1:8000 ...)"
+        )
+    try:
+        import uvicorn
+
+        from regard.serving.app import application
+    except ImportError as error:
+        raise UserError(f"the page needs {error.name}: pip install 'regard[serve]'") from None
+    app = application(paths, text=text, device=device)
+    listener = _listener(host, port)
+    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=PATIENCE)
+    shown = f"[{host}]" if ":" in host else host
+    return Server(f"http://{shown}:{listener.getsockname()[1]}/", uvicorn.Server(config), listener)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(f"port {port} cannot be had: {reason(error)} (--port 0 takes any that is free)") from error
+    return listener

@@ -1,0 +1,201 @@
+"""The runs that are looked at: what is known of each, its models loaded when first wanted, and the latest traces."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from regard.api import Model
+from regard.data.builtin import pairs
+from regard.data.sources import corpora
+from regard.decoding.filling import GAP
+from regard.errors import UserError
+from regard.inside.changes import parse, to_json
+from regard.inside.places import Study, study
+from regard.inside.standalone import colour_table
+from regard.inside.trace import Trace, record, request_key
+from regard.inside.trace.carrier import digest
+from regard.inside.trace.gold import has_gold
+from regard.inside.trace.record import heads_of, layers_of
+from regard.inside.trace.tasks import kind_of
+from regard.positions import Learned
+from regard.runs import Run
+from regard.serving import asked
+
+MODELS = 6  # held at once; snapshots are models too
+TRACES = 32
+TRACE_BYTES = 2**28  # of all of them, as they are carried; in memory they are a few times that
+EXAMPLE_WORDS = 6
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Unknown(LookupError):
+    """What was asked for is not there."""
+
+
+class Latest(Generic[Key, Value]):
+    """A few things, of which the one longest unused goes first."""
+
+    def __init__(self, count: int, weigh: Callable[[Value], int] = lambda value: 0, most: int = 0) -> None:
+        self.count, self.weigh, self.most = count, weigh, most
+        self._held: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def put(self, key: Key, value: Value) -> None:
+        with self._lock:
+            self._held[key] = value
+            self._held.move_to_end(key)
+            while len(self._held) > self.count or (len(self._held) > 1 and self._weight() > self.most):
+                self._held.popitem(last=False)
+
+    def _weight(self) -> int:
+        return sum(map(self.weigh, self._held.values()))
+
+
+class Runs:
+    """The runs by their ids, which are the names of their folders (numbered where two share one)."""
+
+    def __init__(self, paths: Sequence[str | Path], *, device: str = "auto", text: str = "") -> None:
+        self.device, self.text = device, text
+        self.runs: dict[str, Run] = {}
+        for path in paths:
+            run = Run(path)
+            name = run.path.resolve().name
+            number = sum(known == name or known.startswith(f"{name}-") for known in self.runs)
+            self.runs[f"{name}-{number + 1}" if name in self.runs else name] = run
+        self._models: Latest[tuple[str, int | None], Model] = Latest(MODELS)
+        self._traces: Latest[str, Trace] = Latest(TRACES, lambda trace: trace.size, TRACE_BYTES)
+        self._loading = Lock()
+        self._using: WeakKeyDictionary[Model, Lock] = WeakKeyDictionary()
+        self._drawing = Lock()  # of random numbers: vectors that are not learnt yet depend on the seed alone
+
+    def run(self, name: str) -> Run:
+        if name not in self.runs:
+            raise Unknown(f"there is no run {name!r} here; there are {', '.join(self.runs)}")
+        return self.runs[name]
+
+    @contextmanager
+    def using(self, name: str, step: int | None = None) -> Iterator[Model]:
+        """A model to oneself: searches may keep what they work with beside it."""
+        model = self.model(name, step)
+        with self._loading:
+            lock = self._using.setdefault(model, Lock())
+        with lock:
+            yield model
+
+    def model(self, name: str, step: int | None = None) -> Model:
+        """The model of a run, or of one of its snapshots."""
+        run = self.run(name)
+        with self._loading:
+            model = self._models.get((name, step))
+            if model is None:
+                snapshots = run.snapshots()
+                if step is not None and step not in snapshots:
+                    known = ", ".join(map(str, snapshots)) or "none"
+                    raise Unknown(f"{name} has no snapshot of step {step}; there are {known}")
+                model = Model(run, self.device, None if step is None else snapshots[step])
+                self._models.put((name, step), model)
+        return model
+
+    def trace(self, wanted: asked.TraceAsked) -> Trace:
+        """The trace that was asked for: the one at hand, or a new one."""
+        changes = to_json(parse(wanted.changes))
+        key = request_key(wanted.run, wanted.step, wanted.text, wanted.target, wanted.after, changes)
+        with self.using(wanted.run, wanted.step) as model:
+            found = self._traces.get(digest(key))
+            if found is None:
+                about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
+                found = record(model, wanted.text, changes=changes, **about)  # type: ignore[arg-type]
+                self._traces.put(found.key, found)
+        return found
+
+    def kept(self, key: str) -> Trace:
+        found = self._traces.get(key)
+        if found is None:
+            raise Unknown("this trace is no longer held: ask for it again")
+        return found
+
+    def positions(self, wanted: asked.PositionsAsked) -> Study:
+        """Position vectors of a kind; of a run with learned ones its own."""
+        table = None
+        if wanted.run is not None and wanted.kind == "learned":
+            module = self.model(wanted.run, wanted.step).module
+            learned = [part for part in module.modules() if isinstance(part, Learned)]
+            if not learned:
+                raise UserError(f"{wanted.run} has not learnt its positions")
+            table = learned[0].table.detach().float().cpu().numpy()
+        with self._drawing:
+            return study(wanted.kind, wanted.length, wanted.width, wanted.base, table)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "text": self.text or next((example(run) for run in self.runs.values()), ""),
+            "runs": [describe(name, run) for name, run in self.runs.items()],
+            "colours": colour_table(),
+            "limits": {"characters": asked.CHARACTERS, "masks": asked.MASKS, "things": asked.THINGS},
+        }
+
+
+def describe(name: str, run: Run) -> dict[str, Any]:
+    """What the page knows of a run before anything is asked of it."""
+    recipe, settings, task = run.recipe, run.recipe.model, kind_of(run.recipe)
+    return {
+        "id": name,
+        "name": name,
+        "path": str(run.path),
+        "about": recipe.about,
+        "family": settings.family,
+        "task": task,
+        "step": None,
+        "snapshots": list(run.snapshots()),
+        "layers": layers_of(settings),
+        "heads": heads_of(settings),
+        "example": example(run),
+        "has_gold": task == "translate" and has_gold(recipe),
+        "positions": getattr(settings, "positions", "none"),
+    }
+
+
+def example(run: Run) -> str:
+    """A text to begin with: a held-out one of a built-in corpus, or one that was looked at in training."""
+    task = kind_of(run.recipe)
+    words = (_held_out(run) or _sample(run)).split()
+    if task == "generate":
+        words = words[:EXAMPLE_WORDS]
+    elif task == "fill" and not GAP.search(" ".join(words)):
+        words = words[: 2 * EXAMPLE_WORDS] or ["the", "cat"]
+        words[len(words) // 2] = "[MASK]"
+    return " ".join(words)
+
+
+def _held_out(run: Run) -> str:
+    names = [corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus is not None]
+    if not names:
+        return ""
+    first = next(pairs(names[0], "test", 1))
+    return first.target if run.recipe.data.is_text else first.source
+
+
+def _sample(run: Run) -> str:
+    """The first sentence that the run was tried on in training."""
+    try:
+        with open(run.path / "samples.jsonl", encoding="utf-8") as file:
+            entry = json.loads(file.readline())
+        return str(entry.get("source") or entry.get("prompt") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,76 @@
+"""How tests read the page: what it announced, the colours of its cells, its tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PATIENCE = 60.0  # seconds; a busy machine is no fault of the page
+SENTENCE = "this cat is very large"
+VIEWS = ("align", "heads", "compare", "walk", "changes", "explain", "positions")
+
+# The pixels of a canvas, read from a copy that is meant to be read.
+COPIED = """(canvas) => {
+    const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    return copy.getImageData(0, 0, canvas.width, canvas.height);
+}"""
+
+Visit = Callable[..., "Page"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A live server: its address, and the folders of the runs it shows by their ids."""
+
+    address: str
+    runs: dict[str, Path]
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Waits for something that the page does in its own time."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def holds(page: Page, expression: str) -> None:
+    """Waits until a JavaScript expression is true; the page's own policy lets no other waiting be put into it."""
+    until(lambda: bool(page.evaluate(expression)), expression)
+
+
+def announced(page: Page) -> str:
+    """What the page last said to those who cannot see it."""
+    return page.text_content("#live") or ""
+
+
+def cells(page: Page, where: str = "main") -> np.ndarray:
+    """The colours of the cells of the first map there, [rows, columns, 3], read off its canvas.
+
+    Each is read left of the middle, where no number is written.
+    """
+    read = f"""canvas => {{
+        const {{ across, down, rows, columns }} = canvas.dataset;
+        const {{ data, width }} = ({COPIED})(canvas);
+        const sharp = width / (across * columns);
+        const place = (i, part, size) => Math.floor((i + part) * size * sharp);
+        const at = (r, c) => 4 * (place(r, 0.5, down) * width + place(c, 0.14, across));
+        const many = (count) => Array.from({{ length: Number(count) }}, (_, i) => i);
+        return many(rows).map((r) => many(columns).map((c) => Array.from(data.slice(at(r, c), at(r, c) + 3))));
+    }}"""
+    return np.array(page.eval_on_selector(f"{where} .map-plane canvas", read))
+
+
+def table(page: Page, where: str = "main") -> list[list[str]]:
+    """The words of the first table there, row by row, with its heading."""
+    read = "table => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    return page.eval_on_selector(f"{where} .table-room table", read)

@@ -1,0 +1,89 @@
+"""Interventions on the page give what the same changes give in Python."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import pytest
+from onscreen import SENTENCE, Site, Visit, announced, until
+
+import regard
+from regard.inside.trace import Trace
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def changes_in(page: Page) -> list[dict[str, Any]]:
+    """The changes that the address holds."""
+    fields = parse_qs(page.evaluate("location.hash.slice(1)"))
+    return json.loads(fields["changes"][0]) if "changes" in fields else []
+
+
+def held(page: Page) -> list[float]:
+    """The probabilities that the bars show, of the tokens that the model wrote."""
+    return page.eval_on_selector_all(".bar-line", "lines => lines.map((line) => Number(line.dataset.value))")
+
+
+def shown(page: Page, which: str) -> str:
+    return page.text_content(f"[data-output={which}] .output-said") or ""
+
+
+def assert_as_in_python(page: Page, trace: Trace) -> None:
+    target, header = trace.header["before"]["tokens"], trace.header
+    written = [place for place, token in enumerate(target) if not token["given"]]
+    until(lambda: page.query_selector("[data-output=changed]") is not None, "the changed output")
+    until(lambda: held(page) == pytest.approx([header["held"]["p"][i] for i in written]), "the held probabilities")
+    assert shown(page, "changed").strip() == (header["text"]["target"].strip() or "∅")
+    assert shown(page, "original").strip() == (header["before"]["text"].strip() or "∅")
+
+
+def test_a_head_switched_off_gives_what_python_gives(site: Site, visit: Visit) -> None:
+    page = visit("changes", run="tiny-transformer")
+    page.get_by_role("button", name="cross-attention, layer 1, head 2 off").click()
+    change = {"kind": "head", "attention": "decoder.0.cross", "head": 1}
+    assert_as_in_python(page, regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=[change]))
+    assert changes_in(page) == [change]
+    until(lambda: "with the change" in announced(page), "the announcement")
+
+
+def test_a_hidden_word_loses_all_its_tokens_and_a_link_brings_it_back(site: Site, visit: Visit) -> None:
+    page = visit("changes", run="tiny-transformer")
+    page.get_by_role("button", name="large hidden").click()
+    model = regard.load(site.runs["tiny-transformer"])
+    tokens = model.trace(SENTENCE).header["tokens"]["source"]
+    word = [place for place, token in enumerate(tokens) if token["word"] == 4]
+    wanted = [{"kind": "word", "side": "source", "token": token} for token in word]
+    there = model.trace(SENTENCE, changes=wanted)
+    assert_as_in_python(page, there)
+    assert changes_in(page) == wanted
+    page.reload()
+    assert_as_in_python(page, there)
+    assert page.get_by_role("button", name="large hidden").get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="large hidden").click()
+    until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
+    assert changes_in(page) == []
+
+
+def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit) -> None:
+    page = visit("changes", run="tiny-transformer", row="decoder.1.cross:3:0")
+    page.get_by_label("Everything on").select_option(index=2)
+    model = regard.load(site.runs["tiny-transformer"])
+    keys = len(model.trace(SENTENCE).header["tokens"]["source"])
+    weights = [float(k == 1) for k in range(keys)]
+    change = {"kind": "row", "attention": "decoder.1.cross", "head": 3, "query": 0, "weights": weights}
+    assert_as_in_python(page, model.trace(SENTENCE, changes=[change]))
+    page.get_by_role("button", name="As recorded").click()
+    until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
+
+
+def test_a_word_of_a_prompt_can_be_hidden_too(site: Site, visit: Visit) -> None:
+    page = visit("changes", run="tiny-gpt", text="Once upon a time")
+    page.get_by_role("button", name="Once hidden").click()
+    model = regard.load(site.runs["tiny-gpt"])
+    tokens = model.trace("Once upon a time").header["tokens"]["inputs"]
+    word = [place for place, token in enumerate(tokens) if token["word"] == 0]
+    wanted = [{"kind": "word", "side": "inputs", "token": token} for token in word]
+    assert_as_in_python(page, model.trace("Once upon a time", changes=wanted))

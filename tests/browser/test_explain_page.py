@@ -1,0 +1,97 @@
+"""Explanations on the page are the library's, for the same seed; and the person at the page is a judge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from onscreen import SENTENCE, Site, Visit, announced, cells, table, until
+
+import regard
+from regard.inside.colours import signed_rgb
+from regard.inside.explain import Function, curves, sort_by
+from regard.inside.explain.models import ask
+from regard.inside.explain.pictures import number
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LONG = "this cat is very large and that dog is small"
+
+
+def _done(page: Page) -> None:
+    until(lambda: page.locator("figure:has(h3:text('Deletion'))").count() == 1, "the explanation")
+
+
+@pytest.mark.parametrize(("text", "exact"), [(SENTENCE, True), (LONG, False)])
+def test_the_explanation_is_the_librarys_for_the_same_seed(site: Site, visit: Visit, text: str, exact: bool) -> None:
+    page = visit("explain", run="tiny-transformer", text=text, masks=64, seed=3, table=1)
+    _done(page)
+    there = regard.load(site.runs["tiny-transformer"]).explain(text, masks=64, seed=3)
+    assert there.exact is exact
+    head, *rows = table(page, "figure:has(h3:text('What each output'))")
+    assert tuple(head[1:]) == there.features
+    assert tuple(row[0] for row in rows) == there.outputs
+    written = [
+        [number(value) + ("" if exact else f" ± {error:.2f}") for value, error in zip(values, errors, strict=True)]
+        for values, errors in zip(there.importance.T, there.error.T, strict=True)
+    ]
+    assert [row[1:] for row in rows] == written
+    overall = table(page, "figure:has(h3:text('What the whole output'))")[1:]
+    assert [row[1] for row in overall] == [number(value) for value in there.overall]
+
+
+def test_its_cells_have_the_signed_colours(site: Site, visit: Visit) -> None:
+    page = visit("explain", run="tiny-transformer", masks=64)
+    _done(page)
+    there = regard.load(site.runs["tiny-transformer"]).explain(SENTENCE, masks=64).importance.T
+    expected = [[list(signed_rgb(value / np.abs(there).max())) for value in row] for row in there]
+    assert np.abs(cells(page, "figure:has(h3:text('What each output'))") - expected).max() <= 1
+
+
+def test_the_curves_are_the_librarys(site: Site, visit: Visit) -> None:
+    page = visit("explain", run="tiny-transformer", masks=64, table=1)
+    _done(page)
+    asked = ask(regard.load(site.runs["tiny-transformer"]), SENTENCE)
+    found = asked.explain(masks=64)
+    looked = asked.attention()
+    assert looked is not None
+    drawn = curves(asked.box, {"explanation": found.overall, "attention": looked})
+    for kind in ("deletion", "insertion"):
+        head, *rows = table(page, f"figure:has(h3:text('{kind.capitalize()}'))")
+        assert head[1:] == ["explanation", "attention", "random order"]
+        shown = np.array([[float(cell.replace("−", "-")) for cell in row[1:]] for row in rows]).T
+        assert shown == pytest.approx(np.array([getattr(curve, kind) for curve in drawn]), rel=2e-3, abs=1e-4)
+
+
+def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:
+    page = visit("explain", run="tiny-transformer", masks=64)
+    assert "not by itself an explanation" in (page.text_content("#view-explain .callout") or "")
+    _done(page)
+    until(lambda: "What mattered most" in announced(page), "the announcement")
+
+
+def test_pointing_at_one_map_points_at_the_other(visit: Visit) -> None:
+    page = visit("explain", run="tiny-transformer", masks=64)
+    _done(page)
+    page.locator("figure:has(h3:text('What each output')) .map-cell").focus()
+    page.keyboard.press("ArrowRight")
+    other = page.locator("figure:has(h3:text('Where it looked')) .map-ghost")
+    until(lambda: other.is_visible(), "the other map's mark")
+
+
+def test_a_person_at_the_page_sorts_things_by_answering(visit: Visit) -> None:
+    page = visit("explain", run="tiny-transformer", masks=64)
+    things = ["10", "two", "7", "one"]
+    size = {"10": 10, "two": 2, "7": 7, "one": 1}
+    page.get_by_label("Things, with commas between").fill(", ".join(things))
+    page.get_by_role("button", name="Sort by asking me").click()
+    expected = sort_by(Function(lambda a, b: size[a] < size[b]), things)
+    for asked in range(expected.questions):
+        until(lambda asked=asked: f"Question {asked + 1}," in (page.text_content(".judge-place") or ""), "a question")
+        first, second = page.locator(".judge-choice").all_text_contents()
+        page.get_by_role("button", name=first if size[first] < size[second] else second, exact=True).click()
+    until(lambda: page.locator(".judge-order").count() == 1, "the order")
+    assert tuple(page.locator(".judge-order li").all_text_contents()) == expected.things
+    assert page.get_attribute(".judge-place [data-questions]", "data-questions") == str(expected.questions)

@@ -1,0 +1,120 @@
+"""All heads at once: every map, its numbers, one of them open; and long inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from onscreen import COPIED, SENTENCE, Site, Visit, announced, cells, holds, table, until
+from tinyruns import make_run, served
+
+import regard
+from regard.inside import colours
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from regard.inside.trace import Trace
+
+TOKENS, LAYERS, HEADS = 512, 12, 12
+SECONDS = 12.0  # on a machine busy with other tests; docs/numbers.md has the figure of a calm one
+
+
+@pytest.fixture(scope="module")
+def trace(site: Site) -> Trace:
+    return regard.load(site.runs["tiny-transformer"]).trace(SENTENCE)
+
+
+def _thumb(page: Page, name: str) -> np.ndarray:
+    read = f"canvas => {{ const pixels = ({COPIED})(canvas); return [pixels.height, pixels.width, ...pixels.data]; }}"
+    rows, columns, *pixels = page.eval_on_selector(f".thumb[data-name='{name}'] canvas", read)
+    return np.array(pixels).reshape(rows, columns, 4)[..., :3]
+
+
+def test_every_head_of_every_part_is_there_in_its_colours(visit: Visit, trace: Trace) -> None:
+    page = visit("heads")
+    for entry in trace.header["attention"]:
+        weights = trace.display(entry["array"]) / 255
+        page.locator(f".thumb[data-name='{entry['name']}:0']").scroll_into_view_if_needed()
+        until(lambda rows=weights.shape[1], name=entry["name"]: len(_thumb(page, f"{name}:0")) == rows, "its picture")
+        for head, expected in enumerate(weights):
+            shown = _thumb(page, f"{entry['name']}:{head}")
+            assert np.array_equal(shown, [[colours.rgb(float(w)) for w in row] for row in expected])
+
+
+def test_the_table_says_the_four_numbers_of_every_head(visit: Visit, trace: Trace) -> None:
+    heading, *rows = table(visit("heads", table=1), "figure:has-text('heads')")
+    assert heading == ["head", "entropy", "diagonal", "marks", "punctuation"]
+    stats = [head for entry in trace.header["attention"] for head in entry["stats"]]
+    told = sorted([float(cell) for cell in row[1:]] for row in rows)
+    assert np.allclose(told, sorted([head[name] for name in heading[1:]] for head in stats), atol=0.0006)
+
+
+def test_a_head_opens_by_keyboard_and_by_link(visit: Visit, trace: Trace) -> None:
+    page = visit("heads")
+    page.focus(".thumb[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    until(lambda: announced(page).startswith("decoder self-attention, layer 1, head 2: entropy"), "its numbers")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".map-plane canvas")
+    assert page.evaluate("document.activeElement.textContent") == "Decoder self-attention, layer 1, head 2"
+    name = page.get_attribute(".thumb[aria-pressed=true]", "data-name")
+    assert name == "decoder.0.own:1" or name.endswith(":1")
+    array = next(one["array"] for one in trace.header["attention"] if one["name"] == name.split(":")[0])
+    expected = trace.display(array)[1] / 255
+    assert np.array_equal(cells(page), [[colours.rgb(float(w)) for w in row] for row in expected])
+    again = visit("heads", open=name)
+    assert np.array_equal(cells(again), [[colours.rgb(float(w)) for w in row] for row in expected])
+
+
+def test_arcs_are_those_above_the_threshold_or_of_one_token(visit: Visit, trace: Trace) -> None:
+    page = visit("heads", open="decoder.1.cross:0", shape="arcs", **{"from": "0.20"})
+    weights = trace.display("decoder.1.cross.weights")[0] / 255
+    assert page.locator(".arc-lines path").count() == int((weights >= 0.2).sum())
+    page.focus(".arc-rows button")
+    page.keyboard.press("ArrowDown")
+    until(lambda: page.locator(".arc-lines path").count() == int((weights[1] >= 0.01).sum()), "the arcs of the second")
+    until(lambda: "looks at" in announced(page), "where it looks")
+
+
+@pytest.fixture(scope="module")
+def long_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A GPT of 144 heads that has learnt nothing."""
+    settings = {
+        "data": {"corpus": "stories"},
+        "text": {"unit": "char", "shared": True},
+        "model": {"family": "gpt", "width": 96, "heads": HEADS, "inner": 96, "layers": LAYERS, "max_positions": 1024},
+    }
+    with served([make_run(tmp_path_factory.mktemp("long"), "long", settings)]) as address:
+        yield address
+
+
+def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Page, long_site: str) -> None:
+    text = ("the small cat sleeps on the old mat " * 20)[:TOKENS]
+    visit("heads", at=long_site, text="the cat")  # the model is loaded
+    began = time.monotonic()
+    visit("heads", at=long_site, text=text)
+    holds(page, "[...document.querySelectorAll('.thumb canvas')].slice(0, 12).every((one) => one.width > 1)")
+    took = time.monotonic() - began
+    assert page.locator(".thumb").count() == LAYERS * HEADS
+    assert took < SECONDS, f"opened in {took:.1f} s"
+
+    # However far one scrolls, no step of the page's own holds the screen for long.
+    page.evaluate(
+        "window.longest = 0; new PerformanceObserver((seen) => seen.getEntries().forEach((task) => "
+        "{ window.longest = Math.max(window.longest, task.duration); })).observe({ type: 'longtask' })"
+    )
+    page.locator(".thumb").last.scroll_into_view_if_needed()
+    holds(page, "[...document.querySelectorAll('.thumb canvas')].at(-1).width > 1")
+    page.locator(".thumb").last.click()
+    page.wait_for_selector(".map-plane canvas")
+    page.keyboard.press("Tab")
+    page.focus(".map-cell")
+    page.keyboard.press("Control+End")
+    rows = int(page.get_attribute(".map-plane", "aria-rowcount") or 0) - 1
+    assert rows >= TOKENS and page.get_attribute(".map-cell", "data-r") == str(rows - 1)
+    assert page.evaluate("window.longest") < SECONDS / 4 * 1000

@@ -1,0 +1,195 @@
+"""What all views share: the text and its answer, the address, the keyboard, colours, and who may read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import resources
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import pytest
+from onscreen import SENTENCE, VIEWS, Site, Visit, announced, until
+
+import regard
+from regard.inside import colours
+from regard.inside.explain.pictures import signed_rgb
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+EVIL = "<img src=x onerror=document.title='owned'>"
+LARGEST = 250 * 1024
+
+
+def _fields(page: Page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(page.evaluate("location.hash.slice(1)")).items()}
+
+
+def test_typing_a_sentence_gives_the_translation(visit: Visit, site: Site) -> None:
+    page = visit("align")
+    model = regard.load(site.runs["tiny-transformer"])
+    assert page.text_content(".said") == (model.translate(SENTENCE).text or "(nothing)")
+    other = "the dog sees a house"
+    page.fill("textarea", other)
+    until(lambda: _fields(page).get("text") == other, "the new text in the address")
+    until(lambda: page.text_content(".said") == (model.translate(other).text or "(nothing)"), "the new translation")
+
+
+def test_what_the_server_refuses_is_said_in_its_words(visit: Visit, troubles: list[str]) -> None:
+    page = visit("align")
+    page.route("**/api/trace", lambda route: route.fulfill(status=400, json={"error": "no such thing"}))
+    page.fill("textarea", "something else")
+    page.wait_for_selector(".answer .callout")
+    assert page.text_content(".answer .callout") == "no such thing"
+    until(lambda: bool(troubles), "the browser's own note of the refusal")
+    assert "400" in troubles.pop()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_serious_is_found_by_an_accessibility_checker(view: str, visit: Visit) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(view)
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            page.click("#theme")
+        assert page.get_attribute("html", "data-theme") == theme
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        grave = [one for one in found if one["impact"] in ("serious", "critical")]
+        told = [f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in grave]
+        assert not told, f"{theme}\n" + "\n".join(told)
+
+
+def test_no_view_scrolls_sideways_on_a_phone(visit: Visit, new_page: Callable[..., Page]) -> None:
+    page = visit("align", on=new_page(width=360))
+    for view in VIEWS:
+        _turn_to(page, view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def _turn_to(page: Page, view: str) -> None:
+    """Goes to another view without loading the page again."""
+    page.evaluate("view => location.hash = location.hash.replace(/view=\\w+/, `view=${view}`)", view)
+    page.wait_for_selector(f"main[data-ready={view}]")
+
+
+def test_the_screen_chooses_the_theme_until_the_reader_does(visit: Visit, new_page: Callable[..., Page]) -> None:
+    page = visit("align", on=new_page(color_scheme="dark"))
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.get_attribute("html", "data-theme") == "dark"
+    dark = page.evaluate(ground)
+    page.click("#theme")
+    assert page.get_attribute("html", "data-theme") == "light" and page.evaluate(ground) != dark
+    assert _fields(page)["theme"] == "light"
+
+
+def test_colours_of_the_page_are_the_library_s(visit: Visit) -> None:
+    page = visit("align")
+    steps = [i / 1000 for i in range(1001)]
+    read = "async (steps) => { const made = await import('/page/js/colours.js'); return steps.map((w) => %s); }"
+    weights = page.evaluate(read % "[made.rgb(w), made.ink(w)]", steps)
+    assert weights == [[list(colours.rgb(w)), colours.ink(w)] for w in steps]
+    assert page.evaluate(read % "made.signedRgb(2 * w - 1)", steps) == [list(signed_rgb(2 * w - 1)) for w in steps]
+    bytes_read = page.evaluate(read % "made.byteColours()[w]", list(range(256)))
+    assert [(code & 255, code >> 8 & 255, code >> 16 & 255) for code in bytes_read] == [
+        colours.rgb(byte / 255) for byte in range(256)
+    ]
+
+
+def test_everything_before_the_picture_can_be_skipped_or_walked(visit: Visit) -> None:
+    page = visit("align")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert _fields(page)["view"] == "align", "the skip link left the address as it was"
+
+    visit("align")
+    walked = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        walked.append(page.evaluate("document.activeElement.getAttribute('role') ?? document.activeElement.tagName"))
+        seen = page.evaluate(
+            "(() => { const s = getComputedStyle(document.activeElement.matches('.segments input') ? "
+            "document.activeElement.nextSibling : document.activeElement); "
+            "return s.outlineStyle !== 'none' || s.boxShadow !== 'none'; })()"
+        )
+        assert seen, f"focus on {walked[-1]} can be seen"
+        if walked[-1] == "gridcell":
+            break
+    assert walked[-1] == "gridcell" and {"TEXTAREA", "SELECT", "SUMMARY", "A", "BUTTON"} <= set(walked)
+
+
+def test_views_are_links_that_keep_the_text_and_back_goes_back(visit: Visit) -> None:
+    page = visit("align", text="the dog sees a house", layer=0)
+    page.click("nav >> text=All heads")
+    page.wait_for_selector("main[data-ready=heads]")
+    assert _fields(page)["text"] == "the dog sees a house" and page.title() == "All heads · regard"
+    assert page.get_attribute("nav a[aria-current]", "href") == page.evaluate("location.hash")
+    page.go_back()
+    page.wait_for_selector("main[data-ready=align]")
+    assert _fields(page)["layer"] == "0"
+
+
+def test_a_model_without_the_thing_says_so(visit: Visit) -> None:
+    page = visit("align", run="tiny-gpt")
+    assert "no alignment" in (page.text_content("main .callout") or "")
+
+
+@pytest.mark.parametrize("run", ["tiny-transformer", "tiny-additive", "tiny-gpt", "tiny-bert"])
+def test_every_family_opens_in_every_view(run: str, visit: Visit, site: Site) -> None:
+    page = visit("heads", run=run, text="the [MASK] cat" if run == "tiny-bert" else "the cat")
+    for view in VIEWS[1:]:
+        _turn_to(page, view)
+        assert page.query_selector("main [role=alert]") is None, page.text_content("main [role=alert]")
+
+
+def _with_tokens(route: Route, *labels: str) -> None:
+    """Lets a trace come with other words in its first source tokens."""
+    answer = route.fetch()
+    header = json.loads(answer.text())
+    for token, label in zip(header["tokens"]["source"], labels, strict=False):
+        token.update(piece=f" {label}", label=label)
+    header["text"]["target"] = labels[0]
+    route.fulfill(response=answer, json=header)
+
+
+def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
+    page.route("**/api/trace", lambda route: _with_tokens(route, EVIL))
+    for view in ("align", "heads", "compare"):
+        visit(view, text=EVIL, open="decoder.0.cross:0")
+        assert page.text_content(".map-head bdi") == EVIL
+        assert page.query_selector("img") is None and page.title() != "owned"
+    assert page.text_content(".said") == EVIL
+    visit("align", table=1)
+    assert page.text_content("thead th:nth-child(2)") == EVIL and page.query_selector("img") is None
+
+
+def test_words_run_in_their_own_direction(visit: Visit, page: Page) -> None:
+    page.route("**/api/trace", lambda route: _with_tokens(route, "שלום", "猫", "مرحبا"))
+    visit("align")
+    directions = page.eval_on_selector_all(".map-head bdi", "all => all.map((one) => [one.textContent, one.dir])")
+    assert directions[:3] == [["שלום", "rtl"], ["猫", "ltr"], ["مرحبا", "rtl"]]
+    assert page.get_attribute(".said", "dir") == "rtl"
+    assert page.get_attribute(".strip", "dir") == "rtl", "a sentence that begins in Hebrew runs from the right"
+    page.focus(".map-cell")
+    until(lambda: "\u2068שלום\u2069" in announced(page), "the announcement, its Hebrew set apart")
+
+
+def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:
+    page = visit("heads")
+    assert "not by itself an explanation" in (page.text_content("#foot") or "")
+    page.click("#foot >> text=Explain")
+    page.wait_for_selector("main[data-ready=explain]")
+
+
+def test_the_page_s_own_files_are_small() -> None:
+    folders, total = [resources.files("regard.inside") / "page"], 0
+    while folders:
+        for entry in folders.pop().iterdir():
+            if entry.is_dir():
+                folders.append(entry)
+            else:
+                total += len(entry.read_bytes())
+    assert total < LARGEST

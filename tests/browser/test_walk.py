@@ -1,0 +1,195 @@
+"""The walk shows the model's own numbers, and chooses the next token as `regard generate` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import numpy as np
+import pytest
+import torch
+from onscreen import SENTENCE, Site, Visit, announced, table, until
+
+import regard
+from regard.decoding.sampling import fold, kept, keys, uniforms
+from regard.recipes.schema import Decoding
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+PROMPT = "Once upon a time"
+SETTINGS = (
+    Decoding(method="sample"),
+    Decoding(method="sample", temperature=0.35),
+    Decoding(method="sample", temperature=2.5, top_k=7),
+    Decoding(method="sample", top_p=0.6),
+    Decoding(method="sample", temperature=1.3, top_k=20, top_p=0.45),
+)
+
+
+def _fields(page: Page) -> dict[str, str]:
+    """What the address says at this moment."""
+    return {name: values[0] for name, values in parse_qs(page.evaluate("location.hash.slice(1)")).items()}
+
+
+def _shares(logits: torch.Tensor, settings: Decoding, forbidden: list[int]) -> dict[int, float]:
+    """What the library would draw from: a probability for each token that is kept."""
+    free = logits.clone()
+    free[forbidden] = -torch.inf
+    share, order = kept(free.double().log_softmax(-1)[None, None], settings)
+    share = share / share.sum()
+    return {int(token): float(p) for token, p in zip(order[0, 0], share[0, 0], strict=True) if p > 0}
+
+
+def test_temperature_top_k_and_top_p_are_the_librarys(visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT)
+    logits = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 3
+    forbidden = [0, 3, int(logits.argmax())]
+    ask = """async ([logits, settings, forbidden]) => {
+        const { keptTokens } = await import("/page/js/sampling.js");
+        return keptTokens(logits, settings, forbidden).map(({ id, p }) => [id, p]);
+    }"""
+    for settings in SETTINGS:
+        named = {"temperature": settings.temperature, "topK": settings.top_k, "topP": settings.top_p}
+        there = dict(page.evaluate(ask, [logits.tolist(), named, forbidden]))
+        assert {int(token): p for token, p in there.items()} == pytest.approx(_shares(logits, settings, forbidden))
+
+
+def test_the_numbers_that_tokens_are_drawn_with_are_the_librarys(visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT)
+    ask = """async ([seeds, steps]) => {
+        const { drawnNumber } = await import("/page/js/sampling.js");
+        return seeds.map((seed) => steps.map((step) => drawnNumber(seed, step)));
+    }"""
+    seeds, steps = [0, 1, 12345], [0, 1, 2, 77]
+    key = [keys(seed, [fold(0, 0, 0)], 1) for seed in seeds]
+    assert page.evaluate(ask, [seeds, steps]) == [[float(uniforms(one, step)) for step in steps] for one in key]
+
+
+def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=1.5, topk=6)
+    trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
+    row = next(place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
+    logits = torch.from_numpy(trace.array("output.logits")[row])
+    settings = Decoding(method="sample", temperature=1.5, top_k=6)
+    expected = _shares(logits, settings, trace.header["output"]["forbidden"])
+    shown = page.eval_on_selector_all(".bar-line", "lines => lines.map((line) => Number(line.dataset.value))")
+    top = [expected.get(token["id"], 0.0) for token in trace.header["output"]["top"][row]]
+    assert shown[: len(top)] == pytest.approx(top, abs=1e-6)
+    assert sum(shown) == pytest.approx(1.0)
+
+
+def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=1.2, topk=20, draw=5)
+    model = regard.load(site.runs["tiny-gpt"])
+    written = model.generate(PROMPT, seed=5, tokens=4, temperature=1.2, top_k=20, top_p=1.0)
+    drawn: list[int] = []
+    for count in range(1, 5):
+        drawn.append(int(page.get_attribute("[data-drawn]", "data-drawn") or -1))
+        before = page.text_content(".walk-panel .walk-text")
+        page.click("[data-act=draw]")
+        until(lambda before=before: page.text_content(".walk-panel .walk-text") != before, f"token {count}")
+    assert tuple(drawn) == written.hypotheses[0].tokens
+    text, said = page.text_content(".walk-panel .walk-text"), _fields(page)["said"]
+    page.reload()  # the address holds where the walk is
+    page.wait_for_selector("[data-drawn]")
+    assert (page.text_content(".walk-panel .walk-text"), _fields(page)["said"]) == (text, said)
+    page.get_by_role("button", name="Start over").click()
+    until(lambda: "said" not in _fields(page), "the beginning")
+
+
+def test_tokens_and_ids_are_the_tokenizers(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", station="tokens", table=1)
+    model = regard.load(site.runs["tiny-transformer"])
+    tokens = model.trace(SENTENCE).header["tokens"]["source"]
+    assert [row[2] for row in table(page)[1:]] == [str(token["id"]) for token in tokens]
+
+
+def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="decoder.0", table=1)
+    page.get_by_role("button", name="stream after").first.click()
+    rows = [[number.replace("−", "-") for number in row[1:]] for row in table(page, "dialog")[1:]]
+    exact = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).array("decoder.0.own.stream")
+    assert np.array(rows).astype(float) == pytest.approx(exact, abs=2e-3)
+    page.keyboard.press("Escape")
+    assert page.query_selector("dialog") is None
+    assert "tensor" in (page.evaluate("document.activeElement.className") or "")
+
+
+def test_the_stations_are_walked_with_the_keyboard(visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer")
+    page.get_by_role("tab", name="Text").focus()
+    seen = []
+    for _ in range(page.locator("[role=tab]").count()):
+        seen.append(page.get_by_role("tab", selected=True).text_content())
+        page.keyboard.press("ArrowDown")
+        until(lambda: page.get_by_role("tab", selected=True).text_content() != seen[-1], "the next station")
+    assert seen == ["Text", "Tokens and ids", "Source: embedding", "Encoder block 1", "Output: embedding",
+                    "Decoder block 1", "Decoder block 2", "If it stopped here", "Logits", "The next token"]  # fmt: skip
+    until(lambda: "Station 1 of 10" in announced(page), "the announcement")
+
+
+def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="lens", token=0, table=1)
+    header = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).header
+    rows = table(page)[1:]
+    assert [row[0] for row in rows] == [layer["label"] for layer in header["layers"]]
+    shares = [float(row[1].rsplit(" ", 2)[1]) / 100 for row in rows]
+    assert shares == pytest.approx([layer["top"][0][0]["p"] for layer in header["layers"]], abs=6e-4)
+
+
+@pytest.mark.parametrize("run", ["tiny-additive", "tiny-bert"])
+def test_every_station_of_every_family_is_drawn(run: str, visit: Visit) -> None:
+    page = visit("walk", run=run, text=SENTENCE if run == "tiny-additive" else "Once upon a [MASK]")
+    for place in range(page.locator("[role=tab]").count()):
+        page.locator("[role=tab]").nth(place).click()
+        until(lambda place=place: (page.text_content(".walk-title") or "").startswith(f"{place + 1}."), "the station")
+        assert page.query_selector(".walk-panel .note[role=alert]") is None
+
+
+def test_stations_fit_a_phone_and_an_accessibility_checker_finds_nothing_serious(
+    visit: Visit, new_page: Callable[..., Page]
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = new_page(width=360, color_scheme="dark")
+    for station in ("tokens", "decoder.0", "lens", "choose"):
+        visit("walk", on=page, run="tiny-gpt", text=PROMPT, station=station)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        if station in ("tokens", "lens"):
+            continue  # plain text and a plain table
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
+    evil = "<img src=x onerror=document.title='owned'>"
+
+    def spoil(route: Route) -> None:
+        answer = route.fetch()
+        header = json.loads(answer.text())
+        for token in (*header["tokens"]["source"], *header["tokens"]["inputs"], *header["tokens"]["target"]):
+            token.update(piece=evil, label=evil)
+        for top in (*header["output"]["top"], *(top for layer in header["layers"] for top in layer["top"])):
+            top[0]["piece"] = evil
+        route.fulfill(response=answer, json=header)
+
+    page.route("**/api/trace", spoil)
+    for station in ("decoder.0", "choose", None):
+        visit("walk" if station else "changes", run="tiny-transformer", station=station)
+        assert evil in (page.text_content("main") or "").replace("␣", " ")
+        assert page.query_selector("img") is None and page.title() != "owned"
+
+
+def test_an_address_that_cannot_be_read_is_no_harm(visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, said="[1,", station="nowhere", token="x")
+    assert page.text_content(".walk-title") == "1. Text"
+
+
+def test_another_text_begins_another_walk(visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", said="[300]")
+    page.fill("textarea", "A dog")
+    until(lambda: "said" not in _fields(page), "the beginning")
+    until(lambda: page.text_content(".walk-panel .walk-text") == "A dog …", "the new text")

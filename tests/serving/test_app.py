@@ -1,0 +1,267 @@
+"""The server answers with the library's own numbers, and refuses what it should."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from regard.api import Model
+from regard.inside import standalone
+from regard.inside.colours import ANCHORS
+from regard.inside.explain import curves
+from regard.inside.explain.models import ask
+from regard.inside.places import study
+from regard.runs import Run
+from regard.serving import asked
+from regard.serving.guard import LARGEST, is_local
+
+TEXT = "this cat is very large"
+
+
+def trace(client: TestClient, run: str = "tiny-transformer", text: str = TEXT, **more: Any) -> dict[str, Any]:
+    answer = client.post("/api/trace", json={"run": run, "text": text, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def refused(answer: Any, status: int, why: str) -> None:
+    assert answer.status_code == status, answer.text
+    (line,) = answer.json().values()
+    assert list(answer.json()) == ["error"] and why in line and "\n" not in line, line
+
+
+# -- what is answered -------------------------------------------------------------------------------------------------
+
+
+def test_the_runs_are_named(client: TestClient, runs: list[Path]) -> None:
+    found = client.get("/api/runs").json()
+    assert found["version"] == 1 and found["text"] == "this cat"
+    assert [run["id"] for run in found["runs"]] == [path.name for path in runs]
+    first, _, gpt, bert = found["runs"]
+    assert first["snapshots"] == [10, 20] and first["has_gold"] and first["heads"] == 2
+    assert first["layers"] == {"encoder": 2, "decoder": 2} and first["example"] == TEXT
+    assert (gpt["task"], gpt["has_gold"], gpt["layers"]) == ("generate", False, {"encoder": 0, "decoder": 2})
+    assert bert["task"] == "fill" and "[MASK]" in bert["example"]
+    assert found["colours"]["anchors"] == [list(anchor) for anchor in ANCHORS]
+    for run in found["runs"]:  # what it begins with can be read
+        trace(client, run["id"], run["example"])
+
+
+def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]) -> None:
+    header = trace(client)
+    own = Model(Run(runs[0]), "cpu").trace(TEXT)
+    assert header == own.header
+    for name, about in header["arrays"].items():
+        answer = client.get(f"/api/trace/{header['key']}/{name}")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        found = np.frombuffer(answer.content, np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
+        np.testing.assert_array_equal(found, own.display(name))
+    row = np.frombuffer(client.get(f"/api/trace/{header['key']}/output.logits/1").content, "<f4")
+    np.testing.assert_array_equal(row, own.array("output.logits")[1])
+
+
+def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[Path]) -> None:
+    model, early = Model(Run(runs[0]), "cpu"), Model(Run(runs[0]), "cpu", Run(runs[0]).snapshot(10))
+    changes = [{"kind": "head", "attention": "decoder.0.cross", "head": 1}]
+    assert trace(client, target="un gato")["output"] == model.trace(TEXT, "un gato").header["output"]
+    assert trace(client, step=10)["output"] == early.trace(TEXT).header["output"]
+    assert trace(client, step=10)["model"]["step"] == 10
+    assert trace(client, changes=changes)["held"] == model.trace(TEXT, changes=changes).header["held"]
+    assert trace(client, **{"continue": [30]})["output"] == model.trace(TEXT, after=[30]).header["output"]
+    keys = {trace(client, **more)["key"] for more in ({}, {"step": 10}, {"changes": changes}, {"continue": []})}
+    assert len(keys) == 4
+
+
+def test_an_old_trace_is_asked_for_again(client: TestClient) -> None:
+    refused(client.get("/api/trace/0123/output.logits"), 404, "ask for it again")
+    refused(client.get(f"/api/trace/{trace(client)['key']}/nothing"), 404, "no array 'nothing'")
+
+
+def test_positions_are_the_library_s(client: TestClient, runs: list[Path]) -> None:
+    wanted = {"kind": "sinusoidal", "length": 12, "width": 8, "base": 100}
+    assert client.post("/api/positions", json=wanted).json() == study("sinusoidal", 12, 8, 100.0).to_json()
+    learned = client.post("/api/positions", json={"kind": "learned", "run": "tiny-gpt", "length": 10}).json()
+    table = Model(Run(runs[2]), "cpu").module.embedding.positions.table  # type: ignore[union-attr]
+    np.testing.assert_allclose(learned["array"], table[:10].detach().numpy(), rtol=1e-6)
+    refused(
+        client.post("/api/positions", json={"kind": "learned", "run": "tiny-transformer"}),
+        400,
+        "not learnt its positions",
+    )
+    for wrong in ({"kind": "rotary"}, {"kind": "index", "length": 10**6}, {"kind": "index", "width": 1}):
+        assert client.post("/api/positions", json=wrong).status_code == 400
+
+
+def explained(client: TestClient, **more: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", "/api/explain", json={"run": "tiny-transformer", "text": TEXT, **more}) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in answer.iter_lines()]
+
+
+def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, runs: list[Path]) -> None:
+    lines = explained(client, masks=20, seed=3, unit="pieces")
+    model = Model(Run(runs[0]), "cpu")
+    own = model.explain(TEXT, masks=20, seed=3, unit="pieces")
+    first, last = lines[0], lines[-1]
+    assert first["done"] == 0 and first["of"] == 20 and first["inputs"] == list(own.features) == last["inputs"]
+    assert last["final"] and not last["exact"] and last["calls"] == own.calls
+    np.testing.assert_allclose(last["importance"], own.importance, atol=1e-4)
+    np.testing.assert_allclose(last["error"], own.error, atol=1e-4)
+    from regard.inside.explain.models import Hiding
+
+    asked_model = ask(model, TEXT, hiding=Hiding(unit="pieces"))
+    looked = asked_model.attention()
+    assert looked is not None
+    drawn = curves(asked_model.box, {"explanation": own.overall, "attention": looked}, seed=3)
+    assert (
+        last["curves"]["deletion"].keys()
+        == last["curves"]["insertion"].keys()
+        == {"explanation", "attention", "random"}
+    )
+    for name, curve in zip(("explanation", "attention", "random"), drawn, strict=True):
+        np.testing.assert_allclose(last["curves"]["deletion"][name], curve.deletion, atol=1e-4)
+        assert last["curves"]["areas"]["insertion"][name] == pytest.approx(curve.insertion_area, abs=1e-4)
+
+
+def test_few_words_are_explained_exactly(client: TestClient) -> None:
+    last = explained(client, text="this cat")[-1]
+    assert last["exact"] and np.shape(last["importance"]) == (2, len(last["outputs"]))
+    gpt = explained(client, run="tiny-gpt", text="Once upon")[-1]
+    assert gpt["exact"] and "attention" not in gpt["curves"]["deletion"]
+
+
+def test_a_person_sorts_by_answering(client: TestClient) -> None:
+    """Whoever prefers the shorter of two things puts 42 before "twenty"."""
+    things, answers = ["twenty", 42, "seven"], []
+    while True:
+        found = client.post("/api/judge", json={"things": things, "answers": answers}).json()
+        if "sorted" in found:
+            break
+        assert found["questions"] == len(answers) <= found["most"] == 3
+        a, b = found["ask"]
+        answers.append(len(str(a)) < len(str(b)))
+    assert found == {"sorted": [42, "seven", "twenty"], "questions": len(answers)}
+    refused(client.post("/api/judge", json={"things": things, "answers": [True] * 9}), 400, "were enough")
+    assert client.post("/api/judge", json={"things": ["one"]}).status_code == 400
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_its_files_come_with_their_kinds(client: TestClient) -> None:
+    index = client.get("/")
+    assert index.headers["content-type"] == "text/html; charset=utf-8"
+    links = re.findall(r'(?:href|src)="(page/[^"]+)"', index.text)
+    assert links
+    for link in links:
+        kind = client.get(f"/{link}").headers["content-type"]
+        assert kind == {"js": "text/javascript", "css": "text/css"}[link.rsplit(".")[-1]] + "; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/../trace.py", "/page/%2e%2e/recorder.py", "/page//etc/passwd", "/page/js/nothing.js", "/page/js"]
+)
+def test_nothing_but_the_page_s_own_files_is_served(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404 and list(answer.json()) == ["error"]
+
+
+def test_every_answer_is_safe(client: TestClient) -> None:
+    for answer in (
+        client.get("/"),
+        client.get("/api/runs"),
+        client.get("/nowhere"),
+        client.get("/", headers={"host": "x"}),
+    ):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ") and "unsafe" not in policy
+        assert "access-control-allow-origin" not in answer.headers
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "["]
+)
+def test_a_host_that_is_not_this_machine_is_refused(client: TestClient, host: str) -> None:
+    refused(client.get("/api/runs", headers={"host": host}), 403, "its own machine")
+    assert not is_local("")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:81", "localhost", "[::1]:8000"])
+def test_this_machine_goes_by_three_names(client: TestClient, host: str) -> None:
+    assert client.get("/api/runs", headers={"host": host}).status_code == 200
+
+
+def test_another_site_s_page_is_refused(client: TestClient) -> None:
+    for origin in ("https://evil.example", "null"):
+        refused(client.get("/api/runs", headers={"origin": origin}), 403, "not to other sites")
+    assert client.get("/api/runs", headers={"origin": "http://127.0.0.1:9"}).status_code == 200
+
+
+def test_too_much_is_refused(client: TestClient) -> None:
+    wanted = {"run": "tiny-transformer", "text": "a" * (asked.CHARACTERS + 1)}
+    refused(client.post("/api/trace", json=wanted), 413, "20,001 characters")
+    refused(client.post("/api/explain", json=wanted), 413, "20,001 characters")
+    refused(client.post("/api/trace", content=b"x" * (LARGEST + 1)), 413, "larger than 1024 KB")
+
+    def parts() -> Any:
+        for _ in range(LARGEST // 2**16 + 1):
+            yield b"x" * 2**16
+
+    refused(client.post("/api/trace", content=parts()), 413, "larger than")  # no length was announced
+    masks = {"run": "tiny-transformer", "text": TEXT, "masks": asked.MASKS + 1}
+    refused(client.post("/api/explain", json=masks), 422, "20001 masks are too many")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "why"),
+    [
+        ({"text": TEXT}, 400, "run: Field required"),
+        ({"run": "tiny-transformer", "text": 3}, 400, "text: "),
+        ({"run": "tiny-transformer", "text": TEXT, "beam": 3}, 400, "beam: Extra"),
+        ({"run": "tiny-transformer", "text": "  "}, 400, "blank"),
+        ({"run": "tiny-transformer", "text": "\ud800"}, 400, "not valid Unicode"),
+        ({"run": "nowhere", "text": TEXT}, 404, "no run 'nowhere'"),
+        ({"run": "tiny-transformer", "step": 11, "text": TEXT}, 404, "no snapshot of step 11; there are 10, 20"),
+        ({"run": "tiny-transformer", "text": TEXT, "changes": [{"kind": "x"}]}, 400, "a change is one of"),
+        ({"run": "tiny-transformer", "text": TEXT, "changes": [{"kind": "head"}] * 600}, 400, "changes: "),
+        ({"run": "tiny-transformer", "text": TEXT, "continue": [10**9]}, 400, "no token 1000000000"),
+        ({"run": "tiny-bert", "text": "no gap"}, 400, "no [MASK]"),
+    ],
+)
+def test_a_wrong_request_is_told_why(client: TestClient, wanted: dict[str, Any], status: int, why: str) -> None:
+    refused(
+        client.post("/api/trace", content=json.dumps(wanted), headers={"content-type": "application/json"}), status, why
+    )
+
+
+def test_a_broken_request_is_told_too(client: TestClient) -> None:
+    as_json = {"content-type": "application/json"}
+    for body in (b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe"):
+        answer = client.post("/api/trace", content=body, headers=as_json)
+        assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
+    assert client.get("/api/trace").status_code == 405
+    for wrong in ({"keep": 2.0}, {"masks": 1}, {"span": 0}, {"how": "burn"}, {"text": " "}):
+        answer = client.post("/api/explain", json={"run": "tiny-transformer", "text": TEXT, **wrong})
+        assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
+
+
+def test_what_is_on_screen_becomes_a_file(client: TestClient, runs: list[Path]) -> None:
+    wanted = [{"run": "tiny-transformer", "text": TEXT}, {"run": "tiny-gpt", "text": "Once", "continue": []}]
+    answer = client.post("/api/standalone", json={"requests": wanted, "hash": "#view=walk"})
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    traces = [Model(Run(runs[0]), "cpu").trace(TEXT), Model(Run(runs[2]), "cpu").trace("Once", after=[])]
+    assert answer.text == standalone.page(traces, hash="#view=walk")
+    assert client.post("/api/standalone", json={"requests": []}).status_code == 400
+    assert client.post("/api/standalone", json={"requests": wanted * 20}).status_code == 400

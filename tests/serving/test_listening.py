@@ -1,0 +1,196 @@
+"""A real server: many clients at once, clients that hang up, and how it is started and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from regard.api import Model
+from regard.errors import UserError
+from regard.runs import Run
+from regard.serving import explaining
+from regard.serving.asked import ExplainAsked
+from regard.serving.listening import Server, open_server
+
+LONG = " ".join(["this cat is very large and"] * 3)  # too many words to go through all selections
+
+
+def connect(server: Server) -> http.client.HTTPConnection:
+    place = urlsplit(server.address)
+    return http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+
+
+def post(server: Server, path: str, wanted: dict[str, Any]) -> tuple[int, Any]:
+    connection = connect(server)
+    connection.request("POST", path, json.dumps(wanted), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+def test_fifty_at_once_are_all_answered(server: Server) -> None:
+    texts = [f"this cat is very large {'very ' * (number % 7)}" for number in range(50)]
+    wanted = [
+        {"run": ["tiny-transformer", "tiny-additive", "tiny-gpt"][n % 3], "text": text} for n, text in enumerate(texts)
+    ]
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda one: post(server, "/api/trace", one), wanted))
+    assert [status for status, _ in answers] == [200] * 50
+    assert [found["text"]["source"] for _, found in answers] == texts
+    again = [post(server, "/api/trace", one)[1] for one in wanted[:3]]
+    assert [found["output"] for found in again] == [found["output"] for _, found in answers[:3]]
+
+
+def test_who_hangs_up_in_the_midst_of_a_request_harms_nobody(server: Server) -> None:
+    place = urlsplit(server.address)
+    for said in (b"", b"GET", b"POST /api/trace HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{"):
+        with socket.create_connection((place.hostname, place.port or 0)) as rude:
+            rude.sendall(said)
+    assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
+
+
+def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = explaining.ask
+
+    def counting(*given: Any, **more: Any) -> Any:
+        found = plain(*given, **more)
+        ask = found.box.ask
+        slow = lambda inputs: (asked.append(len(inputs)), time.sleep(0.05), ask(inputs))[-1]  # noqa: E731
+        from dataclasses import replace
+
+        return replace(found, box=replace(found.box, ask=slow))
+
+    monkeypatch.setattr(explaining, "ask", counting)
+    connection = connect(server)
+    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
+    connection.request("POST", "/api/explain", json.dumps(wanted), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert json.loads(answer.readline())["of"] == 20_000
+    assert until(lambda: len(asked) > 2)
+    answer.close()
+    connection.close()
+
+    def quiet() -> bool:
+        before = len(asked)
+        time.sleep(0.4)
+        return len(asked) == before
+
+    assert until(quiet) and sum(asked) < 20_000
+
+
+def test_more_explanations_than_it_can_do_are_told_to_come_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explaining, "MASKS", 10**9)
+    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 10**8}
+    open_ones = []
+    for _ in range(explaining.AT_ONCE):
+        connection = connect(server)
+        connection.request("POST", "/api/explain", json.dumps(wanted), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.readline()
+        open_ones.append((connection, answer))
+    status, found = post(server, "/api/explain", wanted)
+    assert status == 503 and "try again" in found["error"]
+    for connection, answer in open_ones:
+        answer.close()
+        connection.close()
+    small = {"run": "tiny-gpt", "text": "Once upon"}
+
+    def free() -> bool:
+        connection = connect(server)
+        connection.request("POST", "/api/explain", json.dumps(small), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status == 200
+
+    assert until(free)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
+def test_it_listens_to_no_other_machine(runs: list[Path], host: str) -> None:
+    with pytest.raises(UserError, match="for this machine alone"):
+        open_server(runs, host=host)
+
+
+def test_a_port_that_is_taken_is_named(runs: list[Path], server: Server) -> None:
+    taken = urlsplit(server.address).port or 0
+    with pytest.raises(UserError, match=f"port {taken} cannot be had"):
+        open_server(runs, port=taken)
+
+
+def test_without_its_packages_it_says_which_to_install(runs: list[Path]) -> None:
+    code = (
+        "import sys; sys.modules['uvicorn'] = None\n"
+        "from regard.cli import main; main(['look', sys.argv[1], '--no-browser'])"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(runs[0])], capture_output=True, text=True)
+    assert found.returncode == 2 and found.stderr == "regard: the page needs uvicorn: pip install 'regard[serve]'\n"
+
+
+def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
+    words = [sys.executable, "-m", "regard", "look", *map(str, runs[:2]), "this cat", "--no-browser", "--device", "cpu"]
+    restored = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731  # a background job ignores it
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=restored)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("regard: http://127.0.0.1:") and "Ctrl-C" in line, line
+        place = urlsplit(line.split()[1])
+
+        def answers() -> bool:
+            connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+            try:
+                connection.request("GET", "/api/runs")
+                return bool(json.loads(connection.getresponse().read())["text"] == "this cat")
+            except ConnectionError:
+                return False
+            finally:
+                connection.close()
+
+        assert until(answers, 60)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=30)
+        assert (process.returncode, rest) == (0, "")
+    finally:
+        process.kill()
+
+
+def test_an_explanation_that_nobody_ever_reads_makes_room_again(runs: list[Path]) -> None:
+    explainer, loop = explaining.Explainer(), asyncio.new_event_loop()
+    model, wanted = Model(Run(runs[0]), "cpu"), ExplainAsked(run="tiny", text=LONG, masks=20_000)
+    unread = [explainer.begin(model, wanted, loop) for _ in range(explaining.AT_ONCE)]
+    with pytest.raises(explaining.Busy):
+        explainer.begin(model, wanted, loop)
+    unread.clear()
+
+    def free() -> bool:
+        try:
+            return explainer.begin(model, wanted, loop) is not None
+        except explaining.Busy:
+            return False
+
+    assert until(free)
+    loop.close()

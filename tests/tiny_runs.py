@@ -1,0 +1,93 @@
+"""Runs of every family with small random weights, made in an instant: enough to look into, not to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard import weights
+from regard.data.builtin import pairs
+from regard.recipes.schema import Recipe
+from regard.runs import Run
+from regard.text import Tokenizer
+from regard.text.sides import MASK
+from regard.text.tokenizers import train
+
+SMALL = {"width": 16, "heads": 2, "inner": 24, "dropout": 0.0, "max_positions": 48}
+RECURRENT = {"family": "recurrent", "width": 8, "encoder_width": 8, "embedding": 6, "dropout": 0.0, "max_positions": 48}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "transformer": {"data": "en-es", "model": {**SMALL, "encoder_layers": 2, "decoder_layers": 2}},
+    "transformer (norm after, gated)": {
+        "data": "en-es",
+        "model": {**SMALL, "encoder_layers": 1, "decoder_layers": 1, "norm_first": False, "activation": "gated"},
+    },
+    "recurrent (additive)": {"data": "en-es", "model": {**RECURRENT, "attention": "additive", "cell": "gru"}},
+    "recurrent (heads)": {
+        "data": "en-es",
+        "model": {**RECURRENT, "attention": "heads", "heads": 2, "cell": "lstm", "decoder_layers": 2},
+    },
+    "recurrent (no attention)": {"data": "en-es", "model": {**RECURRENT, "attention": "none", "cell": "lstm"}},
+    "gpt": {"data": "stories", "model": {**SMALL, "family": "gpt", "layers": 2}},
+    "gpt (rotary, window)": {
+        "data": "stories",
+        "model": {**SMALL, "family": "gpt", "layers": 2, "positions": "rotary", "mask": "window", "reach": 3},
+    },
+    "gpt on pairs": {"data": "en-es", "model": {**SMALL, "family": "gpt", "layers": 2}},
+    "gpt on pairs, two vocabularies": {
+        "data": "en-es",
+        "shared": False,
+        "model": {**SMALL, "family": "gpt", "layers": 1},
+    },
+    "bert (fill)": {"data": "stories", "model": {**SMALL, "family": "bert", "task": "fill", "layers": 2}},
+    "bert (classify)": {
+        "data": "moods",
+        "shared": False,
+        "model": {**SMALL, "family": "bert", "task": "classify", "layers": 2, "norm_first": True},
+    },
+}
+
+TEXTS = {"en-es": "this cat is very large", "stories": "Once upon a time", "moods": "Tom was sad."}
+
+
+def text_for(family: str) -> str:
+    """Something that a run of this family can read."""
+    return "Once upon a [MASK] there" if "fill" in family else TEXTS[FAMILIES[family]["data"]]
+
+
+def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> Run:
+    """A run directory with random weights; `changes` are fields of the model."""
+    about = FAMILIES[family]
+    shared = about.get("shared", True)
+    recipe = Recipe.model_validate(
+        {
+            "data": {"corpus": about["data"]},
+            "text": {"unit": "bpe", "vocabulary": 400, "shared": shared},
+            "model": {**about["model"], **changes},
+            "decoding": {"beam": 3, "max_ratio": 1.0, "max_extra": 2},
+        }
+    )
+    run = Run.create(path, recipe)
+    run.save_tokenizers(*_tokenizers(recipe, about["data"], shared))
+    torch.manual_seed(seed)
+    model = run.fresh_model()
+    with torch.no_grad():  # biases and gains that start as zeros or ones would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    for step, file in ((10, run.snapshot(10)), (20, run.snapshot(20)), (20, run.best)):
+        weights.save(file, weights.of_model(model), {"step": step})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return run
+
+
+def _tokenizers(recipe: Recipe, corpus: str, shared: bool) -> tuple[Tokenizer, Tokenizer]:
+    some = list(pairs(corpus, "test", 60))
+    sources, targets = [pair.source for pair in some], [pair.target for pair in some]
+    if shared:
+        both = train(sources + targets, "bpe", 400, tags=[MASK] if recipe.fills else [])
+        return both, both
+    return train(sources, "bpe", 400), train(targets, "word" if recipe.classifies else "bpe", 400)
