@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -73,9 +74,8 @@ class Index(Positions):
         return position.float()
 
     def forward(self, position: Tensor, length: Tensor) -> Tensor:
-        vector = torch.zeros(*position.shape, self.width, device=position.device)
-        vector[..., 0] = self.number(position, length)
-        return vector
+        number = self.number(position, length)
+        return F.pad(number[..., None], (0, self.width - 1))
 
 
 class Fraction(Index):

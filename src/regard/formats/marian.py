@@ -125,7 +125,8 @@ def _marks(folder: Folder, rows: int) -> tuple[int | None, int | None, int]:
 
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings = cast(TransformerSettings, recipe.model)
-    insist(settings, "Marian", norm="layer", norm_first=False, positions="halves", position_base=10000.0, squeeze=0)
+    insist(settings, "Marian", norm="layer", norm_first=False, positions="halves", position_base=10000.0)
+    insist(settings, "Marian", squeeze=0, qk_norm=False)
     ids = ids_of(target)
     start, end = ids[BEGIN], ids[END]
     shown = spelt_activation(settings.activation, "Marian")
