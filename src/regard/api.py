@@ -83,11 +83,12 @@ class Translation:
 class Model:
     """A trained run, ready to use."""
 
-    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None, precision: str = "fp32") -> None:
+    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None, precision: str = "auto") -> None:
         self.run = run
         self.device = devices.pick(device)
         self.module = run.model(self.device, weights)
-        products.prepare(self.module, precision)
+        self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
+        products.prepare(self.module, self.precision)
         self.weights = weights or run.best
 
     @cached_property
@@ -100,7 +101,8 @@ class Model:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
         self._made_for("translate")
         chosen = type(self.run.recipe.decoding).model_validate({**self.run.recipe.decoding.model_dump(), **settings})
-        return LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+        made = LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+        return replace(made, precision=self.precision)
 
     @overload
     def translate(self, text: str, *, nbest: int = 1, **settings: Any) -> Translation: ...
@@ -121,7 +123,8 @@ class Model:
         """Continues texts, sampling as its recipe says (or usually), with some settings changed: `temperature=0.5`."""
         self._made_for("generate")
         chosen = generation(self.run.recipe.decoding, **settings)
-        return replace(Continuer.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen), seed=seed)
+        made = Continuer.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+        return replace(made, seed=seed, precision=self.precision)
 
     @overload
     def generate(
@@ -278,11 +281,12 @@ class Model:
 
 
 def load(
-    path: str | Path, *, device: str = "auto", weights: str | Path | None = None, precision: str = "fp32"
+    path: str | Path, *, device: str = "auto", weights: str | Path | None = None, precision: str = "auto"
 ) -> Model:
     """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
 
-    `precision="int8"` is quicker on a CPU, and a little less exact.
+    `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
+    less exact.
     """
     return Model(Run(path), device, None if weights is None else Path(weights), precision)
 

@@ -27,6 +27,26 @@ def pick(name: str = "auto") -> torch.device:
     return device
 
 
+DECODING = ("auto", "fp32", "bf16", "int8")
+
+
+def decoding_precision(asked: str, trained: str, device: torch.device) -> str:
+    """In which precision to decode on a device: fp32, or bf16 on a GPU, or int8 on a CPU.
+
+    auto: fp32 on a CPU; on a GPU as it was trained there.
+    """
+    if asked not in DECODING:
+        raise UserError(f"no precision {asked!r}: there are {', '.join(DECODING)}")
+    gpu = device.type == "cuda"
+    if asked == "auto":
+        return "bf16" if gpu and trained != "fp32" else "fp32"
+    if asked == "int8" and gpu:
+        raise UserError("int8 is for CPUs: use it with --device cpu")
+    if asked == "bf16" and not gpu:
+        raise UserError("bf16 is for GPUs, where it is quicker: leave --precision out, or use int8")
+    return asked
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Where matrix products run: auto is bf16 on a GPU and fp32 on a CPU. Weights stay fp32 either way."""
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.inside.trace import Trace
 
 TOKENS, LAYERS, HEADS = 512, 12, 12
-SECONDS = 12.0  # on a machine busy with other tests; docs/numbers.md has the figure of a calm one
+SECONDS = 12.0  # a guard for a machine busy with other tests; it does not show the aim, which is 2 s on a calm one
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from test_quick import FAMILIES, made, sources
 
 from regard import products
 from regard.decoding import score, search
+from regard.devices import decoding_precision
 from regard.errors import UserError
 from regard.recipes.schema import Decoding
 from regard.rows import PairBatch
@@ -82,8 +83,16 @@ def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
     assert [h.tokens for h, *_ in found] == [h.tokens for h, *_ in again]
 
 
-def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(UserError, match="no precision 'int4'"):
-        products.prepare(made("transformer"), "int4")
-    with pytest.raises(UserError, match="int8 is for CPUs: use it with --device cpu"):
-        products.prepare(made("transformer").to("meta"), "int8")
+def test_the_precision_is_what_device_and_training_allow() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert decoding_precision("auto", "auto", cpu) == decoding_precision("auto", "bf16", cpu) == "fp32"
+    assert decoding_precision("auto", "auto", gpu) == decoding_precision("auto", "bf16", gpu) == "bf16"
+    assert decoding_precision("auto", "fp32", gpu) == decoding_precision("fp32", "bf16", gpu) == "fp32"
+    assert decoding_precision("int8", "auto", cpu) == "int8"
+    for asked, device, says in (
+        ("int4", cpu, "no precision 'int4'"),
+        ("int8", gpu, "for CPUs"),
+        ("bf16", cpu, "for GPUs"),
+    ):
+        with pytest.raises(UserError, match=says):
+            decoding_precision(asked, "auto", device)

@@ -80,7 +80,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     device: options.Device = "auto",
-    precision: options.Precision = "fp32",
+    precision: options.Precision = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Score a run on held-out pairs or held-out text, or a file of translations against references.
@@ -210,7 +210,7 @@ def _idle(where: str, **given: object) -> None:
 
 def _other(precision: str) -> str | None:
     """A precision that is not the usual one."""
-    return None if precision == "fp32" else precision
+    return None if precision == "auto" else precision
 
 
 def held_out_pairs(

@@ -49,7 +49,7 @@ def generate(
         typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
     ] = None,
     device: options.Device = "auto",
-    precision: options.Precision = "fp32",
+    precision: options.Precision = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Continue a text, with a run that was trained on plain text.

@@ -22,7 +22,11 @@ RunPath = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
-    str, typer.Option(help="fp32, or int8: quicker on a CPU, a little less exact.", metavar="fp32|int8")
+    str,
+    typer.Option(
+        help="auto: fp32 on a CPU, bf16 on a GPU (if it trained so). int8: quicker on a CPU, a little less exact.",
+        metavar="auto|fp32|bf16|int8",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]

@@ -60,7 +60,7 @@ def translate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Sampling: another seed, other translations.")] = 0,
     device: options.Device = "auto",
-    precision: options.Precision = "fp32",
+    precision: options.Precision = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Translate sentences, a file, or standard input: as many lines come out as went in.

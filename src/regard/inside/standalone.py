@@ -37,7 +37,13 @@ _SCRIPT = re.compile(r'<script type="module" src="page/([^"]+)"></script>\n?')
 
 def files() -> dict[str, bytes]:
     """The page's own files by their path: index.html, style.css, js/app.js, ..."""
-    found: dict[str, bytes] = {}
+    return {path: place.read_bytes() for path, place in places().items()}
+
+
+@cache
+def places() -> dict[str, Traversable]:
+    """Where they are."""
+    found: dict[str, Traversable] = {}
     folders: list[tuple[str, Traversable]] = [("", resources.files("regard.inside") / "page")]
     while folders:
         path, folder = folders.pop()
@@ -46,7 +52,7 @@ def files() -> dict[str, bytes]:
             if entry.is_dir():
                 folders.append((f"{name}/", entry))
             elif kind(name):
-                found[name] = entry.read_bytes()
+                found[name] = entry
     return found
 
 
@@ -70,7 +76,7 @@ def page(traces: Sequence[Trace], *, hash: str = "") -> str:
         "base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
-    data = json.dumps(carried(traces, hash), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = as_json(carried(traces, hash)).decode().replace("<", "\\u003c")
     tail = f'<script type="application/json" id="regard-data">{data}</script>\n<script>{script}</script>\n'
     bare = _SCRIPT.sub("", _STYLE.sub("", index))
     top, rest = bare.split("<title>", 1)
@@ -127,8 +133,9 @@ def _renamed(names: str) -> str:
 
 
 def carried(traces: Sequence[Trace], hash: str = "") -> dict[str, Any]:
-    """What the page reads instead of asking a server: the runs, the traces by their request, and their arrays."""
+    """What the page reads instead of asking a server: runs, traces by their request, their arrays and layers."""
     arrays = {f"{trace.key}/{name}": data for trace in traces for name, data in _arrays(trace).items()}
+    arrays |= {f"{trace.key}/layers": _packed(as_json(trace.layers)) for trace in traces}
     return {
         "runs": runs_of(traces),
         "traces": {_request(trace): trace.header for trace in traces},
@@ -150,6 +157,11 @@ def _arrays(trace: Trace) -> dict[str, str]:
     kept = range(max(0, rows - max(1, LOGITS // (4 * vocabulary))), rows)
     names = [*(name for name in trace.names if name != logits), *(f"{logits}/{row}" for row in kept)]
     return {name: _packed(trace.display(name).tobytes()) for name in names}
+
+
+def as_json(content: Any) -> bytes:
+    """JSON as the page is sent it."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _packed(data: bytes) -> str:

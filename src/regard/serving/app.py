@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,10 +66,10 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
 
     @app.get("/page/{path:path}")
     async def file(path: str) -> Response:
-        found = standalone.files().get(path)
+        found = standalone.places().get(path)
         if found is None:
             raise Unknown(f"the page has no file {path!r}")
-        return Response(found, media_type=standalone.kind(path))
+        return Response(found.read_bytes(), media_type=standalone.kind(path))
 
     @app.get("/api/runs")
     async def known() -> Response:
@@ -81,6 +80,11 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
         _short_enough(wanted)
         found = await turns.take(runs.trace, wanted)
         return _json(found.header)
+
+    @app.get("/api/trace/{key}/layers")
+    async def layers(key: str) -> Response:
+        found = runs.kept(key)
+        return _json(await turns.take(lambda: found.layers))
 
     @app.get("/api/trace/{key}/{name:path}")
     async def array(key: str, name: str) -> Response:
@@ -127,8 +131,7 @@ def _short_enough(wanted: asked.OfRun) -> None:
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return Response(text.encode(), status, media_type="application/json")
+    return Response(standalone.as_json(content), status, media_type="application/json")
 
 
 def _say_what_is_wrong(app: FastAPI) -> None:

@@ -6,6 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -119,9 +120,17 @@ class Runs:
             found = self._traces.get(digest(key))
             if found is None:
                 about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
-                found = record(model, wanted.text, changes=changes, **about)  # type: ignore[arg-type]
+                again = partial(self._again, wanted.run, wanted.step, model.step)
+                found = record(model, wanted.text, changes=changes, again=again, **about)  # type: ignore[arg-type]
                 self._traces.put(found.key, found)
         return found
+
+    def _again(self, name: str, step: int | None, recorded: int | None) -> Model:
+        """The model of a trace, whose weights may have been trained further since it was last held."""
+        model = self.model(name, step)
+        if model.step != recorded:
+            raise Unknown(f"{name} has other weights by now: ask for this trace again")
+        return model
 
     def kept(self, key: str) -> Trace:
         found = self._traces.get(key)

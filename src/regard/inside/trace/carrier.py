@@ -1,4 +1,4 @@
-"""The trace itself: a header of plain JSON, and arrays that are worked out when they are asked for.
+"""The trace itself: a header of plain JSON, and what is worked out when it is asked for: arrays, and layers.
 
 An array is exact in Python (float32) and carried in less: weights and gates between 0 and 1 as uint8, in steps of
 1/255, so that no value is off by more than 0.002; vectors as float16; logits as float32. The header says how each one
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ LARGEST_HALF = 6e4  # float16 ends at 65504
 
 Header = dict[str, Any]
 Made = Callable[[], np.ndarray]
+Layers = list[dict[str, Any]]
 
 
 class Trace:
-    """What was recorded of one run: `header` is plain JSON, `array(name)` the numbers behind it.
+    """What was recorded of one run: `header` is plain JSON, `array(name)` the numbers behind it, `layers` what each
+    layer would say.
 
     >>> trace = model.trace("this cat is very large")              # doctest: +SKIP
     >>> trace.header["text"]["target"]                             # doctest: +SKIP
@@ -37,9 +40,10 @@ class Trace:
     (8, 6, 6)
     """
 
-    def __init__(self, header: Header, arrays: Mapping[str, Made]) -> None:
+    def __init__(self, header: Header, arrays: Mapping[str, Made], layers: Callable[[], Layers] = list) -> None:
         self.header = header
         self._arrays = dict(arrays)
+        self._read_off = layers
         self._shown: dict[str, np.ndarray] = {}  # those that were worked out on the way
 
     @property
@@ -72,6 +76,15 @@ class Trace:
         """Keep how an array is carried, where its numbers are at hand already."""
         self._shown[name] = carried(exact, self.header["arrays"][name]["dtype"])
 
+    @cached_property
+    def layers(self) -> Layers:
+        """What the model would say if it stopped at each place that `header["layers"]` names.
+
+        Each is that entry and `top`, for every token the five likeliest next ones, `{"id", "piece", "p"}`. Read off the
+        stream when first asked for: of a long text that is more than all the rest of the header.
+        """
+        return self._read_off()
+
     @property
     def size(self) -> int:
         """Bytes of all arrays as they are carried."""
@@ -93,9 +106,9 @@ class Trace:
         return whole, int(row) if row else None
 
     def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file, arrays as they are carried and the header as its metadata."""
+        """Write everything into one safetensors file: arrays as they are carried, header and layers as its metadata."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(self.display(name))) for name in self.names}
-        weights.save(Path(path), tensors, self.header)
+        weights.save(Path(path), tensors, self.header | {"layers": self.layers})
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -110,7 +123,10 @@ class Trace:
         if described != {name: (list(one.shape), _dtype(one)) for name, one in tensors.items()}:
             raise UserError(f"{path} is damaged: its header and its arrays do not agree")
         stored = {name: one.numpy() for name, one in tensors.items()}
-        trace = cls(header, {name: _values(one, header["arrays"][name]["scale"]) for name, one in stored.items()})
+        layers = header["layers"]
+        header["layers"] = [{name: layer[name] for name in ("name", "label", "side")} for layer in layers]
+        made = {name: _values(one, header["arrays"][name]["scale"]) for name, one in stored.items()}
+        trace = cls(header, made, lambda: layers)
         trace._shown = stored
         return trace
 

@@ -24,6 +24,7 @@ from regard.inside.trace.tasks import Task
 from regard.inside.trace.tokens import Spelling
 from regard.models import Translator
 from regard.positions import INSIDE
+from regard.rows import PairBatch
 
 TOP, LAYER_TOP = 10, 5  # likeliest tokens listed: of the output, and of each layer
 READ_OFF = 2e10  # multiplications spent on what each layer would say; of a long text only the last tokens are asked
@@ -171,27 +172,47 @@ def embeddings(now: Pass, positions: str, arrays: Arrays) -> Iterator[Entry]:
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
-def layers(model: Translator, task: Task, now: Pass, found: Sequence[Stream]) -> list[Entry]:
-    """What the model would say if it stopped at each place of the stream that leads to the output.
+def speaking(task: Task, found: Sequence[Stream]) -> list[Stream]:
+    """The places of the stream that lead to the output. Of a recurrent model only the readout speaks."""
+    side = "source" if _is_whole(task) else "inputs"
+    led = [stream for stream in found if stream.side == side and stream.name != "encoder_norm"]
+    return [stream for stream in found if stream.name == "readout"] or led
 
-    Of a recurrent model only the readout speaks. Of a very long text only the last tokens are asked; the others' lists
-    are empty.
+
+def _is_whole(task: Task) -> bool:
+    """Whether a text is read as a whole, and answered about."""
+    return task.kind in ("fill", "classify")
+
+
+def named(stream: Stream) -> Entry:
+    """A place where the model could stop."""
+    return {"name": stream.name, "label": stream.label, "side": "inputs"}
+
+
+@dataclass(frozen=True)
+class Lens:
+    """What the model would say if it stopped at each of some places of the stream: its own last layer reads them.
+
+    Of a very long text only the last tokens are asked; the others' lists are empty.
     """
-    whole = task.kind in ("fill", "classify")  # a text is read as a whole
-    speaking = [stream for stream in found if stream.name == "readout"] or [
-        stream for stream in found if stream.side == ("source" if whole else "inputs") and stream.name != "encoder_norm"
-    ]
-    rows, vocabulary = now.logits.shape
-    cost = sum(stream.value.shape[-1] for stream in speaking) * vocabulary
-    asked = rows if whole else min(rows, max(1, int(READ_OFF / cost)))
-    spelling = Spelling(task.target)
-    entries = []
-    for stream in speaking:
-        logits = model.read_off(stream.value if whole else stream.value[-asked:], now.batch)
-        top: list[list[Entry]] = [[] for _ in range(rows - asked)]
-        top += likeliest(logits, LAYER_TOP, spelling)
-        entries.append({"name": stream.name, "label": stream.label, "side": "inputs", "top": top})
-    return entries
+
+    task: Task
+    streams: Sequence[Stream]
+    batch: PairBatch
+    rows: int  # of the logits
+    vocabulary: int
+
+    def __call__(self, module: Translator) -> list[Entry]:
+        spelling = Spelling(self.task.target)
+        cost = sum(stream.value.shape[-1] for stream in self.streams) * self.vocabulary
+        asked = self.rows if _is_whole(self.task) else min(self.rows, max(1, int(READ_OFF / max(1, cost))))
+        silent: list[list[Entry]] = [[] for _ in range(self.rows - asked)]
+        entries = []
+        with torch.inference_mode():
+            for stream in self.streams:
+                logits = module.read_off(stream.value if _is_whole(self.task) else stream.value[-asked:], self.batch)
+                entries.append(named(stream) | {"top": silent + likeliest(logits, LAYER_TOP, spelling)})
+        return entries
 
 
 def likeliest(logits: Tensor, count: int, spelling: Spelling) -> list[list[Entry]]:

@@ -5,7 +5,7 @@ So a beam search, whatever it went through, is recorded by its winning hypothesi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,10 +35,12 @@ def record(
     changes: Sequence[Mapping[str, Any] | Change] = (),
     run: str | None = None,
     step: int | None = None,
+    again: Callable[[], Model] | None = None,
 ) -> Trace:
     """What happens in a model as it reads a text and writes its output, or one that is given. See `Model.trace`.
 
-    `run` and `step` are what the request called the model and its snapshot, where that is not its folder's name.
+    `run` and `step` are what the request called the model and its snapshot, where that is not its folder's name;
+    `again` gives the model once more when `trace.layers` are asked for, where the trace shall not keep it alive.
     """
     if not text.strip() and not model.run.recipe.data.is_text:
         raise UserError("there is nothing to look at: the text is blank")
@@ -65,13 +67,14 @@ def record(
             "cut": cut,
             **_scored(model, task, passes.now),
         }
-        return _trace(model, task, header, passes)
+        return _trace(model, task, header, passes, again or (lambda: model))
 
 
-def _trace(model: Model, task: Task, header: Header, passes: Passes) -> Trace:
+def _trace(model: Model, task: Task, header: Header, passes: Passes, again: Callable[[], Model]) -> Trace:
     """Everything that the passes hold."""
     now, before, held = passes.now, passes.before, passes.held
     arrays, streams = Arrays(), heard.streams(now)
+    speaking = heard.speaking(task, streams)
     tokens = {side: getattr(now.sides, side).to_json() for side in ("source", "target", "inputs")}
     header |= {
         "tokens": tokens,
@@ -79,23 +82,25 @@ def _trace(model: Model, task: Task, header: Header, passes: Passes) -> Trace:
         "gates": list(heard.gates(now, arrays)),
         "stream": [stream.to_json(arrays) for stream in streams],
         "embedding": list(heard.embeddings(now, header["model"]["positions"], arrays)),
-        "layers": heard.layers(model.module, task, now, streams),
+        "layers": [heard.named(stream) for stream in speaking],
         "output": heard.output(task, now, arrays),
         "changes": header["request"]["changes"],
         "before": None if before is None else _before(model, task, before),
         "held": None if held is None else heard.probabilities(task, held),
         "arrays": arrays.about,
     }
-    trace = Trace(header, arrays.made)
+    lens = heard.Lens(task, speaking, now.batch, *now.logits.shape)
+    trace = Trace(header, arrays.made, lambda: lens(again().module))
     pair = gold.pair_of(model.run.recipe, header["text"]["source"]) if task.kind == "translate" else None
     cross: dict[str, np.ndarray] = {}
+    flags = {
+        side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("mark", "punctuation")]
+        for side in tokens
+    }
     for entry in header["attention"]:  # one at a time: of many heads over a long text only small integers are kept
-        weights = now.seen.attention[entry["name"]].sentence(0)
-        flags = [
-            weights.new_tensor([token[kind] for token in tokens[entry["keys"]]]) for kind in ("mark", "punctuation")
-        ]
-        entry["stats"] = describe(weights, *flags)
-        exact = weights.float().cpu().numpy()
+        weights = now.seen.attention[entry["name"]].sentence(0).float()
+        entry["stats"] = describe(weights, *(flag.to(weights.device) for flag in flags[entry["keys"]]))
+        exact = weights.cpu().numpy()
         trace.keep(entry["array"], exact)
         if entry["part"] == "cross" and pair is not None:
             cross[entry["name"]] = exact

@@ -31,13 +31,13 @@ def walk(trace: Trace) -> Picture:
     """Step by step, a panel a step."""
     header = trace.header
     sides = ["source"] if _reads_only(header) else [s for s in ("source", "inputs") if header["tokens"][s]]
-    steps = [_tokens(header, sides), *(_stream(header, side) for side in sides), _layers(header), _choice(header)]
+    steps = [_tokens(header, sides), *(_stream(header, side) for side in sides), _layers(trace), _choice(header)]
     panels = [step for step in steps if step is not None]
-    keys = ("tokens", "stream", "embedding", "layers", "output")
+    keys = ("tokens", "stream", "embedding", "output")
     return Picture(
         "walk",
         tuple(replace(panel, title=f"{i}. {panel.title}") for i, panel in enumerate(panels, 1)),
-        lambda: {key: header[key] for key in keys if key in header},
+        lambda: {key: header[key] for key in keys if key in header} | {"layers": trace.layers},
     )
 
 
@@ -159,9 +159,9 @@ ASKED = {  # by task: what each layer would say, where, and what is chosen in th
 NEXT = ("What the model would say next if it stopped here", "after →", "The next token")
 
 
-def _layers(header: Mapping[str, Any]) -> Grid | None:
+def _layers(trace: Trace) -> Grid | None:
     """The likeliest token if the model stopped at each layer, coloured by its probability; at last what was said."""
-    layers = [layer for layer in header["layers"] if any(layer["top"])]
+    header, layers = trace.header, [layer for layer in trace.layers if any(layer["top"])]
     if not layers:
         return None
     title, corner, _ = ASKED.get(header["model"]["task"], NEXT)

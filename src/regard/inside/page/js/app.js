@@ -317,7 +317,7 @@ function makeContext(signal) {
     trace,
     request: trace?.request ?? currentRequest(),
     runs,
-    run: currentRun(),
+    run: runs.find((run) => run.id === trace?.request.run) ?? currentRun(),
     announce,
     theme,
     signal,
@@ -349,8 +349,7 @@ async function load() {
       if (found.header.text.target) announce(`${found.header.text.target}`);
     } catch (error) {
       if (mine !== asked) return;
-      tellAnswer(error);
-      if (trace) return;
+      tellAnswer(error); // the last text that could be read stays, and its views can be visited
     } finally {
       if (mine === asked) place("main").removeAttribute("aria-busy");
     }

@@ -25,18 +25,19 @@ export function lensStation() {
     title: "If it stopped here",
     about: "The stream is read with the last layer after each addition: what the model would say if it ended there.",
     side: "inputs",
-    show(content, context, place) {
+    async show(content, context, place) {
       const { header } = place.trace();
-      const side = header.layers[0].side;
+      const layers = await place.trace().layers();
+      const side = layers[0].side;
       const tokens = header.tokens[side];
       const labels = tokenLabels(tokens);
       const at = place.at(side);
-      const asked = (i) => header.layers[0].top[i].length > 0; // of a very long text only the last tokens
+      const asked = (i) => layers[0].top[i].length > 0; // of a very long text only the last tokens
       const near = labels.map((_, i) => i).filter((i) => Math.abs(i - at) <= NEAR && asked(i));
       const heading = (i) =>
         el("th", { scope: "col", class: i === at ? "followed" : "", dir: direction(labels[i]), text: labels[i] });
       const head = el("tr", {}, el("td", {}), near.map(heading));
-      const body = header.layers.map((layer) =>
+      const body = layers.map((layer) =>
         el(
           "tr",
           {},
@@ -53,15 +54,15 @@ export function lensStation() {
           legend: legend({ scale: "weight", label: "probability", low: "0", high: "1" }),
           table: () => ({
             columns: ["after", ...near.map((i) => labels[i])],
-            rows: header.layers.map((layer) => [layer.label, ...near.map((i) => lensWords(layer.top[i][0]))]),
+            rows: layers.map((layer) => [layer.label, ...near.map((i) => lensWords(layer.top[i][0]))]),
           }),
-          svg: () => lensPicture(header.layers, near, labels),
+          svg: () => lensPicture(layers, near, labels),
           name: "lens",
         }),
         el(
           "ol",
           { class: "lens-list" },
-          header.layers.map((layer) =>
+          layers.map((layer) =>
             el(
               "li",
               {},

@@ -51,20 +51,23 @@ function arrayKind(header, name) {
   return { ...whole, shape: whole.shape.slice(1) };
 }
 
-/** A trace: its header, and its arrays fetched when they are first asked for. */
+/** A trace: its header, and its arrays and what each layer would say, fetched when they are first asked for. */
 function makeTrace(header, request, bytesOf) {
-  const arrays = new Map();
+  const parts = new Map();
+  const part = (name, read) => {
+    if (!parts.has(name)) {
+      const coming = bytesOf(name).then(read);
+      coming.catch(() => parts.delete(name));
+      parts.set(name, coming);
+    }
+    return parts.get(name);
+  };
   return {
     header,
     request,
-    array(name) {
-      if (!arrays.has(name)) {
-        const coming = bytesOf(name).then((buffer) => makeTensor(arrayKind(header, name), buffer));
-        coming.catch(() => arrays.delete(name));
-        arrays.set(name, coming);
-      }
-      return arrays.get(name);
-    },
+    array: (name) => part(name, (buffer) => makeTensor(arrayKind(header, name), buffer)),
+    /** The entries of `header.layers`, each with `top`: the likeliest next tokens of every token. */
+    layers: () => part("layers", (buffer) => JSON.parse(new TextDecoder().decode(buffer))),
   };
 }
 

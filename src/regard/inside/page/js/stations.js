@@ -222,6 +222,7 @@ async function additionCard(context, place, side, entry) {
   const title = ADDITION_NAMES[part] ?? entry.label;
   const card = el("section", { class: "card stack addition", aria: { label: entry.label } }, el("h4", { text: title }));
   const within = (one) => one.name === entry.name || one.name.startsWith(`${entry.name}.`);
+  const speaks = (one) => one.name === entry.name && one.side === side;
   const attention = header.attention.find(within);
   if (attention) card.append(await lookFigure(context, place, attention));
   const streams = header.stream.filter((one) => one.side === side);
@@ -238,8 +239,10 @@ async function additionCard(context, place, side, entry) {
     const strips = gates.map((gate) => streamTensor(place, side, gate.array, gateName(gate), "1 is open, 0 is shut."));
     card.append(...(await Promise.all(strips)).map((one) => stripOf(context, one)), stripOf(context, after));
   }
-  const top = header.layers.find((one) => one.name === entry.name && one.side === side)?.top[place.at(side)] ?? [];
-  if (top.length) card.append(wouldSay(top));
+  if (header.layers.some(speaks)) {
+    const top = (await place.trace().layers()).find(speaks).top[place.at(side)];
+    if (top.length) card.append(wouldSay(top));
+  }
   return card;
 }
 
