@@ -1,78 +1,120 @@
-"""Makes the pictures of the page: `python docs/pictures/page.py RUN [RUN ...]` writes docs/pictures/page/NAME.png.
+"""Makes the pictures of docs/look.md: `python docs/pictures/page.py [FOLDER OF RUNS]` writes docs/pictures/page/*.png.
 
-A browser (Debian's chromium, driven by playwright) opens `regard look` on the runs and photographs the views. The
-pictures in the repository show the ladder's runs: `make ladder`, then
-
-    python docs/pictures/page.py runs/ladder-transformer runs/ladder-additive
+A browser (Debian's chromium, driven by playwright) opens `regard look` and photographs its views. The runs are those of
+`regard train ladder-transformer`, `ladder-additive` and `stories`: a quarter of an hour on two CPU cores. It needs
+`pip install -e '.[dev]'` and chromium.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import sys
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
-from playwright.sync_api import Browser, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from regard.serving.listening import open_server
 
-OUT = Path(__file__).parent / "page"
-SENTENCE = "this cat is very large"
-WIDE, PHONE = {"width": 1280, "height": 1000}, {"width": 360, "height": 740}
+HERE = Path(__file__).parent / "page"
+RUNS = ("ladder-transformer", "ladder-additive", "stories")
+SENTENCE = "he lives behind one very dusty plate"
+PROMPT = "Once upon a time there was a girl named"
+COLOURS = 256  # of a picture: an eighth of the bytes, and no difference to be seen
+SIDE = 12  # pixels left around what is shown
 
-# name: (window, theme, fields of the address, cell that has the cursor)
-PICTURES = {
-    "align": (WIDE, "light", {"view": "align"}, (4, 4)),
-    "align-dark": (WIDE, "dark", {"view": "align"}, (4, 4)),
-    "align-phone": (PHONE, "light", {"view": "align"}, None),
-    "heads": (WIDE, "light", {"view": "heads"}, None),
-    "compare": (WIDE, "light", {"view": "compare"}, (3, 3)),
-    "walk": (WIDE, "light", {"view": "walk"}, None),
-    "changes": (WIDE, "light", {"view": "changes"}, None),
-    "explain": (WIDE, "light", {"view": "explain"}, None),
-    "positions": (WIDE, "light", {"view": "positions"}, None),
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: an address, a window, and from where to where on the page."""
+
+    view: str
+    fields: dict[str, str] = field(default_factory=dict)
+    theme: str = "light"
+    width: int = 1180
+    first: str = ".top"
+    last: str = "main"
+    cell: tuple[int, int] | None = None  # the cell of the first map that the cursor stands on
+    wait_for: str = "main"
+
+
+CHANGES = [
+    {"kind": "head", "attention": "decoder.0.cross", "head": head} for head in (0, 3)
+] + [{"kind": "word", "side": "source", "token": 5}]
+
+SHOTS = {
+    "align": Shot("align", {"layer": "0", "head": "best"}, cell=(5, 6)),
+    "heads": Shot("heads", theme="dark", first="nav.views"),
+    "compare": Shot("compare", first="nav.views", cell=(5, 6)),
+    "walk": Shot("walk", {"run": "stories", "text": PROMPT, "station": "next"}),
+    "lens": Shot("walk", {"run": "stories", "text": PROMPT, "station": "lens"}, first="nav.views"),
+    "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
+    "explain": Shot("explain", first="nav.views", wait_for="figure:has(h3:text('Insertion'))"),
+    "positions": Shot("positions", {"places": "40", "features": "24"}, first="nav.views", theme="dark"),
+    "phone": Shot("align", {"layer": "0", "head": "best"}, width=360, last="main figure"),
 }
 
 
-def photograph(browser: Browser, address: str, name: str) -> Path:
-    """One view, from the top of the page to the end of what it shows."""
-    window, theme, fields, cursor = PICTURES[name]
-    page = browser.new_page(viewport=window, color_scheme=theme, device_scale_factor=1.5)
-    page.goto(f"{address}#{urlencode(fields)}")
-    page.wait_for_selector(f"main[data-ready={fields['view']}]", timeout=60_000)
-    if cursor is not None:
-        page.focus(".map-cell")
+def photograph(browser: Browser, address: str, shot: Shot) -> bytes:
+    """One view, as a PNG."""
+    page = browser.new_page(
+        viewport={"width": shot.width, "height": 900},
+        color_scheme="dark" if shot.theme == "dark" else "light",
+        device_scale_factor=1.5,
+    )
+    page.goto(f"{address}#{urlencode({'view': shot.view, 'text': SENTENCE} | shot.fields)}")
+    page.wait_for_selector(f"main[data-ready={shot.view}]", timeout=60_000)
+    page.wait_for_selector(shot.wait_for, timeout=120_000)
+    if shot.cell is not None:
+        page.locator(".map-cell").first.focus()
         page.keyboard.press("Control+Home")
-        for key, times in zip(("ArrowDown", "ArrowRight"), cursor, strict=True):
+        for key, times in zip(("ArrowDown", "ArrowRight"), shot.cell, strict=True):
             for _ in range(times):
                 page.keyboard.press(key)
     page.evaluate("scrollTo(0, document.body.scrollHeight)")  # what is drawn only when it comes near is drawn now
     page.wait_for_timeout(500)
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(500)
-    path = OUT / f"{name}.png"
-    page.screenshot(path=path, full_page=True)
+    picture = page.screenshot(full_page=True, clip=_between(page, shot.first, shot.last))
     page.close()
-    return path
+    return picture
 
 
-def main(runs: list[str]) -> None:
-    if not runs:
-        sys.exit(__doc__)
-    OUT.mkdir(exist_ok=True)
-    server = open_server([Path(run) for run in runs], text=SENTENCE)
+def _between(page: Page, first: str, last: str) -> dict[str, float]:
+    """The whole width of the page, from the top of one part to the end of another."""
+    begin, end = (page.locator(part).first.bounding_box() for part in (first, last))
+    assert begin is not None and end is not None
+    top = max(0, begin["y"] - SIDE)
+    width = page.viewport_size["width"] if page.viewport_size else 0
+    return {"x": 0, "y": top, "width": width, "height": end["y"] + end["height"] + SIDE - top}
+
+
+def save(picture: bytes, file: Path) -> None:
+    """Written with few colours and no dithering: flat areas stay flat."""
+    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
+
+
+def main(folder: Path, names: list[str]) -> None:
+    HERE.mkdir(exist_ok=True)
+    server = open_server([folder / run for run in RUNS])
     threading.Thread(target=server.run, daemon=True).start()
     with sync_playwright() as driver:
         rooted = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=rooted)
-        for name in PICTURES:
-            print(photograph(browser, server.address, name))
+        for name in names:
+            file = HERE / f"{name}.png"
+            save(photograph(browser, server.address, SHOTS[name]), file)
+            print(f"{file.relative_to(Path(__file__).parents[2])}: {file.stat().st_size / 1000:.0f} KB")
         browser.close()
     server.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs"), sys.argv[2:] or list(SHOTS))

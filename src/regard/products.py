@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.errors import UserError
+
 if TYPE_CHECKING:
     from regard.models import Translator
 
