@@ -27,7 +27,7 @@ from regard.attention import (
     kernel,
 )
 from regard.attention import kernels as kernels_module
-from regard.attention.layouts import pattern
+from regard.attention.allowed import pattern
 from regard.rows import Rows
 
 CPU = torch.device("cpu")

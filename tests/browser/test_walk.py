@@ -133,11 +133,11 @@ def test_the_stations_are_walked_with_the_keyboard(visit: Visit) -> None:
 
 def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, station="lens", token=0, table=1)
-    header = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).header
+    layers = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).layers
     rows = table(page)[1:]
-    assert [row[0] for row in rows] == [layer["label"] for layer in header["layers"]]
+    assert [row[0] for row in rows] == [layer["label"] for layer in layers]
     shares = [float(row[1].rsplit(" ", 2)[1]) / 100 for row in rows]
-    assert shares == pytest.approx([layer["top"][0][0]["p"] for layer in header["layers"]], abs=6e-4)
+    assert shares == pytest.approx([layer["top"][0][0]["p"] for layer in layers], abs=6e-4)
 
 
 @pytest.mark.parametrize("run", ["tiny-additive", "tiny-bert"])
@@ -172,11 +172,19 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
         header = json.loads(answer.text())
         for token in (*header["tokens"]["source"], *header["tokens"]["inputs"], *header["tokens"]["target"]):
             token.update(piece=evil, label=evil)
-        for top in (*header["output"]["top"], *(top for layer in header["layers"] for top in layer["top"])):
+        for top in header["output"]["top"]:
             top[0]["piece"] = evil
         route.fulfill(response=answer, json=header)
 
+    def spoil_layers(route: Route) -> None:
+        answer = route.fetch()
+        layers = json.loads(answer.text())
+        for top in (top for layer in layers for top in layer["top"]):
+            top[0]["piece"] = evil
+        route.fulfill(response=answer, json=layers)
+
     page.route("**/api/trace", spoil)
+    page.route("**/api/trace/*/layers", spoil_layers)
     for station in ("decoder.0", "choose", None):
         visit("walk" if station else "changes", run="tiny-transformer", station=station)
         assert evil in (page.text_content("main") or "").replace("␣", " ")

@@ -30,9 +30,12 @@ def data_of(page: str) -> dict[str, Any]:
     return found
 
 
+def inflated(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text), wbits=-zlib.MAX_WBITS)
+
+
 def unpacked(text: str, about: dict[str, Any]) -> np.ndarray:
-    raw = zlib.decompress(base64.b64decode(text), wbits=-zlib.MAX_WBITS)
-    return np.frombuffer(raw, np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
+    return np.frombuffer(inflated(text), np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
 
 
 def test_the_file_carries_every_number_of_its_traces(model: Model) -> None:
@@ -41,6 +44,7 @@ def test_the_file_carries_every_number_of_its_traces(model: Model) -> None:
     assert data["hash"] == "#view=heads" and len(data["traces"]) == 2
     for trace, target in zip(traces, (None, "un gato"), strict=True):
         assert data["traces"][request_key("tiny", None, "this cat", target, None, [])] == trace.header
+        assert json.loads(inflated(data["arrays"][f"{trace.key}/layers"])) == trace.layers
         for name, about in trace.header["arrays"].items():
             if name == "output.logits":  # row by row
                 rows = [unpacked(data["arrays"][f"{trace.key}/{name}/{n}"], about | {"shape": about["shape"][1:]})

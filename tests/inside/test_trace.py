@@ -133,11 +133,40 @@ def test_the_output_is_what_the_model_says_of_itself(model: Get, family: str) ->
         best = p[row].topk(len(output["top"][row]))
         assert [one["p"] for one in output["top"][row]] == pytest.approx(best.values.tolist(), rel=1e-3)
         np.testing.assert_array_equal(trace.array(f"output.logits/{row}"), logits[row].numpy())
-    last = trace.header["layers"][-1]["top"]
+    last = trace.layers[-1]["top"]
     assert [[one["p"] for one in row] for row in last] == [
         pytest.approx([one["p"] for one in row[: len(found)]], rel=1e-3)
         for row, found in zip(output["top"], last, strict=True)
     ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_each_layer_would_say_is_its_stream_through_the_last_layer(model: Get, family: str) -> None:
+    """One place after the other, by the model's own reading; the header names the places, and says no more of them."""
+    one = model(family)
+    trace = one.trace(text_for(family))
+    assert [{key: layer[key] for key in layer if key != "top"} for layer in trace.layers] == trace.header["layers"]
+    assert "top" not in trace.header["layers"][0]
+    whole = trace.header["model"]["task"] in ("fill", "classify")
+    batch = PairBatch.of([ids(trace, "source")], [ids(trace, "target")], begin=BEGIN)
+    for layer in trace.layers:
+        stream = torch.from_numpy(trace.array(f"{layer['name']}.stream"))
+        with torch.inference_mode():
+            p = one.module.read_off(stream, batch).float().softmax(-1)
+        assert len(layer["top"]) == (len(p) if whole else len(trace.header["tokens"]["inputs"]))
+        for row, top in zip(p, layer["top"], strict=True):
+            assert [each["p"] for each in top] == pytest.approx(row.topk(5).values.tolist(), rel=1e-4)
+            assert [float(row[each["id"]]) for each in top] == pytest.approx([each["p"] for each in top], rel=1e-4)
+
+
+def test_layers_are_read_off_when_asked_for_and_once(model: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, asked = model("gpt"), []
+    read_off = type(one.module).read_off
+    monkeypatch.setattr(type(one.module), "read_off", lambda *given: asked.append(given[1].shape) or read_off(*given))
+    trace = one.trace(text_for("gpt"))
+    before = len(asked)
+    assert before == 1, "the output itself"
+    assert trace.layers is trace.layers and len(asked) == before + len(trace.header["layers"])
 
 
 @pytest.mark.parametrize("family", [family for family in WRITING if FAMILIES[family]["data"] == "en-es"])
@@ -250,6 +279,24 @@ def test_text_that_looks_like_a_mark_is_text(model: Get) -> None:
     assert max(token["word"] for token in tokens) == 2
 
 
+def test_the_four_numbers_of_many_heads_are_their_sums_cell_by_cell() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.full(7, 0.1), (3, 5))  # [H, Q, K], of which some are next to nothing
+    weights[0, 2], weights[1, :, 4] = 0.0, 0.0  # a row that looks at nothing, a key that nobody looks at
+    marks, points = rng.random(7) < 0.4, rng.random(7) < 0.4
+    found = describe(torch.tensor(weights), torch.tensor(marks).float(), torch.tensor(points).float())
+    for head, told in zip(weights, found, strict=True):
+        rows = [row for row in head if row.sum() > 0]
+        cells = [(q, k, w) for q, row in enumerate(head) for k, w in enumerate(row)]
+        expected = {
+            "entropy": sum(-w * math.log(w) for _, _, w in cells if w > 0),
+            "diagonal": sum(w for q, k, w in cells if abs(k - q * 6 / 4) <= 1),
+            "marks": sum(w for _, k, w in cells if marks[k]),
+            "punctuation": sum(w for _, k, w in cells if points[k]),
+        }
+        assert told == {name: pytest.approx(value / len(rows), rel=1e-4) for name, value in expected.items()}
+
+
 def test_a_head_in_four_numbers() -> None:
     """By hand: one head that looks straight, one that looks everywhere, over two words and an end mark."""
     straight, even, third = np.eye(3), np.full((3, 3), 1 / 3), pytest.approx(1 / 3, rel=1e-5)
@@ -292,7 +339,7 @@ def test_a_file_holds_the_trace_to_its_stated_precision(model: Get, family: str,
     trace = model(family).trace(text_for(family))
     trace.save(tmp_path / "trace.safetensors")
     loaded = Trace.load(tmp_path / "trace.safetensors")
-    assert loaded.header == trace.header
+    assert (loaded.header, loaded.layers) == (trace.header, trace.layers)
     for name, about in trace.header["arrays"].items():
         np.testing.assert_array_equal(loaded.display(name), trace.display(name))
         exact, read = trace.array(name), loaded.array(name)

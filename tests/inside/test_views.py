@@ -328,8 +328,8 @@ def test_what_a_model_lacks_is_said_with_what_it_has(
 
 def _changed(trace: Trace) -> Trace:
     """A trace of one's own, to be changed."""
-    copy = Trace(json.loads(json.dumps(trace.header)), {name: lambda n=name: trace.array(n) for name in trace.names})
-    return copy
+    header, layers = json.loads(json.dumps([trace.header, trace.layers]))
+    return Trace(header, {name: lambda n=name: trace.array(n) for name in trace.names}, lambda: layers)
 
 
 NASTY = ("<img src=x onerror=alert(1)>", " قطة", " 大きい", "\x1b[31m", "]]>&\"'", "\u202eabc", "e\u0301", "\x00")
@@ -341,7 +341,7 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
     for side in seen.header["tokens"].values():
         for i, token in enumerate(side):
             token["piece"] = NASTY[i % len(NASTY)]
-    for rows in (*(layer["top"] for layer in seen.header["layers"]), seen.header["output"]["top"]):
+    for rows in (*(layer["top"] for layer in seen.layers), seen.header["output"]["top"]):
         for row in rows:
             for i, top in enumerate(row):
                 top["piece"] = NASTY[i % len(NASTY)]
@@ -386,12 +386,12 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
                       for layer, name in enumerate(names)],
         "gates": [], "gold": None, "embedding": [],
         "stream": [{"name": "embedding", "side": "inputs", "label": "embedding", "norms": [1.0] * tokens}],
-        "layers": [{"name": "embedding", "label": "embedding", "top": top}],
         "output": {"p": [0.5] * tokens, "top": top},
         "arrays": {f"{name}.weights": {"shape": list(weights.shape), "dtype": "uint8", "scale": 1 / 255}
                    for name in names},
     }  # fmt: skip
-    trace = Trace(header, {f"{name}.weights": lambda: weights for name in names})
+    layers = [{"name": "embedding", "label": "embedding", "side": "inputs", "top": top}]
+    trace = Trace(header, {f"{name}.weights": lambda: weights for name in names}, lambda: layers)
     trace.keep("decoder.0.own.weights", weights)
     shown = trace.display("decoder.0.own.weights")
     trace._shown = {f"{name}.weights": shown for name in names}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard import weights
 from regard.attention import Packed, kernel
-from regard.attention import layouts as layouts_module
+from regard.attention import caches as caches_module
 from regard.errors import UserError
 from regard.models import build
 from regard.models.gpt import GPT
@@ -298,7 +298,7 @@ def test_a_long_text_in_segments_is_one_pass_under_their_mask(
     made = model(positions=positions, mask="segments", reach=length, memory=memory, layers=layers).float()
     texts = text(23, 23)
     held = []
-    watched = layouts_module.Cached.open
+    watched = caches_module.Cached.open
 
     def watch(self: Any, *arguments: Any) -> Any:
         opened = watched(self, *arguments)
@@ -306,7 +306,7 @@ def test_a_long_text_in_segments_is_one_pass_under_their_mask(
         return opened
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts_module.Cached, "open", watch)
+        patch.setattr(caches_module.Cached, "open", watch)
         parts = list(made.segments(torch.tensor(texts)))
         assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
         for n, tokens in enumerate(texts):

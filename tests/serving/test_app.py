@@ -63,6 +63,7 @@ def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]
         assert answer.headers["content-type"] == "application/octet-stream"
         found = np.frombuffer(answer.content, np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
         np.testing.assert_array_equal(found, own.display(name))
+    assert client.get(f"/api/trace/{header['key']}/layers").json() == own.layers
     row = np.frombuffer(client.get(f"/api/trace/{header['key']}/output.logits/1").content, "<f4")
     np.testing.assert_array_equal(row, own.array("output.logits")[1])
 

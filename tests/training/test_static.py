@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Causal, Flat, Packed, attend, kernel
-from regard.attention.layouts import Ranges
+from regard.attention.allowed import Ranges
 from regard.data.masking import generator, mask_batch
 from regard.data.packing import Packer, Windows
 from regard.data.store import TokenStore

@@ -1,21 +1,10 @@
 """The one attention: score, mask, weigh, sum. Every model goes through `attend`."""
 
+from regard.attention.allowed import Allowed
+from regard.attention.caches import Ancestry, Branched, Cached, Lineage, Memory, Pooled
 from regard.attention.heads import MultiHead
 from regard.attention.kernels import attend, kernel, plain_weights
-from regard.attention.layouts import (
-    Allowed,
-    Ancestry,
-    Branched,
-    Cached,
-    Dense,
-    Flat,
-    Layout,
-    Lineage,
-    Memory,
-    Packed,
-    Pooled,
-    pack,
-)
+from regard.attention.layouts import Dense, Flat, Layout, Packed, pack
 from regard.attention.masks import (
     Causal,
     Everything,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from regard import taps
+from regard.attention.caches import Memory
 from regard.attention.kernels import attend
-from regard.attention.layouts import Layout, Memory, Packed
+from regard.attention.layouts import Layout, Packed
 from regard.attention.scores import ScaledDot, Score
 from regard.rows import Rows
 

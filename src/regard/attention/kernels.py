@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention.layouts import Allowed, Layout, Ranges, Sparse
+from regard.attention.allowed import Allowed, Ranges, Sparse
+from regard.attention.layouts import Layout
 from regard.attention.scores import ScaledDot, Score
 from regard.rows import Rows
 

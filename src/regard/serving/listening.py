@@ -77,8 +77,8 @@ def open_server(
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: else asyncio leaves small answers
-    # waiting for each other (Nagle's algorithm), which costs 40 ms a request
+    # TCP by name: only then does asyncio send small answers at once, where Nagle's algorithm would wait 40 ms each time.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -16,11 +16,13 @@ def describe(weights: Tensor, marks: Tensor, punctuation: Tensor) -> list[dict[s
     marks         share of the weight on begin and end marks and tags, `marks` [K]
     punctuation   share of the weight on punctuation, `punctuation` [K]
     """
+    weights = weights.float()
     rows = (weights.sum(-1) > 0).sum(-1).clamp(min=1)  # [H]
     logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 log 0 = 0, and log runs faster than xlogy
     line = diagonal(weights.shape[-2], weights.shape[-1]).to(weights.device)
     keys = weights.sum(-2)  # [H, K]: what each was given
-    sums = (-logs.mul_(weights).sum((-2, -1)), weights.flatten(1) @ line.flatten(), keys @ marks, keys @ punctuation)
+    entropy = 0.0 - logs.mul_(weights).sum((-2, -1))  # never -0
+    sums = (entropy, weights.flatten(1) @ line.flatten(), keys @ marks, keys @ punctuation)
     named = zip(*((each / rows).tolist() for each in sums), strict=True)
     return [
         {"entropy": significant(e), "diagonal": significant(d), "marks": significant(m), "punctuation": significant(p)}

@@ -7,7 +7,7 @@ import { svgCard, svgDocument, svgPalette, svgRect, svgText } from "./svg.js";
 import { direction, tokenLabels, visible } from "./tokens.js";
 
 const LENS_TITLE = "The likeliest next token after each addition";
-const NEAR = 6; // tokens to either side of the followed one
+const NEAR = 5; // tokens to either side of the followed one
 
 /** The likeliest next tokens of one place, in a line. */
 export function wouldSay(top) {

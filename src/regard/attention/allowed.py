@@ -1,0 +1,205 @@
+"""What a kernel is told about who may see whom: a table of booleans, or something that lets it skip most of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.masks import Mask, Places, SameSentence
+from regard.rows import Rows, StaticRows
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # places of a tile of flex attention, which has no smaller ones for the backward pass
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a dense kernel is told about a mask.
+
+    `table`: booleans that broadcast to [..., Q, K]; None: all may attend. `causal`: besides, the last query sees all
+    keys, the one before it all but the last key, and so on. `full`: a promise that no row is empty, which saves the
+    kernel from looking. `sparse`: in place of a table, what gives one if need be, and lets a kernel skip most of it.
+    `bias`: the table once more, as what a fused kernel adds to the scores (0 or -inf), where many layers share it.
+    """
+
+    table: Tensor | None = None
+    causal: bool = False
+    full: bool = False
+    sparse: Sparse | Ranges | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def shared(cls, table: Tensor | None, dtype: torch.dtype) -> Allowed:
+        """For a table without empty rows that many layers use: with its bias, for scores of this type."""
+        if table is None:
+            return cls(full=True)
+        bias = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -math.inf)
+        return cls(table, full=True, bias=bias)
+
+    def keep(self, sentences: Tensor) -> Allowed:
+        """The same for these sentences, of a table that has them along its first axis."""
+        table, bias = (None if x is None else x.index_select(0, sentences) for x in (self.table, self.bias))
+        return Allowed(table, self.causal, self.full, bias=bias)
+
+    def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """One table of booleans that says it all."""
+        table = self.table if self.sparse is None else self.sparse.table
+        if not self.causal:
+            return table
+        causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        return causal if table is None else causal & table
+
+
+@dataclass(frozen=True, eq=False)
+class Lot:
+    """A few queries, the keys that any of them may see, and which sees which: [queries, keys]."""
+
+    queries: slice | Tensor
+    keys: slice | Tensor
+    table: Tensor
+    full: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """A mask within one long sentence, cut into lots of queries; `back` puts their results in order again."""
+
+    lots: list[Lot]
+    back: Tensor | None
+    share: float  # of all pairs of a query and a key, those that some lot looks at
+
+
+@lru_cache(maxsize=8)  # of text cut to one length every batch has the same
+@torch.inference_mode(False)  # what is kept may be wanted in training later
+def pattern(mask: Mask, length: int, lot: int, device: torch.device) -> Pattern:
+    """Lots for a sentence that looks at itself. No more than [lot, length] booleans are held at once, to find them."""
+    order = mask.order(length, lot)
+    every = torch.arange(length, dtype=torch.int32)  # half the bytes to go through
+    place = every if order is None else order.int()
+    keys = Places(every, torch.zeros_like(every))
+    lots, pairs = [], 0
+    for queries in place.split(lot):
+        table = mask.table(Places(queries, torch.zeros_like(queries)), keys)
+        seen = table.flatten(0, -2).any(0).nonzero().flatten()
+        table = table[..., seen]
+        pairs += len(queries) * len(seen)
+        full = bool(table.any(-1).all()) and len(seen) > 0
+        lots.append(Lot(_range(queries, device), _range(seen, device), table.to(device), full))
+    back = None if order is None else order.argsort().to(device)
+    return Pattern(lots, back, pairs / max(length * length, 1))
+
+
+def _range(places: Tensor, device: torch.device) -> slice | Tensor:
+    """Places as a slice where they are neighbours, which costs no copy."""
+    if len(places) == 0:
+        return slice(0, 0)
+    first, last = int(places[0]), int(places[-1])
+    neighbours = last - first + 1 == len(places) and bool((places.diff() == 1).all())
+    return slice(first, last + 1) if neighbours else places.to(device, torch.long)
+
+
+class Sparse:
+    """A mask over the sentences of one row looking at themselves, for kernels that skip what is not allowed."""
+
+    def __init__(self, mask: Mask, rows: Rows, lot: int) -> None:
+        self.mask, self.rows, self.lot = mask, rows, lot
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[N, 1, L, L] all of it, the same for all heads."""
+        places = Places.padded(self.rows)
+        return (self.mask & SameSentence()).table(places, places).unsqueeze(-3)
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        return pattern(self.mask, self.rows.longest, self.lot, self.rows.device)
+
+    @cached_property
+    def lots(self) -> Sequence[tuple[Lot, Allowed]]:
+        """Each lot with what its queries are allowed; padded queries may do as they like."""
+        if self.rows.even:
+            return [(lot, Allowed(lot.table, full=lot.full)) for lot in self.pattern.lots]
+        present = self.rows.present[:, None, None, :]
+        return [(lot, Allowed(lot.table & present[..., lot.keys])) for lot in self.pattern.lots]
+
+
+class Ranges:
+    """Who may see whom between two static rows: each sentence is a range of places of either, and sees its own.
+
+    Fill sees fill: no real token sees it, and no row is empty where it need not be.
+    """
+
+    def __init__(self, queries: StaticRows, keys: StaticRows, causal: bool) -> None:
+        self.queries, self.keys, self.causal = queries, keys, causal
+
+    def prepare(self) -> None:
+        """Make what the kernels will ask for."""
+        if self.queries.device.type == "cuda":
+            _ = self.block_mask, self.queries.real, self.keys.real
+        else:
+            _ = self.table
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[Q, K] all of it."""
+        place = torch.arange(self.queries.size, device=self.queries.device)
+        own = self.queries.sentence[:, None] == self.keys.sentence
+        return own & (place <= place[:, None]) if self.causal else own
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """The same for flex attention: which tiles of BLOCK x BLOCK places have anything in them, and what."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        of_queries, of_keys, causal = self.queries.sentence.int(), self.keys.sentence.int(), self.causal
+
+        def may(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            own = of_queries[query] == of_keys[key]
+            return own & (key <= query) if causal else own
+
+        first, last = _tiles(self.queries, self.keys)
+        first_back, last_back = _tiles(self.keys, self.queries)
+        if causal:
+            last = last.minimum(torch.arange(1, len(last) + 1, device=last.device))
+            first_back = first_back.maximum(torch.arange(len(first_back), device=last.device))
+        counts, indices = _listed(first, last, len(first_back))
+        counts_back, indices_back = _listed(first_back, last_back, len(first))
+        return BlockMask(
+            seq_lengths=(self.queries.size, self.keys.size),
+            kv_num_blocks=counts,
+            kv_indices=indices,
+            full_kv_num_blocks=None,
+            full_kv_indices=None,
+            q_num_blocks=counts_back,
+            q_indices=indices_back,
+            full_q_num_blocks=None,
+            full_q_indices=None,
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=may,
+        )
+
+
+def _tiles(of: StaticRows, among: StaticRows) -> tuple[Tensor, Tensor]:
+    """For each tile of one row, the tiles of the other in which its sentences lie: the first, and one past the last."""
+    begins = torch.arange(0, of.size, BLOCK, device=of.device)
+    ends = (begins + BLOCK).clamp(max=of.size) - 1
+    offsets = F.pad(among.offsets, (0, 1), value=among.size)  # the fill is a last sentence
+    first = offsets[of.sentence[begins]] // BLOCK
+    last = -(-offsets[of.sentence[ends] + 1] // BLOCK)
+    return first, last
+
+
+def _listed(first: Tensor, last: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
+    """Ranges of tiles as flex attention wants them: how many, [1, 1, A], and which, [1, 1, A, tiles]."""
+    counts = (last - first).clamp(min=0).int()
+    indices = (first[:, None] + torch.arange(tiles, device=first.device)).clamp(max=tiles - 1).int()
+    return counts[None, None], indices[None, None]
