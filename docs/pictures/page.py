@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -25,9 +26,10 @@ from regard.serving.listening import open_server
 HERE = Path(__file__).parent / "page"
 RUNS = ("ladder-transformer", "ladder-additive", "stories")
 SENTENCE = "he lives behind one very dusty plate"
-PROMPT = "Once upon a time there was a girl named"
-COLOURS = 256  # of a picture: an eighth of the bytes, and no difference to be seen
+PROMPT = "Once upon a time a small"
+COLOURS = 256  # of a picture: half the bytes, and no difference to be seen
 SIDE = 12  # pixels left around what is shown
+CURVES = "figure:has(h3:text('Insertion'))"
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,24 @@ class Shot:
     theme: str = "light"
     width: int = 1180
     first: str = ".top"
-    last: str = "main"
+    last: str = "main .view"
     cell: tuple[int, int] | None = None  # the cell of the first map that the cursor stands on
     wait_for: str = "main"
 
 
 CHANGES = [
-    {"kind": "head", "attention": "decoder.0.cross", "head": head} for head in (0, 3)
-] + [{"kind": "word", "side": "source", "token": 5}]
+    {"kind": "head", "attention": "decoder.0.cross", "head": 3},
+    {"kind": "word", "side": "source", "token": 5},
+]
 
 SHOTS = {
     "align": Shot("align", {"layer": "0", "head": "best"}, cell=(5, 6)),
     "heads": Shot("heads", theme="dark", first="nav.views"),
     "compare": Shot("compare", first="nav.views", cell=(5, 6)),
-    "walk": Shot("walk", {"run": "stories", "text": PROMPT, "station": "next"}),
+    "walk": Shot("walk", {"run": "stories", "text": PROMPT, "station": "choose", "temperature": "0.8", "topp": "0.9"}),
     "lens": Shot("walk", {"run": "stories", "text": PROMPT, "station": "lens"}, first="nav.views"),
     "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
-    "explain": Shot("explain", first="nav.views", wait_for="figure:has(h3:text('Insertion'))"),
+    "explain": Shot("explain", first="nav.views", last=CURVES, wait_for=CURVES),
     "positions": Shot("positions", {"places": "40", "features": "24"}, first="nav.views", theme="dark"),
     "phone": Shot("align", {"layer": "0", "head": "best"}, width=360, last="main figure"),
 }
@@ -96,9 +99,18 @@ def _between(page: Page, first: str, last: str) -> dict[str, float]:
 
 
 def save(picture: bytes, file: Path) -> None:
-    """Written with few colours and no dithering: flat areas stay flat."""
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    few.save(file, optimize=True)
+    """Written with few colours: the commonest as they are, and means of the rest, each of which counts alike.
+
+    Flat areas so keep their colours, and a legend, which is small and has many, its steps.
+    """
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    colours, counts = np.unique(np.asarray(image).reshape(-1, 3), axis=0, return_counts=True)
+    order = np.argsort(-counts)
+    common, rest = colours[order[: COLOURS // 2]], colours[order[COLOURS // 2 :]]
+    means = Image.fromarray(rest[None]).quantize(COLOURS // 2).getpalette() if len(rest) else []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*common.flatten().tolist(), *(means or [])][: 3 * COLOURS])
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main(folder: Path, names: list[str]) -> None:
