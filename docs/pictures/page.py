@@ -103,14 +103,16 @@ def save(picture: bytes, file: Path) -> None:
 
     Flat areas so keep their colours, and a legend, which is small and has many, its steps.
     """
-    image = Image.open(io.BytesIO(picture)).convert("RGB")
-    colours, counts = np.unique(np.asarray(image).reshape(-1, 3), axis=0, return_counts=True)
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
+    colours, which, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(-counts)
     common, rest = colours[order[: COLOURS // 2]], colours[order[COLOURS // 2 :]]
-    means = Image.fromarray(rest[None]).quantize(COLOURS // 2).getpalette() if len(rest) else []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*common.flatten().tolist(), *(means or [])][: 3 * COLOURS])
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(file, optimize=True)
+    means = Image.fromarray(rest[None]).quantize(COLOURS // 2).getpalette() or []
+    palette = np.array([*common.flatten().tolist(), *means][: 3 * COLOURS]).reshape(-1, 3)
+    apart = np.square(colours[:, None].astype(int) - palette).sum(-1)  # [colours, palette]
+    few = Image.fromarray(apart.argmin(1).astype(np.uint8)[which].reshape(pixels.shape[:2]), mode="P")
+    few.putpalette(palette.flatten().tolist())
+    few.save(file, optimize=True)
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -1,7 +1,8 @@
 """A real browser, a real server, and tiny models for it to show.
 
-`site` serves four tiny runs, one a family; `page` is a fresh page that fails its test if an error was written to the
-console or anything was asked of another machine; `visit(view, **fields)` opens a view and waits until it is drawn.
+`site` serves four tiny runs, one a family; `visit(view, **fields)` opens a view and waits until it is drawn, on a page
+that all tests share, or on the test's own if it asks for a `page`. A test fails if an error was written to the console
+or anything was asked of another machine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 CI = os.environ.get("CI") == "true"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NEAR = ("127.0.0.1", "localhost")
+ELSEWHERE = {"view": "align", "run": "tiny-gpt", "text": "nothing to see"}  # where a page rests between two views
+
+# To another address without loading the page again, with nothing left of what was drawn or said before.
+LED = """address => {
+    delete document.querySelector("main").dataset.ready;
+    document.querySelector("#live").textContent = "";
+    location.hash = address;
+}"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,31 +79,42 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def troubles() -> list[str]:
-    """What went wrong on the pages of this test; one that provokes something takes it out again."""
+@pytest.fixture(scope="session")
+def noted() -> list[str]:
+    """What went wrong on any page, as it goes wrong."""
     return []
 
 
 @pytest.fixture
-def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Page]]:
-    """`new_page(width=360, color_scheme="dark")`: a page in a window of its own, with nothing of another test in it."""
-    contexts = []
+def troubles(noted: list[str]) -> Iterator[list[str]]:
+    """What went wrong on the pages of this test; one that provokes something takes it out again."""
+    noted.clear()
+    yield noted
+    assert not noted, "\n".join(noted)
 
-    def make(width: int = 1280, **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE * 1000)
-        page.on("console", lambda said: said.type in ("error", "warning") and troubles.append(f"console: {said.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("request", lambda asked: _is_far(asked.url) and troubles.append(f"asked {asked.url}"))
-        return page
+
+def _watched(browser: Browser, noted: list[str], width: int = 1280, **options: Any) -> Page:
+    """A page in a window of its own, whose troubles are noted."""
+    page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
+    page.set_default_timeout(PATIENCE * 1000)
+    page.on("console", lambda said: said.type in ("error", "warning") and noted.append(f"console: {said.text}"))
+    page.on("pageerror", lambda error: noted.append(f"error: {error}"))
+    page.on("request", lambda asked: _is_far(asked.url) and noted.append(f"asked {asked.url}"))
+    return page
+
+
+@pytest.fixture
+def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Page]]:
+    """`new_page(width=360, color_scheme="dark")`: a page with nothing of another test in it."""
+    pages: list[Page] = []
+
+    def make(**options: Any) -> Page:
+        pages.append(_watched(browser, troubles, **options))
+        return pages[-1]
 
     yield make
-    for context in contexts:
-        context.close()
-    assert not troubles, "\n".join(troubles)
+    for page in pages:
+        page.context.close()
 
 
 def _is_far(url: str) -> bool:
@@ -107,13 +127,32 @@ def page(new_page: Callable[..., Page]) -> Page:
     return new_page(color_scheme="light")
 
 
-@pytest.fixture
-def visit(page: Page, site: Site) -> Visit:
-    """`visit("align", run="tiny-gpt", head=2)` opens that view afresh, and waits until it is drawn."""
+@pytest.fixture(scope="session")
+def shared_page(browser: Browser, noted: list[str]) -> Iterator[Page]:
+    page = _watched(browser, noted, color_scheme="light")
+    yield page
+    page.context.close()
 
-    def open_view(view: str, *, on: Page = page, at: str = site.address, **fields: Any) -> Page:
-        on.goto("about:blank")
-        on.goto(f"{at}#{urlencode({'view': view} | fields)}")
+
+@pytest.fixture
+def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Visit:
+    """`visit("align", run="tiny-gpt", head=2)` opens that view, and waits until it is drawn.
+
+    A page that is at the site already is led there by its address, as by a link of its own; `afresh`, and on the test's
+    own `page`, everything is loaded anew.
+    """
+    owns = "page" in request.fixturenames
+    usual: Page = request.getfixturevalue("page" if owns else "shared_page")
+
+    def open_view(view: str, *, on: Page = usual, at: str = site.address, afresh: bool = owns, **fields: Any) -> Page:
+        wanted = urlencode({"view": view} | fields)
+        if afresh or not on.url.startswith(at):
+            on.goto("about:blank")
+            on.goto(f"{at}#{wanted}")
+        else:
+            for address, there in ((urlencode(ELSEWHERE), ELSEWHERE["view"]), (wanted, view)):
+                on.evaluate(LED, address)
+                on.wait_for_selector(f"main[data-ready={there}]")
         on.wait_for_selector(f"main[data-ready={view}]")
         return on
 

@@ -56,7 +56,7 @@ def test_models_are_added_changed_and_taken_away_and_the_address_knows(visit: Vi
     holds(page, "document.querySelectorAll('.columns > figure').length === 2")
     chosen = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('with')")
     assert [pane[0] for pane in json.loads(chosen)] == ["tiny-additive", "tiny-transformer"]
-    again = visit("compare", **{"with": chosen})
+    again = visit("compare", afresh=True, **{"with": chosen})
     assert again.locator(".columns > figure h3").all_text_contents() == ["tiny-additive", "tiny-transformer"]
 
 

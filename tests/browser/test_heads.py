@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.inside.trace import Trace
 
 TOKENS, LAYERS, HEADS = 512, 12, 12
-SECONDS = 12.0  # a guard for a machine busy with other tests; it does not show the aim, which is 2 s on a calm one
+SECONDS = 4.0  # the aim is 2 s, on a calm machine; a busy one is given as much again
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_head_opens_by_keyboard_and_by_link(visit: Visit, trace: Trace) -> Non
     array = next(one["array"] for one in trace.header["attention"] if one["name"] == name.split(":")[0])
     expected = trace.display(array)[1] / 255
     assert np.array_equal(cells(page), [[colours.rgb(float(w)) for w in row] for row in expected])
-    again = visit("heads", open=name)
+    again = visit("heads", afresh=True, open=name)
     assert np.array_equal(cells(again), [[colours.rgb(float(w)) for w in row] for row in expected])
 
 
@@ -101,6 +101,7 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     holds(page, "[...document.querySelectorAll('.thumb canvas')].slice(0, 12).every((one) => one.width > 1)")
     took = time.monotonic() - began
     assert page.locator(".thumb").count() == LAYERS * HEADS
+    print(f"{TOKENS} tokens by {LAYERS * HEADS} heads: opened in {took:.2f} s")
     assert took < SECONDS, f"opened in {took:.1f} s"
 
     # However far one scrolls, no step of the page's own holds the screen for long.

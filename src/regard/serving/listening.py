@@ -77,7 +77,7 @@ def open_server(
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP by name: only then does asyncio send small answers at once, where Nagle's algorithm would wait 40 ms each time.
+    # TCP by name: only then does asyncio send small answers at once, where Nagle's algorithm would wait 40 ms for each.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
