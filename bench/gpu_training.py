@@ -184,20 +184,54 @@ def profile(step: Callable[[], int], rows: int = 25) -> str:
     return seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90)
 
 
-CASES: dict[str, tuple[Callable[[], Callable[[], int]], float]] = {
-    "transformer-32k": (lambda: transformer(32_768, "compiled"), FLOPS_A_TOKEN),
-    "transformer-8k": (lambda: transformer(8_192, "compiled"), FLOPS_A_TOKEN),
-    "transformer-32k-captured": (lambda: transformer(32_768, "captured"), FLOPS_A_TOKEN),
-    "transformer-8k-captured": (lambda: transformer(8_192, "captured"), FLOPS_A_TOKEN),
-    "transformer-8k-plain": (lambda: transformer(8_192, "plain"), FLOPS_A_TOKEN),
-    "gpt2": (lambda: gpt2(64, "compiled"), GPT_FLOPS_A_TOKEN),
+def peer(kind: str, budget: int, compiled: bool) -> tuple[Callable[[], int], int]:
+    """A training step of nn.Transformer or Marian, and how many steps see every bucket once."""
+    from bench import gpu_peers
+
+    made = {"nn.Transformer": gpu_peers.TorchTransformer, "Marian": gpu_peers.Marian}[kind]
+    pairs = lengths(16 * budget // 20, 2)
+    sizes = gpu_peers.Sizes()
+    return gpu_peers.translator(made, pairs, budget, compiled=compiled, device="cuda", sizes=sizes)
+
+
+def peer_gpt2(compiled: bool) -> tuple[Callable[[], int], int]:
+    from bench import gpu_peers
+
+    return gpu_peers.gpt2(64, compiled=compiled, device="cuda", sizes=gpu_peers.Sizes()), 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table: what makes the step, and how many steps see every shape once."""
+
+    make: Callable[[], tuple[Callable[[], int], int]]
+    flops: float
+    slow: bool = False  # takes minutes to compile
+
+
+def _ours(make: Callable[[], Callable[[], int]], flops: float) -> Case:
+    return Case(lambda: (make(), 1), flops)
+
+
+CASES = {
+    "transformer-32k": _ours(lambda: transformer(32_768, "compiled"), FLOPS_A_TOKEN),
+    "transformer-32k-marian-compiled": Case(lambda: peer("Marian", 32_768, True), FLOPS_A_TOKEN, slow=True),
+    "transformer-32k-torch-compiled": Case(lambda: peer("nn.Transformer", 32_768, True), FLOPS_A_TOKEN, slow=True),
+    "transformer-32k-marian": Case(lambda: peer("Marian", 32_768, False), FLOPS_A_TOKEN),
+    "transformer-32k-torch": Case(lambda: peer("nn.Transformer", 32_768, False), FLOPS_A_TOKEN),
+    "transformer-8k": _ours(lambda: transformer(8_192, "compiled"), FLOPS_A_TOKEN),
+    "transformer-8k-captured": _ours(lambda: transformer(8_192, "captured"), FLOPS_A_TOKEN),
+    "transformer-8k-marian-compiled": Case(lambda: peer("Marian", 8_192, True), FLOPS_A_TOKEN, slow=True),
+    "transformer-8k-marian": Case(lambda: peer("Marian", 8_192, False), FLOPS_A_TOKEN),
+    "gpt2": _ours(lambda: gpt2(64, "compiled"), GPT_FLOPS_A_TOKEN),
+    "gpt2-huggingface-compiled": Case(lambda: peer_gpt2(True), GPT_FLOPS_A_TOKEN),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(CASES), help="some of: " + ", ".join(CASES))
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", help="of: " + ", ".join(CASES))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and no peers that take minutes to compile")
     parser.add_argument("--profile", action="store_true", help="also what the kernels took")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     given = parser.parse_args()
@@ -205,12 +239,16 @@ def main() -> None:
     peak = matrix_rate()
     print(f"matrix rate {peak / 1e12:.0f} TFLOP/s in bf16\n", flush=True)
     found = []
-    for name in given.only:
-        make, flops = CASES[name]
+    chosen = given.only or [name for name, case in CASES.items() if not (given.quick and case.slow)]
+    for name in chosen:
+        case = CASES[name]
         torch.cuda.empty_cache()
         try:
-            step = make()
-            rate = measured(name, step, flops, peak, warm=6, laps=3 if given.quick else 7, each=10)
+            step, shapes = case.make()
+            rounds = max(10, shapes)  # every lap sees every bucket
+            rate = measured(
+                name, step, case.flops, peak, warm=max(6, shapes), laps=3 if given.quick else 7, each=rounds
+            )
         except Exception as error:
             print(f"{name}: failed: {type(error).__name__}: {str(error)[:1500]}", flush=True)
             continue

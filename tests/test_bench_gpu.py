@@ -1,0 +1,47 @@
+"""The peers of the GPU benchmark take their steps; how fast is measured where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+from bench import gpu_peers
+from bench.gpu_training import CASES, lengths, packed
+
+
+def test_made_up_pairs_are_about_27_tokens_long_and_alike_on_both_sides() -> None:
+    pairs = lengths(20_000, 1)
+    sources, targets = zip(*pairs, strict=True)
+    assert 25 < sum(sources) / len(pairs) < 29 and 25 < sum(targets) / len(pairs) < 29
+    assert all(0.4 < (s + 1) / (t + 1) < 2.5 for s, t in pairs)
+
+
+def test_static_batches_are_nearly_full() -> None:
+    for batch in packed(2048, 3):
+        assert batch.tokens > 0.95 * 2048 and batch.source.rows.tokens > 0.85 * batch.source.rows.size
+
+
+def test_buckets_hold_what_fits_them_and_count_real_tokens() -> None:
+    batches = gpu_peers.bucketed(lengths(2000, 1), 1000, 300, "cpu")
+    assert len({batch.target.shape for batch in batches}) <= len(gpu_peers.LONGEST)
+    for batch in batches:
+        assert batch.real == int((batch.target != gpu_peers.PAD).sum())
+        assert 0.7 * 1000 < batch.real < 1.3 * 1000
+        assert batch.source.shape == batch.target.shape
+
+
+@pytest.mark.parametrize("kind", [gpu_peers.TorchTransformer, gpu_peers.Marian])
+def test_a_peers_step_moves_its_weights(kind: type) -> None:
+    step, _ = gpu_peers.translator(kind, lengths(20, 1), 100, compiled=False, device="cpu", sizes=gpu_peers.TINY)
+    before = [p.detach().clone() for p in step.model.parameters()]
+    assert step() > 0
+    moved = [bool((a != b).any()) for a, b in zip(before, step.model.parameters(), strict=True)]
+    assert sum(moved) > 0.9 * len(moved)
+
+
+def test_gpt2_counts_every_token_but_the_last_of_a_window() -> None:
+    step = gpu_peers.gpt2(2, compiled=False, device="cpu", sizes=gpu_peers.TINY)
+    assert step() == 2 * gpu_peers.TINY.context
+
+
+def test_every_case_says_what_it_is() -> None:
+    assert {"transformer-32k", "transformer-8k", "gpt2"} <= CASES.keys()
+    assert all(case.flops > 1e8 for case in CASES.values())
