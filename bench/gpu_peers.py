@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PAD, BEGIN = 0, 1
+Loss = Callable[[nn.Module, Any], Tensor]
 LONGEST = (16, 24, 32, 48, 72, 200)  # of the buckets: a pair goes into the first whose length holds both its sides
 
 

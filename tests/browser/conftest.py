@@ -138,18 +138,17 @@ def shared_page(browser: Browser, noted: list[str]) -> Iterator[Page]:
 def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Visit:
     """`visit("align", run="tiny-gpt", head=2)` opens that view, and waits until it is drawn.
 
-    A page that is at the site already is led there by its address, as by a link of its own; `afresh`, and on the test's
-    own `page`, everything is loaded anew.
+    A page that is at the site already is led there by its address, as by a link of its own; `afresh` loads it anew.
     """
-    owns = "page" in request.fixturenames
-    usual: Page = request.getfixturevalue("page" if owns else "shared_page")
+    usual: Page = request.getfixturevalue("page" if "page" in request.fixturenames else "shared_page")
 
-    def open_view(view: str, *, on: Page = usual, at: str = site.address, afresh: bool = owns, **fields: Any) -> Page:
+    def open_view(view: str, *, on: Page = usual, at: str = site.address, afresh: bool = False, **fields: Any) -> Page:
         wanted = urlencode({"view": view} | fields)
         if afresh or not on.url.startswith(at):
             on.goto("about:blank")
             on.goto(f"{at}#{wanted}")
         else:
+            on.mouse.move(0, 0)  # so that it points at nothing
             for address, there in ((urlencode(ELSEWHERE), ELSEWHERE["view"]), (wanted, view)):
                 on.evaluate(LED, address)
                 on.wait_for_selector(f"main[data-ready={there}]")

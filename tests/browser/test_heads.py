@@ -97,7 +97,7 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     text = ("the small cat sleeps on the old mat " * 20)[:TOKENS]
     visit("heads", at=long_site, text="the cat")  # the model is loaded
     began = time.monotonic()
-    visit("heads", at=long_site, text=text)
+    visit("heads", at=long_site, afresh=True, text=text)
     holds(page, "[...document.querySelectorAll('.thumb canvas')].slice(0, 12).every((one) => one.width > 1)")
     took = time.monotonic() - began
     assert page.locator(".thumb").count() == LAYERS * HEADS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def look(
 def _apart(words: list[str]) -> tuple[list[Path], str]:
     """Runs, and the text where the last word is none: a folder, or something that looks like one, is a run."""
     *rest, last = words
-    if rest and not Path(last).exists() and (any(sign.isspace() for sign in last) or "/" not in last):
+    looks_like_text = any(sign.isspace() for sign in last) or "/" not in last
+    if rest and looks_like_text and not (last and os.path.exists(last)):
         return [Path(word) for word in rest], last
     return [Path(word) for word in words], ""

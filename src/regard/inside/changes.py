@@ -10,7 +10,6 @@ A change is plain JSON, the same in Python, over HTTP and in a link:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +21,8 @@ from regard import taps
 from regard.attention.kernels import Weights
 from regard.errors import UserError
 from regard.text import UNKNOWN, Tokenizer
+
+LARGEST_WEIGHT = 1e6  # before they are made to sum to one
 
 Side = Literal["source", "inputs"]
 Shapes = Mapping[str, tuple[int, int, int]]  # by attention: heads, queries, keys
@@ -85,7 +86,7 @@ def parse(changes: Sequence[Mapping[str, Any] | Change]) -> tuple[Change, ...]:
 
 
 def _parsed(change: Mapping[str, Any]) -> Change:
-    if not isinstance(change, Mapping) or change.get("kind") not in KINDS:
+    if not isinstance(change, Mapping) or change.get("kind") not in list(KINDS):  # by ==: it may be anything
         raise UserError(f"a change is one of {', '.join(KINDS)}, not {change!r}")
     fields = {name: value for name, value in change.items() if name != "kind"}
     made = KINDS[change["kind"]]
@@ -103,10 +104,10 @@ def _check_field(name: str, value: Any) -> None:
     """The value of one field, by its name, which means the same in every kind of change."""
     if name == "weights":
         numbers = isinstance(value, list | tuple) and all(
-            isinstance(one, int | float) and math.isfinite(one) and one >= 0 for one in value
+            isinstance(one, int | float) and 0 <= one <= LARGEST_WEIGHT for one in value
         )
         if not numbers or sum(value) <= 0:
-            raise UserError("the weights of a row are numbers of at least 0, and not all of them 0")
+            raise UserError("the weights of a row are numbers of at least 0 (and at most a million), not all of them 0")
     elif name == "attention":
         if not isinstance(value, str):
             raise UserError(f"attention = {value!r}: the name of an attention, such as decoder.0.cross")

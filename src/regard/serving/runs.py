@@ -76,8 +76,8 @@ class Runs:
         for path in paths:
             run = Run(path)
             name = run.path.resolve().name
-            number = sum(known == name or known.startswith(f"{name}-") for known in self.runs)
-            self.runs[f"{name}-{number + 1}" if name in self.runs else name] = run
+            names = (name, *(f"{name}-{number}" for number in range(2, len(paths) + 2)))
+            self.runs[next(free for free in names if free not in self.runs)] = run
         self._models: Latest[tuple[str, int | None], Model] = Latest(MODELS)
         self._traces: Latest[str, Trace] = Latest(TRACES, lambda trace: trace.size, TRACE_BYTES)
         self._loading = Lock()
@@ -118,7 +118,7 @@ class Runs:
         key = request_key(wanted.run, wanted.step, wanted.text, wanted.target, wanted.after, changes)
         with self.using(wanted.run, wanted.step) as model:
             found = self._traces.get(digest(key))
-            if found is None:
+            if found is None or found.header["model"]["step"] != model.step:  # it may have been trained further
                 about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
                 again = partial(self._again, wanted.run, wanted.step, model.step)
                 found = record(model, wanted.text, changes=changes, again=again, **about)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ class Runs:
             "text": self.text or next((example(run) for run in self.runs.values()), ""),
             "runs": [describe(name, run) for name, run in self.runs.items()],
             "colours": colour_table(),
-            "limits": {"characters": asked.CHARACTERS, "masks": asked.MASKS, "things": asked.THINGS},
+            "limits": {"characters": asked.CHARACTERS, "masks": asked.MASKS, "things": asked.THINGS, "requests": asked.REQUESTS},
         }
 
 

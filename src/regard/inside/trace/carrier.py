@@ -101,7 +101,7 @@ class Trace:
     def _named(self, name: str) -> tuple[str, int | None]:
         whole, _, row = name.partition("/")
         about = self.header["arrays"].get(whole)
-        if about is None or (row and not (row.isascii() and row.isdigit() and int(row) < about["shape"][0])):
+        if about is None or (row and row not in map(str, range(about["shape"][0]))):
             raise KeyError(f"this trace has no array {name!r}")
         return whole, int(row) if row else None
 

@@ -25,6 +25,7 @@ from regard.inside.trace.tokens import Spelling
 from regard.models import Translator
 from regard.positions import INSIDE
 from regard.rows import PairBatch
+from regard.text import Tokenizer
 
 TOP, LAYER_TOP = 10, 5  # likeliest tokens listed: of the output, and of each layer
 READ_OFF = 2e10  # multiplications spent on what each layer would say; of a long text only the last tokens are asked
@@ -174,12 +175,12 @@ def embeddings(now: Pass, positions: str, arrays: Arrays) -> Iterator[Entry]:
 
 def speaking(task: Task, found: Sequence[Stream]) -> list[Stream]:
     """The places of the stream that lead to the output. Of a recurrent model only the readout speaks."""
-    side = "source" if _is_whole(task) else "inputs"
+    side = "source" if is_whole(task) else "inputs"
     led = [stream for stream in found if stream.side == side and stream.name != "encoder_norm"]
     return [stream for stream in found if stream.name == "readout"] or led
 
 
-def _is_whole(task: Task) -> bool:
+def is_whole(task: Task) -> bool:
     """Whether a text is read as a whole, and answered about."""
     return task.kind in ("fill", "classify")
 
@@ -193,24 +194,26 @@ def named(stream: Stream) -> Entry:
 class Lens:
     """What the model would say if it stopped at each of some places of the stream: its own last layer reads them.
 
-    Of a very long text only the last tokens are asked; the others' lists are empty.
+    Of a very long text only the last tokens are asked; the others' lists are empty. It holds no model and no task, which
+    has one: whoever calls it gives the model.
     """
 
-    task: Task
+    tokenizer: Tokenizer
+    whole: bool  # whether all tokens are answered about at once
     streams: Sequence[Stream]
     batch: PairBatch
     rows: int  # of the logits
     vocabulary: int
 
     def __call__(self, module: Translator) -> list[Entry]:
-        spelling = Spelling(self.task.target)
+        spelling = Spelling(self.tokenizer)
         cost = sum(stream.value.shape[-1] for stream in self.streams) * self.vocabulary
-        asked = self.rows if _is_whole(self.task) else min(self.rows, max(1, int(READ_OFF / max(1, cost))))
+        asked = self.rows if self.whole else min(self.rows, max(1, int(READ_OFF / max(1, cost))))
         silent: list[list[Entry]] = [[] for _ in range(self.rows - asked)]
         entries = []
         with torch.inference_mode():
             for stream in self.streams:
-                logits = module.read_off(stream.value if _is_whole(self.task) else stream.value[-asked:], self.batch)
+                logits = module.read_off(stream.value if self.whole else stream.value[-asked:], self.batch)
                 entries.append(named(stream) | {"top": silent + likeliest(logits, LAYER_TOP, spelling)})
         return entries
 

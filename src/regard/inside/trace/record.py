@@ -89,7 +89,7 @@ def _trace(model: Model, task: Task, header: Header, passes: Passes, again: Call
         "held": None if held is None else heard.probabilities(task, held),
         "arrays": arrays.about,
     }
-    lens = heard.Lens(task, speaking, now.batch, *now.logits.shape)
+    lens = heard.Lens(task.target, heard.is_whole(task), speaking, now.batch, *now.logits.shape)
     trace = Trace(header, arrays.made, lambda: lens(again().module))
     pair = gold.pair_of(model.run.recipe, header["text"]["source"]) if task.kind == "translate" else None
     cross: dict[str, np.ndarray] = {}

@@ -21,10 +21,10 @@ const LONG_TEXT = 140; // characters, from which on text is set smaller
 const TYPING_PAUSE = 450; // milliseconds of quiet before the model is asked
 
 const place = (id) => document.getElementById(id);
-const dataScript = place("regard-data");
-const carriedData = dataScript ? JSON.parse(dataScript.textContent) : null;
+const laidIn = (id) => (place(id) ? JSON.parse(place(id).textContent) : null);
+const carriedData = laidIn("regard-data");
 const fileCopy = carriedData ? `<!doctype html>\n${document.documentElement.outerHTML}` : "";
-const source = carriedData ? embeddedSource(carriedData, fileCopy) : liveSource();
+const source = carriedData ? embeddedSource(carriedData, laidIn("regard-answers") ?? {}, fileCopy) : liveSource();
 const state = makeState(carriedData?.hash ?? "");
 const figures = new Set();
 const usedRequests = new Map();
@@ -197,7 +197,11 @@ function tellAnswer(error = null) {
   const answer = place("answer");
   if (!answer) return;
   clear(answer);
-  if (error) return answer.append(el("p", { class: "callout", role: "alert", text: error.message }));
+  if (error) {
+    answer.append(el("p", { class: "callout", role: "alert", text: error.message }));
+    if (trace) answer.append(el("p", { class: "hint", text: "Below is still the last text that could be read." }));
+    return;
+  }
   if (!trace) return;
   const { text, model, tokens } = trace.header;
   const said = el("p", {

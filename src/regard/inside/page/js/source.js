@@ -119,6 +119,16 @@ async function eachLine(response, onLine) {
 }
 
 const KEPT_TRACES = 24;
+const KEPT_ANSWERS = 8; // explanations and positions, for a file of what is on screen
+
+const answerKey = (kind, request) => JSON.stringify([kind, request]);
+
+/** The file with these answers laid in before what it carries anyway. */
+function withAnswers(html, answers) {
+  const data = JSON.stringify(Object.fromEntries(answers)).replaceAll("<", "\\u003c");
+  const before = '<script type="application/json" id="regard-data">';
+  return html.replace(before, () => `<script type="application/json" id="regard-answers">${data}</script>\n${before}`);
+}
 
 /** Keeps the last few promises by key; one that fails is forgotten. */
 function remember(kept, key, make) {
@@ -133,6 +143,15 @@ function remember(kept, key, make) {
 
 export function liveSource() {
   const kept = new Map();
+  const answers = new Map();
+
+  function keepAnswer(kind, request, found) {
+    const key = answerKey(kind, request);
+    answers.delete(key);
+    answers.set(key, found);
+    if (answers.size > KEPT_ANSWERS) answers.delete(answers.keys().next().value);
+    return found;
+  }
 
   async function record(request) {
     const header = await (await post("api/trace", whole(request))).json();
@@ -153,11 +172,13 @@ export function liveSource() {
     live: true,
     runs: async () => (await answered(await fetch("api/runs"))).json(),
     trace: (request) => remember(kept, requestKey(request), () => record(request)),
-    explain: async (request, onLine, signal) => eachLine(await post("api/explain", request, signal), onLine),
-    positions: async (request, signal) => (await post("api/positions", request, signal)).json(),
+    explain: async (request, onLine, signal) =>
+      keepAnswer("explain", request, await eachLine(await post("api/explain", request, signal), onLine)),
+    positions: async (request, signal) =>
+      keepAnswer("positions", request, await (await post("api/positions", request, signal)).json()),
     judge: async (request, signal) => (await post("api/judge", request, signal)).json(),
     standalone: async (requests, hash) =>
-      (await post("api/standalone", { requests: requests.map(whole), hash })).text(),
+      withAnswers(await (await post("api/standalone", { requests: requests.map(whole), hash })).text(), answers),
   };
 }
 
@@ -168,7 +189,7 @@ async function inflate(base64) {
 }
 
 /** The source of a standalone file; `copy` is the file's own text, taken before anything was drawn. */
-export function embeddedSource(carried, copy) {
+export function embeddedSource(carried, answers, copy) {
   const kept = new Map();
   const offline = async () => {
     throw new Error("This file carries what was recorded when it was made; for this, open the run with `regard look`.");
@@ -184,6 +205,8 @@ export function embeddedSource(carried, copy) {
       return inflate(packed);
     });
   }
+
+  const answer = async (kind, request) => answers[answerKey(kind, request)] ?? offline();
 
   const requests = Object.keys(carried.traces).map((key) => {
     const [run, step, text, target, ids, changes] = JSON.parse(key);
@@ -207,8 +230,8 @@ export function embeddedSource(carried, copy) {
     steps: (run) => ofRun(run, "step"),
     runs: async () => carried.runs,
     trace: (request) => remember(kept, requestKey(request), () => find(request)),
-    explain: offline,
-    positions: offline,
+    explain: async (request, onLine) => onLine(await answer("explain", request)),
+    positions: (request) => answer("positions", request),
     judge: offline,
     standalone: async () => copy,
   };

@@ -35,7 +35,8 @@ export const explain = {
         "It says where a model looked, not what its answer hung on. Here words are hidden at random and the output is "
           + "scored each time; the curves below put both to the same test. Even so, this tells what the output depended "
           + "on while words were hidden, not what the model thought."),
-      explainControls(context.state, again), bar, said, body, below, judgePanel(context));
+      explainControls(context.state, again), bar, said, body, below);
+    if (context.source.live) root.append(judgePanel(context));
 
     async function look() {
       looking.end();
@@ -44,10 +45,6 @@ export const explain = {
     }
 
     async function ask() {
-      if (!context.source.live) {
-        said.textContent = "This file carries what was recorded; open the run with `regard look` to ask the model.";
-        return;
-      }
       const own = (asking = new AbortController());
       const stop = () => own.abort();
       context.signal.addEventListener("abort", stop);
@@ -55,7 +52,7 @@ export const explain = {
       pictures.end();
       pictures = innerContext(context);
       maps.importance = importanceFigure(pictures.context, (place) => maps.attention?.mark(place));
-      bar.hidden = false;
+      bar.hidden = found.hidden = false;
       let named = {};
       try {
         await context.source.explain(explainRequest(context), (line) => {
@@ -76,6 +73,7 @@ export const explain = {
         if (asking !== own) return; // another question has taken its place
         if (own.signal.aborted) said.textContent = "Stopped; what was found so far is shown.";
         else said.textContent = error.message;
+        found.hidden = !found.firstChild; // the attention has the room to itself
       } finally {
         context.signal.removeEventListener("abort", stop);
         if (asking === own) {
