@@ -60,17 +60,22 @@ def text_for(family: str) -> str:
 def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> Run:
     """A run directory with random weights; `changes` are fields of the model."""
     about = FAMILIES[family]
-    shared = about.get("shared", True)
-    recipe = Recipe.model_validate(
+    return make(
+        path,
         {
             "data": {"corpus": about["data"]},
-            "text": {"unit": "bpe", "vocabulary": 400, "shared": shared},
+            "text": {"unit": "bpe", "vocabulary": 400, "shared": about.get("shared", True)},
             "model": {**about["model"], **changes},
             "decoding": {"beam": 3, "max_ratio": 1.0, "max_extra": 2},
-        }
+        },
+        seed,
     )
-    run = Run.create(path, recipe)
-    run.save_tokenizers(*_tokenizers(recipe, about["data"], shared))
+
+
+def make(path: Path, settings: dict[str, Any], seed: int = 0) -> Run:
+    """The same of any recipe on a built-in corpus."""
+    run = Run.create(path, Recipe.model_validate(settings))
+    run.save_tokenizers(*_tokenizers(run.recipe, settings["data"]["corpus"]))
     torch.manual_seed(seed)
     model = run.fresh_model()
     with torch.no_grad():  # biases and gains that start as zeros or ones would hide mistakes
@@ -84,10 +89,11 @@ def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> Run:
     return run
 
 
-def _tokenizers(recipe: Recipe, corpus: str, shared: bool) -> tuple[Tokenizer, Tokenizer]:
+def _tokenizers(recipe: Recipe, corpus: str) -> tuple[Tokenizer, Tokenizer]:
     some = list(pairs(corpus, "test", 60))
     sources, targets = [pair.source for pair in some], [pair.target for pair in some]
-    if shared:
-        both = train(sources + targets, "bpe", 400, tags=[MASK] if recipe.fills else [])
+    unit, size = recipe.text.unit, recipe.text.vocabulary
+    if recipe.text.shared:
+        both = train(sources + targets, unit, size, tags=[MASK] if recipe.fills else [])
         return both, both
-    return train(sources, "bpe", 400), train(targets, "word" if recipe.classifies else "bpe", 400)
+    return train(sources, unit, size), train(targets, "word" if recipe.classifies else unit, size)

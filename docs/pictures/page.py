@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
 from regard.serving.listening import open_server
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent / "page"
 RUNS = ("ladder-transformer", "ladder-additive", "stories")
 SENTENCE = "he lives behind one very dusty plate"
 PROMPT = "Once upon a time a small"
-COLOURS = 256  # of a picture: half the bytes, and no difference to be seen
+COLOURS, EXACT = 256, 64  # of a picture, and those kept as they are: half the bytes, and no difference to be seen
 SIDE = 12  # pixels left around what is shown
 CURVES = "figure:has(h3:text('Insertion'))"
 
@@ -55,7 +55,10 @@ SHOTS = {
     "align": Shot("align", {"layer": "0", "head": "best"}, cell=(5, 6)),
     "heads": Shot("heads", theme="dark", first="nav.views"),
     "compare": Shot("compare", first="nav.views", cell=(5, 6)),
-    "walk": Shot("walk", {"run": "stories", "text": PROMPT, "station": "choose", "temperature": "0.8", "topp": "0.9"}),
+    "walk": Shot(
+        "walk",
+        {"run": "stories", "text": PROMPT, "station": "choose", "temperature": "0.8", "topp": "0.9", "draw": "3"},
+    ),
     "lens": Shot("walk", {"run": "stories", "text": PROMPT, "station": "lens"}, first="nav.views"),
     "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
     "explain": Shot("explain", first="nav.views", last=CURVES, wait_for=CURVES),
@@ -89,7 +92,7 @@ def photograph(browser: Browser, address: str, shot: Shot) -> bytes:
     return picture
 
 
-def _between(page: Page, first: str, last: str) -> dict[str, float]:
+def _between(page: Page, first: str, last: str) -> FloatRect:
     """The whole width of the page, from the top of one part to the end of another."""
     begin, end = (page.locator(part).first.bounding_box() for part in (first, last))
     assert begin is not None and end is not None
@@ -106,8 +109,8 @@ def save(picture: bytes, file: Path) -> None:
     pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
     colours, which, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(-counts)
-    common, rest = colours[order[: COLOURS // 2]], colours[order[COLOURS // 2 :]]
-    means = Image.fromarray(rest[None]).quantize(COLOURS // 2).getpalette() or []
+    common, rest = colours[order[:EXACT]], colours[order[EXACT:]]
+    means = Image.fromarray(rest[None]).quantize(COLOURS - EXACT, Image.Quantize.MAXCOVERAGE).getpalette() or []
     palette = np.array([*common.flatten().tolist(), *means][: 3 * COLOURS]).reshape(-1, 3)
     apart = np.square(colours[:, None].astype(int) - palette).sum(-1)  # [colours, palette]
     few = Image.fromarray(apart.argmin(1).astype(np.uint8)[which].reshape(pixels.shape[:2]), mode="P")

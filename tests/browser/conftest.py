@@ -16,7 +16,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 from onscreen import PATIENCE, SENTENCE, Site, Visit
-from tinyruns import TINY, make_run, served
+from tinyruns import TINY, served
+
+from tiny_runs import make
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -58,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         wanting("the page needs fastapi (regard[serve])")
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("site")
-    runs = {name: make_run(folder, name, settings) for name, settings in TINY.items()}
+    runs = {name: make(folder / name, settings).path for name, settings in TINY.items()}
     with served(list(runs.values()), SENTENCE) as address:
         yield Site(address, runs)
 

@@ -58,7 +58,9 @@ def cells(page: Page, where: str = "main") -> np.ndarray:
 
     Each is read left of the middle, where no number is written.
     """
-    read = f"""canvas => {{
+    read = f"""async (canvas) => {{
+        const frame = () => new Promise((done) => requestAnimationFrame(done));
+        await frame().then(frame); // a map draws itself when it has been given its room, in the next frame
         const {{ across, down, rows, columns }} = canvas.dataset;
         const {{ data, width }} = ({COPIED})(canvas);
         const sharp = width / (across * columns);
@@ -74,3 +76,13 @@ def table(page: Page, where: str = "main") -> list[list[str]]:
     """The words of the first table there, row by row, with its heading."""
     read = "table => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
     return page.eval_on_selector(f"{where} .table-room table", read)
+
+
+def export(page: Page, kind: str, folder: Path) -> Path:
+    """The file that the Export menu saves."""
+    page.click(".menu summary")
+    with page.expect_download() as coming:
+        page.click(f".menu-list >> text={kind}")
+    path = folder / coming.value.suggested_filename
+    coming.value.save_as(path)
+    return path

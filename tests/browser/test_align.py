@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from onscreen import SENTENCE, Site, Visit, announced, cells, holds, table, until
+from onscreen import SENTENCE, Site, Visit, announced, cells, export, holds, table, until
 
 import regard
-from regard.inside import colours
+from regard.inside import colours, views
 from regard.inside.maps import Map
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ def test_the_mean_of_heads_and_words_are_what_the_library_makes(visit: Visit, tr
     page.check("text=Merge pieces into words")
     until(lambda: cells(page).shape[:2] == merged.weights.shape, "the map of words")
     assert np.abs(cells(page) - _coloured(merged.weights)).max() <= 1
+
+
+def test_a_file_that_draw_makes_opens_at_the_same_picture(page: Page, trace: Trace, tmp_path: Path) -> None:
+    """Without a layer and a head, that is the mean of all of them, over words."""
+    picture = views.draw(trace, "align")
+    picture.save(tmp_path / "align.html")
+    page.goto((tmp_path / "align.html").as_uri())
+    page.wait_for_selector("main[data-ready=align]")
+    assert page.text_content("figure h3") == "Cross-attention, mean of 2 layers, mean of 4 heads"
+    assert np.abs(cells(page) - _coloured(np.array(picture.numbers["weights"]))).max() <= 2, "a byte a weight here"
 
 
 def test_the_table_has_the_same_numbers(visit: Visit, trace: Trace) -> None:
@@ -138,30 +148,21 @@ def test_gold_links_are_outlined_and_measured_where_they_are_known(visit: Visit,
     assert page.eval_on_selector(".map-plane canvas", "canvas => canvas.toDataURL()") != with_outlines
 
 
-def _export(page: Page, kind: str, folder: Path) -> Path:
-    page.click(".menu summary")
-    with page.expect_download() as coming:
-        page.click(f".menu-list >> text={kind}")
-    path = folder / coming.value.suggested_filename
-    coming.value.save_as(path)
-    return path
-
-
 def test_the_saved_svg_and_png_show_the_same_cells(visit: Visit, trace: Trace, tmp_path: Path) -> None:
     page = visit("align", layer=1, head=0)
-    path = _export(page, "SVG", tmp_path)
+    path = export(page, "SVG", tmp_path)
     assert path.name == "alignment.svg"
     root = ElementTree.parse(path).getroot()
     named = [rect for rect in root.iterfind(".//{*}rect") if rect.find("{*}title") is not None]
     weights = _shown(trace)[0]
     assert [rect.get("fill") for rect in named] == [colours.colour(float(w)) for row in weights for w in row]
-    png = _export(page, "PNG", tmp_path).read_bytes()
+    png = export(page, "PNG", tmp_path).read_bytes()
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) > 5000
 
 
 def test_the_saved_html_shows_the_same_from_disk(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align", layer=1, head=1)
-    path = _export(page, "HTML", tmp_path)
+    path = export(page, "HTML", tmp_path)
     read = "() => ['.said', 'main', '#composer .facts'].map((where) => document.querySelector(where).textContent)"
     live, colours_live = page.evaluate(read), cells(page)
     page.goto(path.as_uri())
@@ -171,13 +172,13 @@ def test_the_saved_html_shows_the_same_from_disk(visit: Visit, page: Page, tmp_p
     page.click("nav >> text=All heads")
     page.wait_for_selector("main[data-ready=heads]")
     assert page.query_selector("main [role=alert]") is None
-    again = _export(page, "HTML", tmp_path)
+    again = export(page, "HTML", tmp_path)
     assert again.read_text("utf-8").count("regard-data") == path.read_text("utf-8").count("regard-data")
 
 
 def test_the_saved_html_works_inside_a_notebook_s_frame(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align")
-    text = _export(page, "HTML", tmp_path).read_text("utf-8")
+    text = export(page, "HTML", tmp_path).read_text("utf-8")
     page.goto("about:blank")
     put = """text => {
         const frame = document.createElement("iframe");

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onscreen import SENTENCE, Site, Visit, cells, holds, until
+from onscreen import SENTENCE, Site, Visit, cells, export, holds, until
 
 import regard
 from regard.api import Model
@@ -15,7 +15,7 @@ from regard.inside import colours
 from regard.runs import Run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 
 def _coloured(weights: np.ndarray) -> np.ndarray:
@@ -80,13 +80,22 @@ def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, si
 def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("compare", snap=10)
     live = [cells(page, f".columns > figure:nth-child({i})") for i in (1, 2)]
-    page.click(".menu summary")
-    with page.expect_download() as coming:
-        page.click(".menu-list >> text=HTML")
-    coming.value.save_as(tmp_path / "saved.html")
-    page.goto((tmp_path / "saved.html").as_uri())
+    page.goto(export(page, "HTML", tmp_path).as_uri())
     page.wait_for_selector("main[data-ready=compare]")
     assert page.query_selector("main [role=alert]") is None
     for i, before in enumerate(live, 1):
         assert np.array_equal(cells(page, f".columns > figure:nth-child({i})"), before)
     assert (page.text_content("section[aria-label='How attention formed'] h3") or "").endswith("step 10")
+
+
+def test_of_more_than_a_file_may_carry_the_last_ones_are_saved(visit: Visit, page: Page, tmp_path: Path) -> None:
+    def few(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"limits": {"requests": 2}})
+
+    page.route("**/api/runs", few)
+    visit("compare")  # two models, and two snapshots
+    holds(page, "[...document.querySelectorAll('.film canvas')].every((one) => one.width > 1)")
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    carried = page.eval_on_selector("#regard-data", "one => Object.keys(JSON.parse(one.textContent).traces)")
+    assert [json.loads(key)[:2] for key in carried] == [["tiny-transformer", None], ["tiny-transformer", 20]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from onscreen import SENTENCE, Site, Visit, announced, cells, table, until
+from onscreen import SENTENCE, Site, Visit, announced, cells, export, table, until
 
 import regard
 from regard.inside.colours import signed_rgb
@@ -79,6 +80,19 @@ def test_pointing_at_one_map_points_at_the_other(visit: Visit) -> None:
     page.keyboard.press("ArrowRight")
     other = page.locator("figure:has(h3:text('Where it looked')) .map-ghost")
     until(lambda: other.is_visible(), "the other map's mark")
+
+
+def test_the_saved_page_carries_the_explanation(visit: Visit, page: Page, tmp_path: Path) -> None:
+    visit("explain", run="tiny-transformer", masks=64)
+    _done(page)
+    live, colours = page.inner_text(".columns"), cells(page, "figure:has(h3:text('What each output'))")
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    _done(page)
+    assert page.inner_text(".columns") == live
+    assert np.array_equal(cells(page, "figure:has(h3:text('What each output'))"), colours)
+    page.fill("input[type=number]", "5")
+    page.keyboard.press("Tab")
+    until(lambda: "regard look" in page.inner_text(".explain-status"), "what the file says of another question")
 
 
 def test_a_person_at_the_page_sorts_things_by_answering(visit: Visit) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from onscreen import Visit, cells, table, until
+from onscreen import Visit, cells, export, table, until
 
 from regard.inside.colours import signed_rgb
 from regard.inside.places import study
@@ -59,3 +60,12 @@ def test_another_kind_is_chosen_with_the_arrow_keys(visit: Visit) -> None:
     page.keyboard.press("ArrowRight")
     until(lambda: criteria(page)["deterministic"][0] is False, "learned positions")
     assert "positions=learned" in page.evaluate("location.hash")
+
+
+def test_the_saved_page_carries_the_positions(visit: Visit, page: Page, tmp_path: Path) -> None:
+    visit("positions", positions="fraction", places=20, features=16)
+    live, colours = criteria(page), cells(page)
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    page.wait_for_selector("main[data-ready=positions]")
+    assert criteria(page) == live
+    assert np.array_equal(cells(page), colours)

@@ -1,4 +1,4 @@
-"""Runs that learnt nothing, made in no time, and a live server of them."""
+"""What the runs of the browser tests are, and a live server of some."""
 
 from __future__ import annotations
 
@@ -18,31 +18,6 @@ TINY: dict[str, dict[str, Any]] = {
     "tiny-gpt": TEXTS | {"model": {"family": "gpt", "layers": 2, **SMALL}},
     "tiny-bert": TEXTS | {"model": {"family": "bert", "layers": 2, **SMALL}},
 }
-STEPS = (10, 20)  # of the snapshots
-
-
-def make_run(folder: Path, name: str, settings: dict[str, Any]) -> Path:
-    """A run with random weights, and others in its snapshots, as if it had been trained."""
-    import torch
-
-    from regard import weights
-    from regard.data.builtin import pairs
-    from regard.recipes.schema import Recipe
-    from regard.runs import Run
-    from regard.text.sides import MASK
-    from regard.text.tokenizers import train
-
-    run = Run.create(folder / name, Recipe.model_validate(settings))
-    text = run.recipe.text
-    lines = [line for pair in pairs(settings["data"]["corpus"], "train", 300) for line in (pair.source, pair.target)]
-    tokenizer = train(lines, text.unit, text.vocabulary, tags=[MASK] if run.recipe.fills else [])
-    run.save_tokenizers(tokenizer, tokenizer)
-    torch.manual_seed(len(name))
-    for step in STEPS:
-        tensors = {key: 2 * tensor for key, tensor in weights.of_model(run.fresh_model()).items()}  # with a will
-        for path in (run.snapshot(step), run.best):
-            weights.save(path, tensors, {"step": step, "weights": "random"})
-    return run.path
 
 
 @contextlib.contextmanager

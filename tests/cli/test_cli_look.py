@@ -19,10 +19,14 @@ def test_the_last_word_is_a_text_unless_it_is_a_run(trained: Path) -> None:
     assert _apart([str(trained), "this cat is very large"]) == ([trained], "this cat is very large")
     assert _apart([str(trained), "cat"]) == ([trained], "cat")
     assert _apart([str(trained), "runs/none"]) == ([trained, Path("runs/none")], "")  # a run that is not there
+    long = "this cat is very large " * 20  # longer than the name of any file
+    assert _apart([str(trained), long]) == ([trained], long)
+    assert _apart([str(trained), ""]) == ([trained], "")
 
 
 def test_mistakes_are_named(regard: Command, trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="the page needs regard[serve]")
     assert "does not exist" in regard("look", tmp_path / "none", "--no-browser").complaint
+    assert "tpu" in regard("look", trained, "--no-browser", "--device", "tpu").complaint
     assert "for this machine alone" in regard("look", trained, "--host", "0.0.0.0").complaint
     assert "must be less than or equal to 65535" in regard("look", trained, "--port", "70000").complaint

@@ -183,6 +183,17 @@ def test_prompts_of_different_lengths_and_of_none_go_on_alike() -> None:
             assert_same(found(model, prompts, SETTINGS[how], Static(sizes=True), **options), expected)
 
 
+@pytest.mark.parametrize("how", ["greedy", "beam", "drawn"])
+def test_a_prompt_that_fills_the_context_may_stand_beside_a_short_one(how: str) -> None:
+    """It is done long before the other, and no place is asked for that the model does not have."""
+    model, prompts = model_of("gpt"), [[5, 6] * 60, [7, 8]]
+    options: dict[str, Any] = dict(longest=[128 - len(p) for p in prompts])
+    settings = {**SETTINGS[how], "max_extra": 126, "min_length": 126}
+    expected = found(model, prompts, settings, None, **options)
+    assert_same(found(model, prompts, settings, Static(sizes=True), **options), expected)
+    assert [len(some[0].tokens) for some in expected[0]] == [8, 126]
+
+
 def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "FEW", 0)
     model, lines = model_of("transformer"), sources(6)
@@ -273,6 +284,18 @@ def test_what_was_recorded_for_one_batch_serves_others(
     more = [*sources(7, 1), sources(7, 1)[0]]  # as many as seven are when rounded up
     assert_same(found(model, more, SETTINGS[how], run, device), found(model, more, SETTINGS[how], None, device))
     assert set(run.records) == kinds
+
+
+@recorders
+def test_sources_are_rounded_up_to_no_place_that_the_model_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str
+) -> None:
+    monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 20})
+    model, run = model_of("learned").to(device), recorder(bf16=False)
+    lines = [[*range(4, 22), END], [5, END]]  # 19 tokens, rounded up to 24
+    for _ in range(3):
+        expected = found(model, lines, SETTINGS["greedy"], None, device, longest=20)
+        assert_same(found(model, lines, SETTINGS["greedy"], run, device, longest=20), expected)
 
 
 @recorders

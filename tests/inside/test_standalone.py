@@ -25,8 +25,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    (text,) = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', page, re.DOTALL)
-    found: dict[str, Any] = json.loads(text)
+    text = re.search(
+        r'^<script type="application/json" id="regard-data">(.*?)</script>', page, re.DOTALL | re.MULTILINE
+    )
+    assert text is not None
+    found: dict[str, Any] = json.loads(text[1])
     return found
 
 

@@ -545,6 +545,8 @@ def test_no_changes_change_nothing(model: Get) -> None:
         ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 99, "weights": [1.0]}, "no query 99"),
         ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [0.0]}, "not all of them 0"),
         ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [-1.0, 2.0]}, "at least 0"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [10**400]}, "a million"),
+        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [math.nan]}, "at least 0"),
     ],
 )
 def test_a_change_that_is_none_is_refused_in_a_line(model: Get, change: dict[str, Any], why: str) -> None:

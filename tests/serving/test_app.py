@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from regard import weights
 from regard.api import Model
 from regard.inside import standalone
 from regard.inside.colours import ANCHORS
@@ -20,6 +23,8 @@ from regard.inside.places import study
 from regard.runs import Run
 from regard.serving import asked
 from regard.serving.guard import LARGEST, is_local
+from regard.serving.runs import Latest, Runs
+from tiny_runs import make_run
 
 TEXT = "this cat is very large"
 
@@ -83,6 +88,29 @@ def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[P
 def test_an_old_trace_is_asked_for_again(client: TestClient) -> None:
     refused(client.get("/api/trace/0123/output.logits"), 404, "ask for it again")
     refused(client.get(f"/api/trace/{trace(client)['key']}/nothing"), 404, "no array 'nothing'")
+    refused(client.get(f"/api/trace/{trace(client)['key']}/output.logits/{'9' * 5000}"), 404, "no array")
+
+
+def test_a_trace_keeps_no_model_alive_and_is_made_anew_for_new_weights(tmp_path: Path) -> None:
+    """Of many snapshots looked at, only the last few models are held, whatever traces there are of the others."""
+    run = make_run(tmp_path / "run", "transformer")
+    runs, wanted = Runs([run.path], device="cpu"), asked.TraceAsked(run="run", text=TEXT)
+    first, module = runs.trace(wanted), weakref.ref(runs.model("run").module)
+    layers = Model(run, "cpu").trace(TEXT).layers
+    runs._models = Latest(1)
+    gc.collect()
+    assert module() is None and runs.trace(wanted) is first
+    assert first.layers == layers
+    tensors, about = weights.load(run.best)
+    weights.save(run.best, tensors, about | {"step": 30})
+    runs._models = Latest(1)
+    assert runs.trace(wanted).header["model"]["step"] == 30
+
+
+def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+    names = ("a-3", "x/a", "y/a", "z/a")
+    paths = [make_run(tmp_path / name, "transformer").path for name in names]
+    assert list(Runs(paths, device="cpu").runs) == ["a-3", "a", "a-2", "a-4"]
 
 
 def test_positions_are_the_library_s(client: TestClient, runs: list[Path]) -> None:
@@ -151,6 +179,10 @@ def test_a_person_sorts_by_answering(client: TestClient) -> None:
     assert found == {"sorted": [42, "seven", "twenty"], "questions": len(answers)}
     refused(client.post("/api/judge", json={"things": things, "answers": [True] * 9}), 400, "were enough")
     assert client.post("/api/judge", json={"things": ["one"]}).status_code == 400
+    as_json = {"content-type": "application/json"}
+    assert client.post("/api/judge", content=b'{"things": [NaN, 1]}', headers=as_json).status_code == 400
+    half = client.post("/api/judge", content=b'{"things": ["\\ud83d", 1]}', headers=as_json)  # of a surrogate pair
+    assert half.status_code == 200 and "\ud83d" in half.json()["ask"]
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -205,9 +237,10 @@ def test_this_machine_goes_by_three_names(client: TestClient, host: str) -> None
 
 
 def test_another_site_s_page_is_refused(client: TestClient) -> None:
-    for origin in ("https://evil.example", "null"):
+    for origin in ("https://evil.example", "null", "", "http://[", "http://127.0.0.1:9", "http://localhost"):
         refused(client.get("/api/runs", headers={"origin": origin}), 403, "not to other sites")
-    assert client.get("/api/runs", headers={"origin": "http://127.0.0.1:9"}).status_code == 200
+    for host in ("127.0.0.1", "localhost:8000", "[::1]:8000"):
+        assert client.get("/api/runs", headers={"origin": f"http://{host}", "host": host}).status_code == 200
 
 
 def test_too_much_is_refused(client: TestClient) -> None:
@@ -236,6 +269,7 @@ def test_too_much_is_refused(client: TestClient) -> None:
         ({"run": "nowhere", "text": TEXT}, 404, "no run 'nowhere'"),
         ({"run": "tiny-transformer", "step": 11, "text": TEXT}, 404, "no snapshot of step 11; there are 10, 20"),
         ({"run": "tiny-transformer", "text": TEXT, "changes": [{"kind": "x"}]}, 400, "a change is one of"),
+        ({"run": "tiny-transformer", "text": TEXT, "changes": [{"kind": []}]}, 400, "a change is one of"),
         ({"run": "tiny-transformer", "text": TEXT, "changes": [{"kind": "head"}] * 600}, 400, "changes: "),
         ({"run": "tiny-transformer", "text": TEXT, "continue": [10**9]}, 400, "no token 1000000000"),
         ({"run": "tiny-bert", "text": "no gap"}, 400, "no [MASK]"),
@@ -258,7 +292,9 @@ def test_a_broken_request_is_told_too(client: TestClient) -> None:
         assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
 
 
-def test_what_is_on_screen_becomes_a_file(client: TestClient, runs: list[Path]) -> None:
+def test_what_is_on_screen_becomes_a_file(
+    client: TestClient, runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [{"run": "tiny-transformer", "text": TEXT}, {"run": "tiny-gpt", "text": "Once", "continue": []}]
     answer = client.post("/api/standalone", json={"requests": wanted, "hash": "#view=walk"})
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -266,3 +302,5 @@ def test_what_is_on_screen_becomes_a_file(client: TestClient, runs: list[Path]) 
     assert answer.text == standalone.page(traces, hash="#view=walk")
     assert client.post("/api/standalone", json={"requests": []}).status_code == 400
     assert client.post("/api/standalone", json={"requests": wanted * 20}).status_code == 400
+    monkeypatch.setattr(asked, "FILE_BYTES", 1000)
+    refused(client.post("/api/standalone", json={"requests": wanted}), 413, "the file would hold more than")

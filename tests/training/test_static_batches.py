@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import Causal, Flat, Packed, attend, kernel
+from regard.attention import Causal, Flat, Packed, Relative, ScaledDot, Score, attend, kernel
 from regard.attention.allowed import Ranges
 from regard.data.masking import generator, mask_batch
 from regard.data.packing import Packer, Windows
@@ -46,6 +46,12 @@ def texts(static: bool) -> Packer:
     return Packer([store], [1.0], target_budget=48, seed=1, static=static)
 
 
+def classes(static: bool) -> Packer:
+    """Targets of a class and the end mark: they fill their row to the last place."""
+    store = TokenStore.of([[1, *s, 2] for s in sentences(60, 3)], [[FRONT + n % 5, 2] for n in range(60)])
+    return Packer([store], [1.0], target_budget=16, seed=1, static=static)
+
+
 def windows(static: bool) -> Windows:
     store = TokenStore.of([[]], [[n for s in sentences(80, 4) for n in s]])
     return Windows([store], [1.0], context=12, batch_tokens=48, seed=1)
@@ -61,11 +67,14 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
         {"family": "transformer", "size": "tiny", "norm_first": False, "squeeze": 8, "norm": "rms"},
         pairs,
     ),
+    "transformer, batch norm": ({"family": "transformer", "size": "tiny", "norm": "batch"}, pairs),
     "gpt, pairs": ({"family": "gpt", "size": "nano"}, pairs),
     "gpt, pairs, rotary": ({"family": "gpt", "size": "nano", "positions": "rotary"}, pairs),
     "gpt, documents, relative": ({"family": "gpt", "size": "nano", "positions": "relative"}, texts),
     "gpt, windows": ({"family": "gpt", "size": "nano"}, windows),
     "bert": ({"family": "bert", "size": "tiny"}, texts),
+    "bert, classes": ({"family": "bert", "size": "tiny", "task": "classify"}, classes),
+    "bert, classes by the first": ({"family": "bert", "size": "tiny", "task": "classify", "pool": "first"}, classes),
 }
 
 
@@ -76,7 +85,7 @@ def made(name: str) -> tuple[Translator, Shape, list[PairBatch]]:
     model = build(chosen, WORDS, WORDS, True).train()  # type: ignore[arg-type]
     packer = packs(True)
     batches = [packer.batch_at(n) for n in range(3)]
-    gaps = settings["family"] == "bert"
+    gaps = packs is texts and settings["family"] == "bert"
     return model, Shape.of(packer, gaps), [with_gaps(b) for b in batches] if gaps else batches
 
 
@@ -96,6 +105,12 @@ def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_
         torch.testing.assert_close(
             loss_and_gradients(model, shape.batch(laid)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
         )
+
+
+def test_a_row_of_classes_may_be_full_while_there_is_room_for_more_texts() -> None:
+    _, shape, batches = made("bert, classes")
+    full = [batch for batch in batches if batch.inputs.rows.tokens == shape.target]
+    assert full and all(len(batch.inputs.rows) < shape.sentences for batch in full)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:
@@ -166,6 +181,19 @@ def test_flex_attention_gives_what_the_plain_kernel_gives(causal: bool) -> None:
     torch.testing.assert_close(found["flex"], found["plain"])
 
 
+@pytest.mark.parametrize(("width", "score"), [(16, ScaledDot()), (12, ScaledDot()), (16, Relative(16, 2))])
+def test_what_the_varlen_kernel_cannot_do_goes_through_a_table(width: int, score: Score) -> None:
+    """In full precision, that is everything."""
+    queries = rows([5, 30, 1], 40, 5)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(40, 2, width) for _ in range(3))
+    found = []
+    for name in ("plain", "varlen"):
+        with kernel(name), torch.no_grad():
+            found.append(attend(q, k, v, Flat(queries, queries, Causal()), score=score))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_static_rows_lie_as_rows_do() -> None:
     batch = PairBatch.of(sentences(7, 5), sentences(7, 6), begin=1, source_size=70, target_size=70)
     known = batch.inputs.rows
@@ -190,6 +218,11 @@ def test_the_step_is_chosen_by_device_model_and_length_of_the_job() -> None:
     assert step.kind(Training(steps=10**6), transformer, gpu) == "compiled"  # type: ignore[arg-type]
     assert step.kind(Training(steps=10), transformer, gpu) == "captured"  # type: ignore[arg-type]
     assert step.kind(Training(steps=10, update="plain"), transformer, gpu) == "plain"  # type: ignore[arg-type]
+    relative = FAMILIES["gpt"].model_validate({"positions": "relative"})
+    for settings, model in ((Training(steps=10, precision="fp32"), transformer), (Training(steps=10), relative)):
+        assert step.kind(settings, model, gpu) == "plain"  # type: ignore[arg-type]
+        longer = settings.model_copy(update={"steps": 10**6})
+        assert step.kind(longer, model, gpu) == "compiled"  # type: ignore[arg-type]
     for other in (recurrent, sparse):
         assert step.kind(Training(steps=10**6), other, gpu) == "plain"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a GPU"):
@@ -211,7 +244,8 @@ def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch:
 
 
 def test_trying_a_compiled_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shape, batches = made("transformer")
+    model, shape, batches = made("transformer, batch norm")
+    statistics = [buffer.clone() for buffer in model.buffers()]
     plain = Compiled(lambda part, *arguments: part(*arguments), projected_cross_entropy)
     monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: plain))
     torch.manual_seed(7)
@@ -220,6 +254,7 @@ def test_trying_a_compiled_step_out_leaves_nothing_behind(monkeypatch: pytest.Mo
     assert step.compiles(model, shape.batch(shape.lay(batches[0])), Training(), CPU, print)
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in model.parameters())
+    assert statistics and all(map(torch.equal, model.buffers(), statistics))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a GPU")

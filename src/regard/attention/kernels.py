@@ -107,7 +107,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Sco
 def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
     """PyTorch's kernel for sentences of various lengths laid end to end: on a GPU, in half precision, and at once.
 
-    It neither reads nor writes the fill; what would be left there, and in its gradients, is put to zero.
+    It neither reads nor writes the fill; what would be left there, and in its gradients, is put to zero. What it cannot
+    do (full precision, queries wider than values, odd widths) goes through a table of all pairs, which is slow.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -117,6 +118,9 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: S
     if dot is None:
         raise TypeError(f"the varlen kernel cannot compute {type(score).__name__}")
     q, k, scale = dot
+    width = value.shape[-1]
+    if value.dtype not in (torch.bfloat16, torch.float16) or q.shape[-1] != width or width % 8:
+        return _fused(q, k, scale, value, allowed)
     queries, keys = ranges.queries, ranges.keys
 
     def flat(x: Tensor, rows: Rows) -> Tensor:
@@ -184,7 +188,7 @@ _chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
 
 @contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Compute attention with this kernel ("plain", "fused", "blocks", or "auto") while the context lasts."""
+    """Compute attention with this kernel (one of `KERNELS`, or "auto") while the context lasts."""
     if name != "auto" and name not in KERNELS:
         raise ValueError(f"no kernel {name!r}; there are: auto, {', '.join(KERNELS)}")
     token = _chosen.set(name)

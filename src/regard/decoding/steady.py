@@ -54,7 +54,8 @@ class Padded(Rows):
 
     @cached_property
     def position(self) -> Tensor:
-        return torch.arange(self.longest, device=self.device).repeat(len(self))
+        place = torch.arange(self.longest, device=self.device)
+        return torch.where(self.present, place, 0).flatten()  # padding may go beyond the places that a model has
 
     @cached_property
     def sentence(self) -> Tensor:

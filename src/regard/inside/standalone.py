@@ -160,8 +160,8 @@ def _arrays(trace: Trace) -> dict[str, str]:
 
 
 def as_json(content: Any) -> bytes:
-    """JSON as the page is sent it."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    """JSON as the page is sent it; half a surrogate pair, which UTF-8 cannot write, as JSON's own escape."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def _packed(data: bytes) -> str:

@@ -142,8 +142,9 @@ class Bert(Translator):
     def _named(self, classes: Tensor, batch: PairBatch) -> Tensor:
         """The logits of each text's class [N, V] as those of the target row: the class, then the end mark."""
         rows = batch.inputs.rows
-        logits = self._ended(classes).expand(rows.size, -1).index_copy(0, rows.offsets[:-1], classes)
-        return taps.tap(self, "logits", logits)
+        begins = (rows.real & (rows.position == 0))[:, None]
+        own = classes.index_select(0, rows.sentence.clamp(max=len(classes) - 1))
+        return taps.tap(self, "logits", torch.where(begins, own, self._ended(classes)))
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
@@ -172,7 +173,10 @@ class Bert(Translator):
 
     def _classes(self, x: Tensor, rows: Rows) -> Tensor:
         """[S, D] -> [N, V] the logits of each text's class."""
-        return self.classifier(rows.mean(x) if self.settings.pool == "mean" else x[rows.offsets[:-1]])
+        if self.settings.pool == "mean":
+            return self.classifier(rows.mean(x))
+        first = rows.offsets[:-1].clamp(max=len(x) - 1)  # of texts that static rows have room for: any
+        return self.classifier(x.index_select(0, first))
 
     @staticmethod
     def _ended(classes: Tensor) -> Tensor:

@@ -161,6 +161,8 @@ class GPT(Translator):
         place = state.own[0].places(ids.shape[1], ids.device).clamp(min=0)
         if state.own[0].length + ids.shape[1] > self.settings.max_positions:  # then some row may have run out of places
             self._has_places(int(place.max()) + 1)
+        if self.settings.positions == "learned":  # on a board of constant size, what is done is still fed, to no end
+            place = place.clamp(max=self.settings.max_positions - 1)
         x = self._embed(embedding, ids, place.expand_as(ids))
         for block, own in zip(self.decoder, state.own, strict=True):
             x = block(x, own)

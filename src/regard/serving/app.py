@@ -117,7 +117,13 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
     async def whole(wanted: asked.StandaloneAsked) -> Response:
         for one in wanted.requests:
             _short_enough(one)
-        traces = [await turns.take(runs.trace, one) for one in wanted.requests]
+        traces = []
+        for one in wanted.requests:
+            traces.append(await turns.take(runs.trace, one))
+            if len(traces) > 1 and sum(trace.size for trace in traces) > asked.FILE_BYTES:
+                raise TooLarge(
+                    f"the file would hold more than {asked.FILE_BYTES // 2**20} MB: open fewer runs, or a shorter text"
+                )
         made = await turns.take(lambda: standalone.page(traces, hash=wanted.hash))
         return Response(made, media_type="text/html; charset=utf-8")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 CHARACTERS = 20_000  # of a text
 MASKS = 20_000
 CHANGES = 512
 THINGS = 100
-REQUESTS = 16  # traces in one file
+REQUESTS = 32  # traces in one file
+FILE_BYTES = 2**28  # of their arrays, as they are carried
 LONGEST, WIDEST = 512, 512  # of a position table
 
 
@@ -71,5 +72,5 @@ class PositionsAsked(Asked):
 
 
 class JudgeAsked(Asked):
-    things: list[str | int | float] = Field(min_length=2, max_length=THINGS)
+    things: list[str | int | FiniteFloat] = Field(min_length=2, max_length=THINGS)
     answers: list[bool] = Field(default_factory=list, max_length=1000)

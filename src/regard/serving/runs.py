@@ -12,20 +12,20 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from regard import devices
 from regard.api import Model
 from regard.data.builtin import pairs
 from regard.data.sources import corpora
 from regard.decoding.filling import GAP
 from regard.errors import UserError
+from regard.inside import places
 from regard.inside.changes import parse, to_json
-from regard.inside.places import Study, study
 from regard.inside.standalone import colour_table
 from regard.inside.trace import Trace, record, request_key
 from regard.inside.trace.carrier import digest
 from regard.inside.trace.gold import has_gold
 from regard.inside.trace.record import heads_of, layers_of
 from regard.inside.trace.tasks import kind_of
-from regard.positions import Learned
 from regard.runs import Run
 from regard.serving import asked
 
@@ -71,6 +71,7 @@ class Runs:
     """The runs by their ids, which are the names of their folders (numbered where two share one)."""
 
     def __init__(self, paths: Sequence[str | Path], *, device: str = "auto", text: str = "") -> None:
+        devices.pick(device)  # or says now that there is none
         self.device, self.text = device, text
         self.runs: dict[str, Run] = {}
         for path in paths:
@@ -138,17 +139,15 @@ class Runs:
             raise Unknown("this trace is no longer held: ask for it again")
         return found
 
-    def positions(self, wanted: asked.PositionsAsked) -> Study:
+    def positions(self, wanted: asked.PositionsAsked) -> places.Study:
         """Position vectors of a kind; of a run with learned ones its own."""
         table = None
         if wanted.run is not None and wanted.kind == "learned":
-            module = self.model(wanted.run, wanted.step).module
-            learned = [part for part in module.modules() if isinstance(part, Learned)]
-            if not learned:
+            if getattr(self.run(wanted.run).recipe.model, "positions", None) != "learned":
                 raise UserError(f"{wanted.run} has not learnt its positions")
-            table = learned[0].table.detach().float().cpu().numpy()
+            table = places.table(self.model(wanted.run, wanted.step).module)
         with self._drawing:
-            return study(wanted.kind, wanted.length, wanted.width, wanted.base, table)
+            return places.study(wanted.kind, wanted.length, wanted.width, wanted.base, table)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -156,7 +155,12 @@ class Runs:
             "text": self.text or next((example(run) for run in self.runs.values()), ""),
             "runs": [describe(name, run) for name, run in self.runs.items()],
             "colours": colour_table(),
-            "limits": {"characters": asked.CHARACTERS, "masks": asked.MASKS, "things": asked.THINGS, "requests": asked.REQUESTS},
+            "limits": {
+                "characters": asked.CHARACTERS,
+                "masks": asked.MASKS,
+                "things": asked.THINGS,
+                "requests": asked.REQUESTS,
+            },
         }
 
 

@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from regard import devices
+from regard import devices, products
 from regard.data.packing import Position
 from regard.data.prefetch import Prefetched
 from regard.data.sources import held_out
@@ -208,8 +208,9 @@ def decoding_speed(
     run: Run, recipe: Recipe, device: torch.device, *, seconds: float, progress: Progress
 ) -> DecodingSpeed:
     """Decode held-out lines as the recipe says, again and again for so many seconds."""
-    texts = _texts(run, recipe)
-    what, decode = _decoder(run, _weights(run, device).eval(), texts)
+    texts, model = _texts(run, recipe), _weights(run, device).eval()
+    products.prepare(model)  # as whoever loads the run has it
+    what, decode = _decoder(run, model, texts)
     decode()  # what allocates comes first
     _finish(device)
     done, tokens, begin = 0, 0, time.perf_counter()

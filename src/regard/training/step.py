@@ -120,11 +120,15 @@ class CapturedStep(Step):
             group["lr"] = self.numbers[1]
 
     def __call__(self, batches: Sequence[PairBatch], number: int, rate: float) -> int:
+        outside = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(outside)  # who puts the loss to zero, or weights in their place, does it before this
         with torch.cuda.stream(self.stream):
             if self.left == 0 and self.graphs is None:
                 self._capture()
             self.left -= 1
-            return super().__call__(batches, number, rate)
+            tokens = super().__call__(batches, number, rate)
+        outside.wait_stream(self.stream)  # and who looks at the loss or the weights, after it
+        return tokens
 
     def _set(self, share: float, rate: float, number: int) -> None:
         self.numbers.copy_(torch.tensor([share, rate, number]).pin_memory(), non_blocking=True)
@@ -159,6 +163,7 @@ class CapturedStep(Step):
                 if self.settings.accumulate > 1:
                     self._forget()
         except RuntimeError as error:
+            self.optimizer.zero_grad(set_to_none=True)  # what was recorded never happened: there is nothing in them
             self.say(f"the training step cannot be captured, and goes on without: {_first_line(error)}")
         else:
             self.graphs = first, second
@@ -175,7 +180,11 @@ def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
                 'that sees everything, and no checkpoint_activations; "auto" takes what there is'
             )
         return settings.update
-    return "plain" if not able else "compiled" if settings.steps >= LONG_JOB else "captured"
+    if not able:
+        return "plain"
+    # without a compiler, the kernel for rows of static size takes half precision and plain dot products only
+    quick = settings.precision != "fp32" and getattr(model, "positions", "") != "relative"
+    return "compiled" if settings.steps >= LONG_JOB else "captured" if quick else "plain"
 
 
 def make(
@@ -198,13 +207,14 @@ def compiles(
 ) -> bool:
     """Compile the model's blocks and loss and try them on a batch; if that fails they stay as they are, and it is said.
 
-    Nothing is left of the trial: neither gradients nor numbers drawn at random.
+    Nothing is left of the trial: neither gradients, nor numbers drawn at random, nor running statistics.
     """
     if shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("clang") is None:
         say("no C compiler is installed, which compiling the training step needs: it goes on without")
         return False
     model.compiled = Compiled.make()
     model.train()
+    before = [buffer.clone() for buffer in model.buffers()]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast(settings.precision, device):
             model.loss(batch, settings.label_smoothing).backward()
@@ -212,6 +222,8 @@ def compiles(
         model.compiled = None
         say(f"the training step cannot be compiled here, and goes on without: {_first_line(error)}")
     model.zero_grad(set_to_none=True)
+    for buffer, was in zip(model.buffers(), before, strict=True):
+        buffer.copy_(was)
     return model.compiled is not None
 
 

@@ -194,8 +194,8 @@ def named(stream: Stream) -> Entry:
 class Lens:
     """What the model would say if it stopped at each of some places of the stream: its own last layer reads them.
 
-    Of a very long text only the last tokens are asked; the others' lists are empty. It holds no model and no task, which
-    has one: whoever calls it gives the model.
+    Of a very long text only the last tokens are asked; the others' lists are empty. It holds no model (nor a task,
+    which has one): whoever calls it gives the model.
     """
 
     tokenizer: Tokenizer

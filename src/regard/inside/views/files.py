@@ -74,7 +74,8 @@ def _state(picture: Picture) -> str:
     """Where the page opens: at the same view, or, where it has none of that name, at all heads."""
     chosen = picture.numbers
     if picture.view == "align":
-        fields = {"layer": chosen["layer"], "head": chosen["head"], "words": int(chosen["words"]) or None}
+        layer = "mean" if chosen["layer"] is None else chosen["layer"]
+        fields = {"layer": layer, "head": chosen["head"], "words": int(chosen["words"]) or None}
     elif picture.view == "maps" and chosen["head"] is not None and chosen["layer"] is not None:
         fields = {"open": f"{chosen['attention']}:{chosen['head']}"}
     else:

@@ -31,6 +31,7 @@ const usedRequests = new Map();
 
 let runs = [];
 let firstText = "";
+let mostInFile = 16; // traces; the server says how many it lays into one file
 let trace = null;
 let traceKey = "";
 let viewShown = null; // what render() was last called for, so that a late answer draws nothing twice
@@ -97,7 +98,10 @@ function exportMenu() {
       }
     });
   const shown = () => [...figures];
-  const requests = () => [...usedRequests.values()];
+  const requests = () => {
+    const all = [...usedRequests.values()];
+    return all.length > mostInFile ? [all[0], ...all.slice(1 - mostInFile)] : all; // of very many, the last ones
+  };
   menu.append(
     el(
       "div",
@@ -313,7 +317,9 @@ function makeContext(signal) {
     source: {
       ...source,
       trace(request) {
-        usedRequests.set(requestKey(request), request);
+        const key = requestKey(request);
+        if (key !== traceKey) usedRequests.delete(key); // to the end, where the last ones stand
+        usedRequests.set(key, request);
         return source.trace(request);
       },
     },
@@ -389,6 +395,7 @@ async function begin() {
     runs = told.runs;
     setAnchors(told.colours.anchors);
     firstText = told.text ?? "";
+    mostInFile = told.limits?.requests ?? mostInFile;
   } catch (error) {
     return complain(error);
   }

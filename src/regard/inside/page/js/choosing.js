@@ -100,8 +100,9 @@ export function chooseStation() {
       };
       const settings = samplingOf(state);
       const inSteps = { step: 0.05, format: (value) => value.toFixed(2) };
+      const p = header.output.p[at]; // none of a token that the output's vocabulary does not have
       const told = given
-        ? `Here the text itself goes on, with “${visible(target.piece)}” (${percent(header.output.p[at])}).`
+        ? `Here the text itself goes on, with “${visible(target.piece)}”${p === null ? "" : ` (${percent(p)})`}.`
         : "";
       content.append(
         textSoFar(header, at),

@@ -24,6 +24,12 @@ export function chosenEntry(header, part, layer) {
   return entries.find((entry) => String(entry.layer) === String(layer)) ?? entries.at(-1);
 }
 
+/** All layers of a part taken as one attention, the mean of theirs; it stands among them as the layer "mean". */
+export function meanEntry(header, part) {
+  const entries = attentions(header, part);
+  return { ...entries[0], name: "", layer: "mean", entries };
+}
+
 /** A head by the word for it: a number counted from 0, "best" where the gold alignment is known, or "mean". */
 export function chosenHead(header, entry, head) {
   const errors = header.gold?.aer?.[entry.name];
@@ -38,7 +44,8 @@ export function chosenHead(header, entry, head) {
 
 export function mapTitle(entry, head) {
   const which = entry.heads === 1 ? "" : head === "mean" ? `, mean of ${entry.heads} heads` : `, head ${head + 1}`;
-  return `${PART_NAMES[entry.part]}, layer ${entry.layer + 1}${which}`;
+  const where = entry.entries ? `mean of ${entry.entries.length} layers` : `layer ${entry.layer + 1}`;
+  return `${PART_NAMES[entry.part]}, ${where}${which}`;
 }
 
 /** The weights of one head as carried, or the mean over heads as numbers. */
@@ -53,9 +60,21 @@ export function headWeights(tensor, head) {
   return { values: sum.map((total) => (total * tensor.scale) / count), scale: 1 };
 }
 
+/** The same of one attention, or of the mean of several. */
+export async function entryWeights(trace, entry, head) {
+  if (!entry.entries) return headWeights(await trace.array(entry.array), head);
+  const tensors = await Promise.all(entry.entries.map((one) => trace.array(one.array)));
+  const [, rows, columns] = tensors[0].shape;
+  const sum = new Float32Array(rows * columns);
+  for (const { values, scale } of tensors.map((tensor) => headWeights(tensor, head))) {
+    for (let i = 0; i < sum.length; i++) sum[i] += values[i] * scale;
+  }
+  return { values: sum.map((total) => total / tensors.length), scale: 1 };
+}
+
 export async function readMap(trace, entry, head, words) {
   const { queries, keys } = sides(trace.header, entry);
-  const { values, scale } = headWeights(await trace.array(entry.array), head);
+  const { values, scale } = await entryWeights(trace, entry, head);
   const title = mapTitle(entry, head);
   if (!words) {
     const single = (tokens) => tokens.map((_, i) => [i]);

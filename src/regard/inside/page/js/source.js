@@ -126,8 +126,21 @@ const answerKey = (kind, request) => JSON.stringify([kind, request]);
 /** The file with these answers laid in before what it carries anyway. */
 function withAnswers(html, answers) {
   const data = JSON.stringify(Object.fromEntries(answers)).replaceAll("<", "\\u003c");
-  const before = '<script type="application/json" id="regard-data">';
-  return html.replace(before, () => `<script type="application/json" id="regard-answers">${data}</script>\n${before}`);
+  const opened = (id) => `<script type="application/json" id="${id}">`;
+  const before = opened("regard-data");
+  return html.replace(before, () => `${opened("regard-answers")}${data}</script>\n${before}`);
+}
+
+/** Asks again a few times where the server is busy: what was asked before and is not wanted any more ends soon. */
+async function whenFree(ask) {
+  for (let tries = 0; ; tries++) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (error.status !== 503 || tries >= 10) throw error;
+      await new Promise((done) => setTimeout(done, 300));
+    }
+  }
 }
 
 /** Keeps the last few promises by key; one that fails is forgotten. */
@@ -173,7 +186,11 @@ export function liveSource() {
     runs: async () => (await answered(await fetch("api/runs"))).json(),
     trace: (request) => remember(kept, requestKey(request), () => record(request)),
     explain: async (request, onLine, signal) =>
-      keepAnswer("explain", request, await eachLine(await post("api/explain", request, signal), onLine)),
+      keepAnswer(
+        "explain",
+        request,
+        await eachLine(await whenFree(() => post("api/explain", request, signal)), onLine),
+      ),
     positions: async (request, signal) =>
       keepAnswer("positions", request, await (await post("api/positions", request, signal)).json()),
     judge: async (request, signal) => (await post("api/judge", request, signal)).json(),

@@ -4,7 +4,7 @@ import { clear, el, field, select, toggle } from "../dom.js";
 import { colour } from "../colours.js";
 import { figure, legend } from "../figure.js";
 import { heatMap } from "../heatmap.js";
-import { attentions, chosenEntry, chosenHead, goldCells, hasCross, readMap } from "../maps.js";
+import { attentions, chosenEntry, chosenHead, goldCells, hasCross, meanEntry, readMap } from "../maps.js";
 import { isolated } from "../tokens.js";
 import { tokenStrip } from "../strip.js";
 
@@ -29,6 +29,7 @@ export const align = {
 /** The settings above the map; they write to the address, and the map follows the address. */
 function alignControls(header, state, entry, head) {
   const layers = attentions(header, "cross").map(({ layer }) => [String(layer), `Layer ${layer + 1}`]);
+  if (layers.length > 1) layers.unshift(["mean", `Mean of ${layers.length} layers`]);
   const errors = header.gold?.aer?.[entry.name];
   const heads = Array.from({ length: entry.heads }, (_, h) => [String(h), `Head ${h + 1}`]);
   if (entry.heads > 1) heads.unshift(["mean", `Mean of ${entry.heads} heads`]);
@@ -77,7 +78,9 @@ function alignRoom(root, context) {
 
   async function draw() {
     const mine = ++asked;
-    const entry = chosenEntry(header, "cross", state.get("layer"));
+    const layer = state.get("layer");
+    const several = attentions(header, "cross").length > 1;
+    const entry = layer === "mean" && several ? meanEntry(header, "cross") : chosenEntry(header, "cross", layer);
     const head = chosenHead(header, entry, state.get("head", "mean"));
     const seen = await readMap(trace, entry, head, state.get("words") === "1");
     if (mine !== asked) return;
@@ -204,7 +207,8 @@ function focusedLabel(controls) {
 }
 
 function errorSaid(header, entry, head) {
-  const error = head === "mean" ? header.gold?.mean?.[entry.name] : header.gold?.aer?.[entry.name]?.[head];
-  if (error === undefined) return "";
+  const mean = entry.entries ? header.gold?.all : header.gold?.mean?.[entry.name];
+  const error = head === "mean" ? mean : header.gold?.aer?.[entry.name]?.[head];
+  if (error === undefined || error === null) return "";
   return `Alignment error rate on this sentence: ${error.toFixed(1)} (0 is perfect, 100 is all wrong).`;
 }

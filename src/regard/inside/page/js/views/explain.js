@@ -5,7 +5,7 @@ import { OKABE } from "../colours.js";
 import { figure, legend } from "../figure.js";
 import { judgePanel } from "../judge.js";
 import { lineChart } from "../chart.js";
-import { headWeights } from "../maps.js";
+import { entryWeights, meanEntry } from "../maps.js";
 import { mergeWords, sides, tokenLabels, visible } from "../tokens.js";
 
 const MASKS = [64, 128, 256, 512, 1000, 2000, 4000];
@@ -191,17 +191,6 @@ function importanceNote(line) {
   return line.exact ? "Exact: every mask was asked." : "Each number has a standard error: point at it, or see the table.";
 }
 
-/** The mean of all heads of these attentions, [queries, keys]. */
-async function meanLook(trace, entries) {
-  const count = entries.reduce((sum, entry) => sum + entry.heads, 0);
-  const tensors = await Promise.all(entries.map((entry) => trace.array(entry.array)));
-  const mean = new Float32Array(tensors[0].shape[1] * tensors[0].shape[2]);
-  tensors.forEach((tensor, n) => {
-    headWeights(tensor, "mean").values.forEach((weight, i) => (mean[i] += (weight * entries[n].heads) / count));
-  });
-  return mean;
-}
-
 /** Of a model that goes on with its prompt: what it wrote, by where it looked in the prompt when it wrote it. */
 function ofPrompt({ target, inputs }, weights) {
   const rows = target.map((_, i) => i).filter((i) => !target[i].given);
@@ -216,10 +205,10 @@ async function showLooked(place, context, onFocus) {
   const part = ["cross", "decoder", "encoder"].find((one) => header.attention.some((entry) => entry.part === one));
   const entries = header.attention.filter((entry) => entry.part === part);
   if (!entries.length) {
-    place.append(el("p", { class: "quiet", text: "This model does not attend, so there is no attention to compare with." }));
+    clear(place).append(el("p", { class: "quiet", text: "This model does not attend, so there is no attention to compare with." }));
     return null;
   }
-  const mean = await meanLook(context.trace, entries);
+  const { values: mean } = await entryWeights(context.trace, meanEntry(header, part), "mean");
   const { queries, keys, weights } = part === "decoder"
     ? ofPrompt(header.tokens, mean)
     : { ...sides(header, entries[0]), weights: mean };

@@ -157,7 +157,7 @@ function headGrid(context, open) {
     },
   });
 
-  // Layers are fetched and drawn when they come near the screen.
+  // Layers are fetched and drawn when they come near the screen; the first is there before any other is asked for.
   const byBox = new Map(layers.map((layer) => [layer.box, layer]));
   const watch = new IntersectionObserver(
     (seen) => {
@@ -169,7 +169,6 @@ function headGrid(context, open) {
     },
     { rootMargin: "300px" },
   );
-  for (const { box: row } of layers) watch.observe(row);
 
   function drawLayer(layer) {
     layer.drawn ??= drawHeads(layer);
@@ -212,7 +211,13 @@ function headGrid(context, open) {
 
   return {
     element: box,
-    first: () => drawLayer(layers[0]),
+    async first() {
+      try {
+        await drawLayer(layers[0]);
+      } finally {
+        if (!context.signal.aborted) for (const { box: row } of layers) watch.observe(row);
+      }
+    },
     press(name) {
       for (const thumb of thumbs.flat()) thumb.setAttribute("aria-pressed", String(thumb.dataset.name === name));
     },
