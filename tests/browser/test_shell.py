@@ -37,6 +37,11 @@ def test_typing_a_sentence_gives_the_translation(visit: Visit, site: Site) -> No
     until(lambda: page.text_content(".said") == (model.translate(other).text or "(nothing)"), "the new translation")
 
 
+def test_a_text_that_the_model_cannot_read_whole_is_said_to_be_cut(visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text="Once upon a time there was a cat. " * 100)
+    assert "the text was cut" in (page.text_content(".facts") or "")
+
+
 def test_what_the_server_refuses_is_said_in_its_words(visit: Visit, page: Page, troubles: list[str]) -> None:
     visit("align")
     page.route("**/api/trace", lambda route: route.fulfill(status=400, json={"error": "no such thing"}))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import go, small
 from torch import Tensor
 
+from regard import weights
 from regard.attention import Causal, Flat, Packed, Relative, ScaledDot, Score, attend, kernel
 from regard.attention.allowed import Ranges
 from regard.data.masking import generator, mask_batch
@@ -21,7 +23,7 @@ from regard.models import Translator, build
 from regard.models.family import Compiled
 from regard.recipes.schema import FAMILIES, Training
 from regard.rows import PairBatch, StaticRows
-from regard.training import step
+from regard.training import start, step
 from regard.training.static import Shape
 from regard.training.step import Step
 
@@ -278,3 +280,21 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, tmp_pat
         found.append([update.loss.cpu(), update.norm.cpu(), *(p.detach().cpu() for p in model.parameters())])
     close = {"atol": 1e-4, "rtol": 1e-3} if kind == "compiled" else {"atol": 2e-2, "rtol": 2e-2}
     torch.testing.assert_close(found[1], found[0], check_dtype=False, **close)
+
+
+def test_a_run_keeps_the_batches_it_began_with_on_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun as on a GPU and ended on a CPU, it is the run that was not interrupted; and the other way round."""
+    gpu = torch.device("cuda")
+    for begun in (True, False):
+        recipe = small(tmp_path, steps=4)
+        monkeypatch.setattr(start, "how_to_update", lambda run, device, begun=begun: ("plain", begun))
+        whole = go(recipe, tmp_path / f"whole-{begun}")
+        half = go(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
+        monkeypatch.undo()
+        assert start.how_to_update(half, gpu) == (("captured", True) if begun else ("plain", False))
+        half = go(recipe, tmp_path / f"half-{begun}")
+        expected, found = (weights.load(run.resume) for run in (whole, half))
+        assert expected[1]["static"] == found[1]["static"] == begun
+        assert all(torch.equal(expected[0][name], found[0][name]) for name in expected[0])

@@ -84,6 +84,7 @@ class Trainer:
     reporter: Reporter
     device: torch.device
     shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
+    static: bool = False  # how the batches are packed, to be remembered
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -236,6 +237,7 @@ class Trainer:
     def _resume(self) -> None:
         if self.run.resume.exists():
             self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+        self.progress.static = self.static
         for half_written in self.run.path.glob("**/.*.tmp"):  # by a process that was killed
             half_written.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again

@@ -66,24 +66,43 @@ def train(
     if not run.has_tokenizers():
         run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
-    how = step.kind(settings, recipe.model, where)
-    packer = pack_batches(recipe, stores, static=how != "plain")
+    how, static = how_to_update(run, where)
+    packer = pack_batches(recipe, stores, static)
     batches = with_gaps(recipe, packer, run.tokenizers[0]) if fills_gaps(recipe) else packer
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
         _begin_with(origin, run, model, reporter)
     model.checkpoint_activations = settings.checkpoint_activations
-    _say_what(reporter, run, model, stores, packer, where)
+    _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
     shape = Shape.of(packer, gaps=fills_gaps(recipe)) if how != "plain" else None
-    if shape is not None and how == "compiled":
+    if shape is not None and how == "compiled" and not _trained(run):
         reporter.say("compiling the training step")
         laid = shape.lay(batches.batch_at(0)).to(where)
         step.compiles(model, shape.batch(laid), settings, where, reporter.say)
     with alone(run.path, "training"), devices.held_memory(where):
-        Trainer(run, model, batches, looks, reporter, where, shape).train()
+        Trainer(run, model, batches, looks, reporter, where, shape, static).train()
     return run
+
+
+def how_to_update(run: Run, device: torch.device) -> tuple[str, bool]:
+    """How updates are made, and whether batches are static.
+
+    Captured updates want static batches. But a run that has begun goes on with the batches it began with: plain updates
+    take any, and others are not made for it where they are not static.
+    """
+    how = step.kind(run.recipe.training, run.recipe.model, device)
+    if not run.resume.exists():
+        return how, how != "plain"
+    static = bool(weights.about(run.resume).get("static", False))
+    return how if static else "plain", static
+
+
+def _trained(run: Run) -> bool:
+    """Whether there is nothing left to do."""
+    facts = weights.about(run.resume) if run.resume.exists() else {}
+    return bool(facts.get("finished")) and facts["step"] >= run.recipe.training.steps
 
 
 def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
@@ -197,9 +216,15 @@ def _members(recipe: Recipe) -> str:
 
 
 def _say_what(
-    reporter: Reporter, run: Run, model: Translator, stores: list[TokenStore], packer: Batches, device: torch.device
+    reporter: Reporter,
+    run: Run,
+    model: Translator,
+    stores: list[TokenStore],
+    packer: Batches,
+    device: torch.device,
+    static: bool,
 ) -> None:
-    """The facts of a run, before it starts."""
+    """The facts of a run, before it starts. Static batches have no padded view."""
     full = fill(packer.batch_at(0))
     source, target = run.tokenizers
     sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
@@ -208,7 +233,7 @@ def _say_what(
     rows = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
     reporter.say(
         f"batches: {rows if packer.source_budget else f'{packer.target_budget:,} tokens'}; of the first, "
-        + ", ".join(f"{name} {value:.0%} full" for name, value in full.items())
+        + ", ".join(f"{name} {value:.0%} full" for name, value in full.items() if name != "padded" or not static)
     )
     reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
 

@@ -28,6 +28,7 @@ class Progress:
     window_loss: float = 0.0  # loss and tokens since the last line of metrics
     window_tokens: int = 0
     finished: bool = False
+    static: bool = False  # how batches are packed: a run keeps to it on whichever device it goes on
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:

@@ -212,6 +212,7 @@ def compiles(
     if shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("clang") is None:
         say("no C compiler is installed, which compiling the training step needs: it goes on without")
         return False
+    torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
     model.compiled = Compiled.make()
     model.train()
     before = [buffer.clone() for buffer in model.buffers()]

@@ -217,6 +217,7 @@ function tellAnswer(error = null) {
   const facts = [
     Number.isFinite(text.score) ? `score ${shortNumber(text.score)}` : null,
     `${tokens.source.length || tokens.target.filter((token) => token.given).length} tokens in`,
+    text.cut ? "the text was cut: this model reads no more at once" : null,
     model.step === null ? null : `step ${model.step}`,
     model.parameters ? `${(model.parameters / 1e6).toFixed(model.parameters < 1e7 ? 1 : 0)} M parameters` : null,
   ];
