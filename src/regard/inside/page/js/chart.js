@@ -123,7 +123,7 @@ function namesOf(series, width, y) {
 export function lineChart(context, given) {
   let options = given;
   let at = 0;
-  const room = el("div", { class: "chart", tabIndex: 0, role: "slider" });
+  const room = el("div", { class: "chart" }); // a slider once there are values to slide over
   const box = figure(context, {
     title: options.title,
     note: options.note,
@@ -177,6 +177,8 @@ export function lineChart(context, given) {
     const picture = svgElement(width, height + names.bottom, options.title, [...names.parts, moved]);
     picture.setAttribute("aria-hidden", "true");
     room.replaceChildren(picture, el("p", { class: "chart-said num", aria: { hidden: "true" }, text: saying(at) }));
+    room.tabIndex = 0;
+    room.setAttribute("role", "slider");
     room.setAttribute("aria-label", options.title);
     room.setAttribute("aria-valuemin", 0);
     room.setAttribute("aria-valuemax", options.x.values.length - 1);
