@@ -7,8 +7,9 @@ step has as many shapes as there are buckets and never another; bf16 autocast, f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class Training:
         self.loss = torch.compile(loss, dynamic=False) if compiled else loss
         if compiled:  # a shape a bucket, and none beside
             torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 4 * len(LONGEST))
-        self.turn = _again(batches)
+        self.turn = cycle(batches)
 
     def __call__(self) -> int:
         batch = next(self.turn)
@@ -167,11 +168,6 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return batch.real
-
-
-def _again(items: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from items
 
 
 def translator(

@@ -13,8 +13,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,9 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
     if kind == "compiled":
         model.compiled = Compiled.make()
     update = make(model, optimizer, None, settings, device, None if kind == "plain" else shape)
-    turn = _again(batches)
-    count = iter(range(1, 10**9))
-    return lambda: update([next(turn)], next(count), 1e-4)
-
-
-def _again(items: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from items
+    turn = cycle(batches)
+    numbers = count(1)
+    return lambda: update([next(turn)], next(numbers), 1e-4)
 
 
 def transformer(budget: int, kind: str) -> Callable[[], int]:

@@ -16,7 +16,6 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 CHUNK_CELLS = 2**28  # logits held at once: 512 MiB of them in bf16
 CHUNK_STEP = 256  # chunks are multiples of this many places, which matrix kernels like
-
 CACHED_ROWS = 64  # rows of logits that a CPU goes through at a time
 
 

@@ -56,12 +56,12 @@ class Shape:
     def size(self) -> int:
         return sum(self.parts)
 
-    def lay(self, batch: PairBatch, into: Tensor | None = None) -> Tensor:
+    def lay(self, batch: PairBatch) -> Tensor:
         """A batch as one row of `size` integers on the host."""
         source, target = batch.source.rows, batch.inputs.rows
         if (source.size, target.size) != (self.source, self.target) or len(target) > self.sentences:
             raise ValueError(f"a batch of {source.size} and {target.size} places, {len(target)} sentences: not {self}")
-        laid = torch.empty(self.size, dtype=torch.long) if into is None else into
+        laid = torch.empty(self.size, dtype=torch.long)
         places = laid.split(self.parts)
         places[0].copy_(batch.source.ids)
         if not self.shared:

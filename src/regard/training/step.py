@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from regard.devices import autocast
 from regard.errors import UserError
@@ -25,19 +27,18 @@ LONG_JOB = 1000  # updates from where on compiling pays for itself
 WARM = 3  # updates before the one that is captured: compilers and libraries have set themselves up by then
 
 
+@dataclass(eq=False)
 class Step:
     """Makes updates, and keeps what they showed on the device until it is asked for."""
 
-    def __init__(
-        self,
-        model: Translator,
-        optimizer: torch.optim.Optimizer,
-        ema: Average | None,
-        settings: Training,
-        device: torch.device,
-    ) -> None:
-        self.model, self.optimizer, self.ema = model, optimizer, ema
-        self.settings, self.device = settings, device
+    model: Translator
+    optimizer: torch.optim.Optimizer
+    ema: Average | None
+    settings: Training
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        device = self.device
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed since it was last put to zero
         self.norm = torch.zeros((), device=device)  # of the last gradient
         # A loss that is not finite raises this flag on the device; the fused optimiser skips its updates while it is
@@ -63,7 +64,8 @@ class Step:
         host = host.pin_memory() if self.device.type == "cuda" else host
         self.numbers.copy_(host, non_blocking=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if not isinstance(group["lr"], Tensor):  # else it is one of the numbers, for a graph to read
+                group["lr"] = rate
 
     def _add(self, batch: PairBatch) -> None:
         """Add the gradient of a batch."""
@@ -92,6 +94,7 @@ class Step:
             self.ema.update(self.model)
 
 
+@dataclass(eq=False)
 class CapturedStep(Step):
     """The same update, recorded once and played again. It takes batches of one `shape` only.
 
@@ -99,23 +102,16 @@ class CapturedStep(Step):
     there: a generator's state is read anew whenever a graph is played.
     """
 
-    def __init__(
-        self,
-        model: Translator,
-        optimizer: torch.optim.Optimizer,
-        ema: Average | None,
-        settings: Training,
-        device: torch.device,
-        shape: Shape,
-        say: Callable[[str], None],
-    ) -> None:
-        super().__init__(model, optimizer, ema, settings, device)
-        self.shape, self.say = shape, say
-        self.laid = torch.zeros(shape.size, dtype=torch.long, device=device)
-        self.stream = torch.cuda.Stream(device)
+    shape: Shape
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.laid = torch.zeros(self.shape.size, dtype=torch.long, device=self.device)
+        self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.left = WARM  # updates before the one that is captured
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["capturable"] = True  # the number of steps is counted on the device
             group["lr"] = self.numbers[1]
 
@@ -129,9 +125,6 @@ class CapturedStep(Step):
             tokens = super().__call__(batches, number, rate)
         outside.wait_stream(self.stream)  # and who looks at the loss or the weights, after it
         return tokens
-
-    def _set(self, share: float, rate: float, number: int) -> None:
-        self.numbers.copy_(torch.tensor([share, rate, number]).pin_memory(), non_blocking=True)
 
     def _add(self, batch: PairBatch) -> None:
         self.laid.copy_(self.shape.lay(batch).pin_memory(), non_blocking=True)
