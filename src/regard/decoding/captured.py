@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention.kernels import chosen
 from regard.blocks import BatchNorm
-from regard.decoding.hypotheses import Slots
 from regard.decoding.penalties import Rules
-from regard.decoding.search import Best, Chooser, Random, Stepper, Watch, step_by_step
+from regard.decoding.search import Best, Ended, Random, Stepper, Task, step_by_step
 from regard.decoding.static import Board, How, Static, tensors_of
 from regard.decoding.steady import Caches, Padded, Shape, possible
 from regard.models.transformer import Transformer
@@ -128,31 +127,22 @@ class Captured(Static):
         self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
         self._where: tuple[int, ...] = ()  # the addresses that recorded steps read weights from
 
-    def __call__(
-        self,
-        model: Stepper,
-        source: TokenRow,
-        begin: Sequence[int],
-        rules: Rules,
-        chooser: Chooser,
-        lines: Sequence[int],
-        watch: Watch | None,
-    ) -> list[tuple[list[int], Slots]]:
-        if self.failed or not suits(model) or int(rules.limit.max()) < WORTH:
-            return step_by_step(model, source, begin, rules, chooser, lines, watch)
+    def __call__(self, model: Stepper, task: Task) -> Ended:
+        if self.failed or not suits(model) or int(task.rules.limit.max()) < WORTH:
+            return step_by_step(model, task)
         assert isinstance(model, nn.Module)
-        device = source.ids.device
+        device = task.source.ids.device
         with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             for _ in range(2):
                 try:
                     used = self._ready(model)
                     with self._precision(device.type):
-                        return super().__call__(used, source, begin, rules, chooser, lines, watch)
+                        return super().__call__(used, task)
                 except torch.OutOfMemoryError:  # once more without what was kept for other searches
                     self._clear()
                     torch.cuda.empty_cache()
             self._say("the GPU has not enough memory for it")
-        return step_by_step(model, source, begin, rules, chooser, lines, watch)
+        return step_by_step(model, task)
 
     def _ready(self, model: nn.Module) -> Stepper:
         """The model to step: itself, or its copy in bf16 with the weights of now."""

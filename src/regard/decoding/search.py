@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -85,7 +85,7 @@ def search(
     penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
     chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
     with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training
-        ended = (step_by_step if run is None else run)(model, source, begin, rules, chooser, lines, watch)
+        ended = (step_by_step if run is None else run)(model, Task(source, begin, rules, chooser, lines, watch))
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     margins = [math.inf] * count
     for sentences, slots in ended:
@@ -98,27 +98,35 @@ def search(
     return results
 
 
-def step_by_step(
-    model: Stepper,
-    source: TokenRow,
-    begin: Sequence[int],
-    rules: Rules,
-    chooser: Chooser,
-    lines: Sequence[int],
-    watch: Watch | None,
-) -> list[tuple[list[int], Slots]]:
-    """Step until every sentence is done: groups of (sentence numbers, their final slots) in the order they left."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is searched: from which sentences, begun how, by what rules; see `search`."""
+
+    source: TokenRow
+    begin: Sequence[int]
+    rules: Rules
+    chooser: Chooser
+    lines: Sequence[int]
+    watch: Watch | None
+
+
+Ended = list[tuple[list[int], Slots]]  # groups of sentence numbers and their final slots, in the order they left
+
+
+def step_by_step(model: Stepper, task: Task) -> Ended:
+    """Step until every sentence is done."""
+    source, rules, chooser, watch = task.source, task.rules, task.chooser, task.watch
     device = source.ids.device
     inside = list(range(len(source.rows)))  # the sentences still searched
     slots = Slots.start(len(inside), device)
-    state, tokens = model.start(source), torch.tensor(begin, device=device)[:, None]
-    ended: list[tuple[list[int], Slots]] = []
+    state, tokens = model.start(source), torch.tensor(task.begin, device=device)[:, None]
+    ended: Ended = []
     while True:
         logits, state = model.step(state, tokens)
         logits = rules.discourage(logits.float(), slots.tokens)
         logp = rules.apply(functional.log_softmax(logits, -1), slots.tokens)
         logp = slots.only_end_where_over(logp)
-        choice = chooser.choose(slots, logp, [lines[sentence] for sentence in inside])
+        choice = chooser.choose(slots, logp, [task.lines[sentence] for sentence in inside])
         slots = slots.advance(choice)
         if watch is not None and (stopped := watch(inside, slots)) is not None:
             slots = slots.stop(stopped)
@@ -140,16 +148,7 @@ def step_by_step(
 class Run(Protocol):
     """Steps until every sentence is done. `step_by_step` is the definition; any other is held equal to it."""
 
-    def __call__(
-        self,
-        model: Stepper,
-        source: TokenRow,
-        begin: Sequence[int],
-        rules: Rules,
-        chooser: Chooser,
-        lines: Sequence[int],
-        watch: Watch | None,
-    ) -> list[tuple[list[int], Slots]]: ...
+    def __call__(self, model: Stepper, task: Task) -> Ended: ...
 
 
 def quickest(model: nn.Module, precision: str = "auto") -> Run | None:

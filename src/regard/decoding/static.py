@@ -24,7 +24,7 @@ from regard.decoding.greatest import greatest
 from regard.decoding.hypotheses import Slots
 from regard.decoding.penalties import NONE, WORST, Rules, among, length_penalties
 from regard.decoding.sampling import Words, draw, keys, uniforms
-from regard.decoding.search import Best, Chooser, Random, Stepper, Watch, step_by_step
+from regard.decoding.search import Best, Ended, Random, Stepper, Task, Watch, step_by_step
 from regard.decoding.steady import Shape, Steady, possible, reads_on, steady
 from regard.recipes.schema import Decoding
 from regard.rows import TokenRow
@@ -338,38 +338,22 @@ class Static:
     def __init__(self, sizes: bool = False) -> None:
         self.sizes = sizes
 
-    def __call__(
-        self,
-        model: Stepper,
-        source: TokenRow,
-        begin: Sequence[int],
-        rules: Rules,
-        chooser: Chooser,
-        lines: Sequence[int],
-        watch: Watch | None,
-    ) -> list[tuple[list[int], Slots]]:
-        if not possible(model) or not isinstance(chooser, Best | Random):
-            return step_by_step(model, source, begin, rules, chooser, lines, watch)
+    def __call__(self, model: Stepper, task: Task) -> Ended:
+        if not possible(model) or not isinstance(task.chooser, Best | Random):
+            return step_by_step(model, task)
         with torch.inference_mode():
-            board, places = self._board(model, source, begin, rules, chooser, lines)
-            return self._run(model, board, len(begin), places, watch)
+            board, places = self._board(model, task, task.chooser)
+            return self._run(model, board, len(task.begin), places, task.watch)
 
     def _size(self, size: int, least: int) -> int:
         return rounded(size, least) if self.sizes else size
 
-    def _board(
-        self,
-        model: Stepper,
-        source: TokenRow,
-        begin: Sequence[int],
-        rules: Rules,
-        chooser: Best | Random,
-        lines: Sequence[int],
-    ) -> tuple[Board, range]:
+    def _board(self, model: Stepper, task: Task, chooser: Best | Random) -> tuple[Board, range]:
         """The board before the first step, and the places from the first token's to one past the last's.
 
         Spare sentences are as the last, and done from the beginning.
         """
+        source, begin, rules, lines = task.source, task.begin, task.rules, task.lines
         count, before = len(begin), source.rows.longest if reads_on(model) else 0
         places = range(before, before + int(rules.limit.max()))
         shape = Shape(
@@ -413,9 +397,7 @@ class Static:
 
         return replace(rules, prefix=wide(prefix), prompt=wide(prompt))
 
-    def _run(
-        self, model: Stepper, board: Board, count: int, places: range, watch: Watch | None
-    ) -> list[tuple[list[int], Slots]]:
+    def _run(self, model: Stepper, board: Board, count: int, places: range, watch: Watch | None) -> Ended:
         inside = list(range(count))  # the sentences on the board, spare ones not counted
         going = list(range(count))  # those of them that are not done, by their places on the board
         steps, ended = 0, []
