@@ -123,17 +123,16 @@ def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any
     return lambda run: search(model, row, settings, begin=[prompt[-1]], forbidden=[FILL, BEGIN], run=run)
 
 
-def variants(device: torch.device, compiled: bool) -> dict[str, Run | None]:
+def variants(device: torch.device) -> dict[str, Run | None]:
     """Ways to run a search, the plain one first."""
     if device.type != "cuda":
         return {"step by step, fp32": None, "static, fp32": Static(sizes=True)}
-    found: dict[str, Run | None] = {
+    return {
         "step by step, fp32": None,
         "static, fp32, not recorded": Static(sizes=True),
         "recorded, fp32": Captured(bf16=False),
         "recorded, bf16": Captured(bf16=True),
     }
-    return {**found, "recorded, bf16, blocks compiled": Captured(bf16=True, compiled=True)} if compiled else found
 
 
 def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> None:
@@ -150,7 +149,7 @@ def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.
         ), report.margins
 
     expected, margins = found(None)
-    for label, run in variants(device, compiled=False).items():
+    for label, run in variants(device).items():
         if run is None:
             continue
         for turn in ("first", "second", "third"):  # steps are recorded; the reading of sources too; all is played again
@@ -283,7 +282,6 @@ def main() -> None:
     options.add_argument("--out", type=Path, help="also write everything to this file")
     options.add_argument("--quick", action="store_true", help="fewer repeats, and nothing of Hugging Face's")
     options.add_argument("--tiny", action="store_true", help="tiny models, to try the script itself")
-    options.add_argument("--compiled", action="store_true", help="also with compiled blocks, which takes a minute")
     options.add_argument("--repeats", type=int, default=0, help="0: as many as is usual")
     given = options.parse_args()
     device, sizes = torch.device(given.device), TINY if given.tiny else Sizes()
@@ -302,7 +300,7 @@ def main() -> None:
     for beam in (sizes.beam, 1):
         page(f"\nTranslation, beam {beam}, batch {sizes.batch}, {sizes.source} -> {sizes.target} tokens, sentences/s")
         work = translation(model, sizes, device, beam)
-        for name, run in variants(device, given.compiled).items():
+        for name, run in variants(device).items():
             timed(page, name, partial(work, run), device, repeats, sizes.batch, "sentences/s")
         if beam == sizes.beam:
             phases(page, model, sizes, device, repeats)
@@ -314,19 +312,16 @@ def main() -> None:
     for title, how in (("greedy", dict(beam=1)), ("sampling", draws), ("sampling of 50", {**draws, "top_k": 50})):
         page(f"\nGeneration, {title}, batch 1, {sizes.prompt} + {sizes.tokens} tokens, tokens/s")
         write = generation(writer, sizes, device, **how)
-        for name, run in variants(device, given.compiled).items():
+        for name, run in variants(device).items():
             timed(page, name, partial(write, run), device, max(2, repeats // 2), sizes.tokens, "tokens/s")
         for dtype in () if given.quick or title != "greedy" else (torch.float32, torch.bfloat16):
             name = f"Hugging Face GPT-2, {str(dtype).removeprefix('torch.')}"
             timed(page, name, gpt2(sizes, device, dtype), device, max(2, repeats // 2), sizes.tokens, "tokens/s")
 
     if device.type == "cuda":
-        for compiled in (False, True) if given.compiled else (False,):
-            run, told = Captured(bf16=True, compiled=compiled), ", blocks compiled" if compiled else ""
-            work = translation(model, sizes, device, sizes.beam)
-            profiled(page, f"Beam {sizes.beam}{told}", partial(work, run), device, sizes.target)
-            write, run = generation(writer, sizes, device, **draws), Captured(bf16=True, compiled=compiled)
-            profiled(page, f"GPT-2, sampling{told}", partial(write, run), device, sizes.tokens)
+        work, write = translation(model, sizes, device, sizes.beam), generation(writer, sizes, device, **draws)
+        profiled(page, f"Beam {sizes.beam}", partial(work, Captured(bf16=True)), device, sizes.target)
+        profiled(page, "GPT-2, sampling", partial(write, Captured(bf16=True)), device, sizes.tokens)
 
 
 if __name__ == "__main__":

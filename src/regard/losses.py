@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from regard import gpu
+
 CHUNK_CELLS = 2**28  # logits held at once: 512 MiB of them in bf16
 CHUNK_STEP = 256  # chunks are multiples of this many places, which matrix kernels like
 CACHED_ROWS = 64  # rows of logits that a CPU goes through at a time
@@ -77,17 +79,11 @@ class _Projected(torch.autograd.Function):
             for_bias = torch.zeros_like(bias, dtype=torch.float32)
         for at in range(0, len(x), chunk):
             piece, label, counts = low_x[at : at + chunk], labels[at : at + chunk], counted[at : at + chunk]
-            logits = (piece @ low_table.T).float()
-            if bias is not None:
-                logits = logits + bias.float()
-            highest = torch.cat([few.logsumexp(-1) for few in _few(logits)])
-            right = logits.gather(1, label[:, None]).squeeze(1)
-            losses = highest - (1 - smoothing) * right - smoothing * logits.mean(-1)
-            total = total + losses.where(counts, 0.0).sum()
+            losses, slope = _sloped(piece @ low_table.T, bias, label, counts, smoothing, wanted)
+            total = total + losses.sum()
             if wanted:
-                slope = _slope(logits, highest, label, counts, smoothing)
                 if for_bias is not None:
-                    for_bias = for_bias + slope.sum(0)
+                    for_bias = for_bias + slope.sum(0, dtype=torch.float32)
                 slope = slope.to(dtype)
                 for_x.append(slope @ low_table)
                 for_table = for_table + slope.T @ piece
@@ -105,13 +101,27 @@ class _Projected(torch.autograd.Function):
         return (for_x * upstream).to(x_dtype), (for_table * upstream).to(table_dtype), bias, *[None] * 5
 
 
+def _sloped(
+    logits: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Of logits [C, V] without their bias: the losses [C], and if wanted the gradient in their place in memory."""
+    if logits.is_cuda and gpu.AVAILABLE:
+        from regard.gpu.slope import slope_
+
+        return slope_(logits, bias, labels, counted, smoothing, wanted), logits
+    logits = logits.float()
+    if bias is not None:
+        logits = logits + bias.float()
+    lse = torch.cat([few.logsumexp(-1) for few in _few(logits)])
+    right = logits.gather(1, labels[:, None]).squeeze(1)
+    losses = lse - (1 - smoothing) * right - smoothing * logits.mean(-1)
+    slope = _slope(logits, lse, labels, counted, smoothing) if wanted else logits
+    return losses.where(counted, 0.0), slope
+
+
 def _slope(logits: Tensor, lse: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> Tensor:
-    """[C, V] the gradient of the summed loss in the logits; outside a compiler it takes their place in memory."""
+    """[C, V] the gradient of the summed loss in the logits, in the logits' own memory."""
     spread = smoothing / logits.shape[-1]
-    if torch.compiler.is_compiling():  # one pass over the logits, all of it
-        label = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
-        slope = (logits - lse[:, None]).exp() - spread - (1 - smoothing) * label
-        return slope.where(counted[:, None], 0.0)
     for few, own in zip(_few(logits), _few(lse), strict=True):
         few.sub_(own[:, None]).exp_().sub_(spread)
     logits.scatter_add_(1, labels[:, None], logits.new_full((len(labels), 1), smoothing - 1))

@@ -115,24 +115,10 @@ def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device:
 @pytest.mark.parametrize("name", ["transformer", "window", "heads"])
 @pytest.mark.parametrize("which", ["plain", "fused"])
 def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
-    """On a GPU it is the fused one that reads the stores; on a CPU another is quicker."""
     model, lines = model_of(name), sources(5)
     expected = found(model, lines, SETTINGS["beam"], None)
     with kernel(which):
         assert_same(found(model, lines, SETTINGS["beam"], Static(sizes=True)), expected)
-
-
-def test_a_step_that_does_not_compile_is_taken_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unable(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("no compiler here")
-
-    model, lines, run = model_of("transformer"), sources(4), Taped(bf16=True, compiled=True)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: unable)
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
-    assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
-    assert "does not compile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["beam", "nothing twice", "drawn"])

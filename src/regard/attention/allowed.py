@@ -6,19 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.masks import Mask, Places, SameSentence
 from regard.rows import Rows, StaticRows
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-BLOCK = 128  # places of a tile of flex attention, which has no smaller ones for the backward pass
 
 
 @dataclass(frozen=True)
@@ -144,7 +137,7 @@ class Ranges:
     def prepare(self) -> None:
         """Make what the kernels will ask for."""
         if self.queries.device.type == "cuda":
-            _ = self.block_mask, self.queries.real, self.keys.real
+            _ = self.places
         else:
             _ = self.table
 
@@ -156,50 +149,7 @@ class Ranges:
         return own & (place <= place[:, None]) if self.causal else own
 
     @cached_property
-    def block_mask(self) -> BlockMask:
-        """The same for flex attention: which tiles of BLOCK x BLOCK places have anything in them, and what."""
-        from torch.nn.attention.flex_attention import BlockMask
-
-        of_queries, of_keys, causal = self.queries.sentence.int(), self.keys.sentence.int(), self.causal
-
-        def may(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            own = of_queries[query] == of_keys[key]
-            return own & (key <= query) if causal else own
-
-        first, last = _tiles(self.queries, self.keys)
-        first_back, last_back = _tiles(self.keys, self.queries)
-        if causal:
-            last = last.minimum(torch.arange(1, len(last) + 1, device=last.device))
-            first_back = first_back.maximum(torch.arange(len(first_back), device=last.device))
-        counts, indices = _listed(first, last, len(first_back))
-        counts_back, indices_back = _listed(first_back, last_back, len(first))
-        return BlockMask(
-            seq_lengths=(self.queries.size, self.keys.size),
-            kv_num_blocks=counts,
-            kv_indices=indices,
-            full_kv_num_blocks=None,
-            full_kv_indices=None,
-            q_num_blocks=counts_back,
-            q_indices=indices_back,
-            full_q_num_blocks=None,
-            full_q_indices=None,
-            BLOCK_SIZE=(BLOCK, BLOCK),
-            mask_mod=may,
-        )
-
-
-def _tiles(of: StaticRows, among: StaticRows) -> tuple[Tensor, Tensor]:
-    """For each tile of one row, the tiles of the other in which its sentences lie: the first, and one past the last."""
-    begins = torch.arange(0, of.size, BLOCK, device=of.device)
-    ends = (begins + BLOCK).clamp(max=of.size) - 1
-    offsets = F.pad(among.offsets, (0, 1), value=among.size)  # the fill is a last sentence
-    first = offsets[of.sentence[begins]] // BLOCK
-    last = -(-offsets[of.sentence[ends] + 1] // BLOCK)
-    return first, last
-
-
-def _listed(first: Tensor, last: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
-    """Ranges of tiles as flex attention wants them: how many, [1, 1, A], and which, [1, 1, A, tiles]."""
-    counts = (last - first).clamp(min=0).int()
-    indices = (first[:, None] + torch.arange(tiles, device=first.device)).clamp(max=tiles - 1).int()
-    return counts[None, None], indices[None, None]
+    def places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which sentence every query and every key belongs to, and where the sentences of either row begin."""
+        queries, keys = self.queries, self.keys
+        return queries.sentence.int(), keys.sentence.int(), queries.offsets.int(), keys.offsets.int()

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import taps
+from regard import gpu, taps
 from regard.attention.allowed import Allowed, Ranges, Sparse
 from regard.attention.layouts import Layout
 from regard.attention.scores import ScaledDot, Score
-from regard.rows import Rows
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Allowed, Score], Tensor]
 
@@ -86,65 +85,24 @@ def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
     return x[..., places, :] if isinstance(places, slice) else x.index_select(-2, places)
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
-    """PyTorch's flex attention over two static rows: only tiles in which somebody may see somebody are computed.
-
-    Quick where it is compiled, and only there.
-    """
-    from torch.nn.attention.flex_attention import flex_attention
+def ragged(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
+    """Our own kernel for sentences that lie end to end in static rows, on a GPU."""
+    from regard.gpu.ragged import ragged
 
     assert isinstance(allowed.sparse, Ranges)
     dot = score.as_dot(query, key)
     if dot is None:
-        raise TypeError(f"the flex kernel cannot compute {type(score).__name__}")
+        raise TypeError(f"the ragged kernel cannot compute {type(score).__name__}")
     q, k, scale = dot
-    q, k, v = (x.to(value.dtype)[None] for x in (q, k, value))  # [1, H, L, D]
-    out = flex_attention(q, k, v, block_mask=allowed.sparse.block_mask, scale=scale)
-    assert isinstance(out, Tensor)
-    return out[0]
-
-
-def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
-    """PyTorch's kernel for sentences of various lengths laid end to end: on a GPU, in half precision, and at once.
-
-    It neither reads nor writes the fill; what would be left there, and in its gradients, is put to zero. What it cannot
-    do (full precision, queries wider than values, odd widths) goes through a table of all pairs, which is slow.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    ranges = allowed.sparse
-    assert isinstance(ranges, Ranges)
-    dot = score.as_dot(query, key)
-    if dot is None:
-        raise TypeError(f"the varlen kernel cannot compute {type(score).__name__}")
-    q, k, scale = dot
-    width = value.shape[-1]
-    if value.dtype not in (torch.bfloat16, torch.float16) or q.shape[-1] != width or width % 8:
-        return _fused(q, k, scale, value, allowed)
-    queries, keys = ranges.queries, ranges.keys
-
-    def flat(x: Tensor, rows: Rows) -> Tensor:
-        return x.to(value.dtype).transpose(0, 1).where(rows.real[:, None, None], 0.0)  # [H, L, D] -> [L, H, D]
-
-    out = varlen_attn(
-        flat(q, queries),
-        flat(k, keys),
-        flat(value, keys),
-        queries.offsets.int(),
-        keys.offsets.int(),
-        queries.longest,
-        keys.longest,
-        scale=scale,
-        window_size=(-1, 0) if ranges.causal else (-1, -1),
-    )
-    assert isinstance(out, Tensor)
-    return flat(out.transpose(0, 1), queries).transpose(0, 1)
+    q, k, v = (x.to(value.dtype).transpose(0, 1) for x in (q, k, value))  # [H, L, D] -> [L, H, D]
+    out, _ = ragged(q, k, v, *allowed.sparse.places, allowed.sparse.causal, scale)
+    return out.transpose(0, 1)
 
 
 def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
     """Score, add the mask, weigh, sum, each for all heads at once: quicker than the fused kernel for a few queries.
 
-    That is what a decoding step on a CPU has: one a beam.
+    That is what a decoding step has: one a beam. On a GPU all of it is one kernel of our own.
     """
     dot = score.as_dot(query, key)
     if dot is None:
@@ -152,6 +110,10 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
     q, k, scale = dot
     if not allowed.full or allowed.causal or (allowed.table is not None and allowed.bias is None):
         return _fused(q, k, scale, value, allowed)
+    if query.is_cuda and gpu.AVAILABLE and allowed.bias is not None:
+        from regard.gpu.few import few
+
+        return few(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
     scores = (q * scale) @ k.transpose(-2, -1)
     return (scores if allowed.bias is None else scores + allowed.bias).softmax(-1) @ value
 
@@ -166,12 +128,10 @@ def _best(allowed: Allowed, score: Score, query: Tensor) -> str:
     if type(score).as_dot is Score.as_dot:
         return "plain"  # no dot product, no fused kernel
     sparse, length = allowed.sparse, query.shape[-2]
-    if length <= FEW and query.is_cpu and not torch.is_grad_enabled():
+    if length <= FEW and not torch.is_grad_enabled() and (query.is_cpu or allowed.bias is not None):
         return "few"
     if isinstance(sparse, Ranges):
-        if sparse.queries.device.type != "cuda":
-            return "fused"
-        return "flex" if torch.compiler.is_compiling() else "varlen"
+        return "ragged" if query.is_cuda and gpu.AVAILABLE else "fused"
     return "blocks" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
 
 
@@ -180,8 +140,7 @@ KERNELS: dict[str, Kernel] = {
     "fused": fused,
     "few": few,
     "blocks": blocks,
-    "flex": flex,
-    "varlen": varlen,
+    "ragged": ragged,
 }
 _chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
 

@@ -114,15 +114,13 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 class Captured(Static):
     """Runs searches with recorded steps; one for each model (`quickest`). What cannot be recorded goes step by step."""
 
-    def __init__(self, bf16: bool, compiled: bool = False) -> None:
+    def __init__(self, bf16: bool) -> None:
         super().__init__(sizes=True)
-        self.bf16, self.compiled = bf16, compiled
+        self.bf16 = bf16
         self.records: dict[object, Recorded] = {}  # by the kind of board; the last used comes last
         self.openings: dict[object, Opening] = {}  # by the kind of search
         self.half: Half | None = None
         self.failed = False
-        self._stepped: nn.Module | None = None  # what takes the steps, where it is not what reads the sources
-        self._decide: Callable[[Board, Tensor], None] = Board.decide
         self._lock = Lock()  # a board serves one search at a time
         self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
         self._where: tuple[int, ...] = ()  # the addresses that recorded steps read weights from
@@ -149,8 +147,6 @@ class Captured(Static):
         if self.bf16:
             if self.half is None:
                 self.half = Half(model)
-                if self.compiled:
-                    self._compile(self.half.model)
             else:
                 with torch.inference_mode():
                     self.half.follow(model)
@@ -160,27 +156,6 @@ class Captured(Static):
             self._clear()
             self._where = where
         return model  # type: ignore[return-value]
-
-    def _compile(self, model: nn.Module) -> None:
-        """Let the compiler join the small operations of a step. Blocks are alike, so that it compiles one of them.
-
-        Only steps are compiled: the blocks are those of a model that shares its tensors with the one that reads
-        prompts, which come in all lengths.
-        """
-        shared: dict[int, Any] = {id(tensor): tensor for tensor in _tensors(model)}
-        self._stepped = deepcopy(model, shared)
-        for block in self._stepped.decoder:  # type: ignore[union-attr]
-            block.compile(dynamic=False)
-        self._decide = torch.compile(Board.decide, dynamic=False)
-
-    def _advance(self, model: Any, board: Board) -> None:
-        if self._stepped is not None:
-            try:
-                return self._decide(board, board.state.feed(self._stepped, board.last))
-            except Exception as error:  # a step that does not compile changes nothing: it can be taken as it is
-                self._stepped, self._decide = None, Board.decide
-                self._say(f"it does not compile ({type(error).__name__})")
-        self._decide(board, board.state.feed(model, board.last))
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
         """Whatever the precision around this is: the one that was asked for."""
@@ -220,7 +195,7 @@ class Captured(Static):
         kind = board.kind
         found = self.records.pop(kind, None)
         if found is None:
-            step, count = self._recorded(partial(self._advance, model, board)), count - 1
+            step, count = self._recorded(partial(board.advance, model)), count - 1
             if step is None:
                 return super().steps(model, board, count)
             found = Recorded(board, step)

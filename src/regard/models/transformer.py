@@ -72,7 +72,7 @@ class Transformer(Translator):
         own = pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
-        return self.encoder_norm(x, rows.real) if self.settings.norm_first else x
+        return self._run(self.encoder_norm, x, rows.real) if self.settings.norm_first else x
 
     def hidden(self, batch: PairBatch) -> Tensor:
         memory = self.encode(batch.source)
@@ -84,7 +84,7 @@ class Transformer(Translator):
         return self._last(x, rows.real).where(rows.real[:, None], 0.0)
 
     def _last(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        return self.decoder_norm(x, real) if self.settings.norm_first else x
+        return self._run(self.decoder_norm, x, real) if self.settings.norm_first else x
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tied else self.output

@@ -6,13 +6,13 @@ again for every batch, so that nothing waits for Python to launch it; `compiled`
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from regard import gpu
 from regard.devices import autocast
 from regard.errors import UserError
 from regard.models import Translator
@@ -165,19 +165,17 @@ class CapturedStep(Step):
 def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
     """How updates are made: as the recipe says, or the quickest way that this device and this model have."""
     able = device.type == "cuda" and model.family in CAPTURED and not settings.checkpoint_activations
-    able = able and getattr(model, "mask", "causal") == "causal"
+    able = able and getattr(model, "mask", "causal") == "causal" and gpu.AVAILABLE
     if settings.update != "auto":
         if settings.update != "plain" and not able:
             raise UserError(
-                f'training.update = "{settings.update}" needs a GPU, a model of the family {" or ".join(CAPTURED)} '
-                'that sees everything, and no checkpoint_activations; "auto" takes what there is'
+                f'training.update = "{settings.update}" needs a GPU, Triton and a C compiler, a model of the family '
+                f'{" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations; "auto" takes what there is'
             )
         return settings.update
     if not able:
         return "plain"
-    # without a compiler, the kernel for rows of static size takes half precision and plain dot products only
-    quick = settings.precision != "fp32" and getattr(model, "positions", "") != "relative"
-    return "compiled" if settings.steps >= LONG_JOB else "captured" if quick else "plain"
+    return "compiled" if settings.steps >= LONG_JOB else "captured"
 
 
 def make(
@@ -202,9 +200,6 @@ def compiles(
 
     Nothing is left of the trial: neither gradients, nor numbers drawn at random, nor running statistics.
     """
-    if shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("clang") is None:
-        say("no C compiler is installed, which compiling the training step needs: it goes on without")
-        return False
     torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
     model.compiled = Compiled.make()
     model.train()

@@ -1,0 +1,143 @@
+"""Our kernels for GPUs against their definitions in PyTorch, values and gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel
+from regard.attention.kernels import plain
+from regard.losses import cross_entropy
+from regard.rows import StaticRows
+
+if os.environ.get("CI") != "true":
+    pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+
+
+def close(found: object, expected: object, dtype: torch.dtype) -> None:
+    exact = dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=2e-5 if exact else 4e-2, rtol=1e-4 if exact else 4e-2)
+
+
+def rows(lengths: list[int], size: int, most: int) -> StaticRows:
+    ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    ends = torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1]))
+    return StaticRows(ends, size, max(lengths))
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
+
+
+def by(name: str, call: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """What comes out with this kernel, and the gradients in the inputs."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    with kernel(name):
+        out = call(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [[5, 130, 1, 60, 0, 7], [70], [1] * 90, [64, 64, 44]])
+def test_sentences_end_to_end(lengths: list[int], causal: bool, dtype: torch.dtype) -> None:
+    """Sentences of all lengths, an empty source among them, across tiles and in one, with fill at the end."""
+    torch.manual_seed(0)
+    own = [max(n, 1) for n in lengths]
+    queries = rows(own, sum(own) + 5, 95)
+    keys = queries if causal else rows([n * 7 % 50 for n in lengths], 220 if len(lengths) < 50 else 700, 95)
+    layout = Flat(queries, keys, Causal() if causal else None)
+    q, k, v = (drawn(r.size, 2, 24, dtype=dtype) for r in (queries, keys, keys))
+    upstream = drawn(queries.size, 2, 24, dtype=dtype)
+    upstream[sum(own) :] = 0  # nothing comes back from the fill
+    expected, found = (by(name, lambda *x: attend(*x, layout), [q, k, v], upstream) for name in ("plain", "ragged"))
+    real = queries.real
+    close(found[0][real], expected[0][real], dtype)
+    assert not found[0][~real].any() and all(x.isfinite().all() for x in found)
+    close(found[1:], expected[1:], dtype)
+
+
+@pytest.mark.parametrize(("width", "score"), [(16, ScaledDot()), (12, ScaledDot()), (16, Relative(16, 2))])
+def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Score) -> None:
+    """Relative positions make queries and keys wider than values."""
+    torch.manual_seed(0)
+    score = score.to(DEVICE)
+    layout = Flat(rows([5, 30, 1], 40, 5), rows([5, 30, 1], 40, 5), None)
+    inputs = [drawn(40, 2, width) for _ in range(3)]
+    upstream = drawn(40, 2, width)
+    upstream[36:] = 0
+    expected, found = (
+        by(name, lambda *x: attend(*x, layout, score=score), inputs, upstream) for name in ("plain", "ragged")
+    )
+    close(found[0][:36], expected[0][:36], torch.float32)
+    close(found[1:], expected[1:], torch.float32)
+
+
+def test_sentences_lie_in_views_of_one_projection() -> None:
+    """Queries, keys and values are read where the projection wrote them."""
+    torch.manual_seed(0)
+    layout = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal())
+    upstream = drawn(32, 2, 16)
+    found = []
+    for name in ("plain", "ragged"):
+        torch.manual_seed(1)
+        whole = drawn(32, 3, 2, 16).requires_grad_()
+        with kernel(name):
+            out = attend(*whole.unbind(1), layout)
+        found.append([out.detach(), *torch.autograd.grad(out, whole, upstream)])
+    close(found[1], found[0], torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("beams", "length", "shared"), [(1, 5, False), (4, 150, False), (4, 33, True), (12, 70, False)])
+def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
+    """Every beam sees others of the stored keys; or all the same, as of a source; one of them may see nothing."""
+    from regard.gpu.few import few
+
+    torch.manual_seed(0)
+    q, k, v = (drawn(3, 2, n, 24, dtype=dtype) for n in (beams, length, length))
+    table = torch.rand(3, 1, 1 if shared else beams, length, device=DEVICE) < 0.4
+    table[0, 0, 0] = False
+    expected = plain(q, k, v, Allowed(table), ScaledDot())
+    bias = torch.zeros(table.shape, dtype=dtype, device=DEVICE).masked_fill(~table, -torch.inf)
+    close(few(q, k, v, bias, 24**-0.5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [True, False])
+def test_losses_and_their_slope(biased: bool, smoothing: float, dtype: torch.dtype) -> None:
+    """More logits than are taken at a time, and places that do not count."""
+    from regard.gpu.slope import slope_
+
+    torch.manual_seed(0)
+    logits = (3 * drawn(7, 9001)).to(dtype)
+    bias = drawn(9001) if biased else None
+    labels = torch.randint(0, 9001, (7,), device=DEVICE)
+    counted = torch.tensor([True, False, True, True, False, True, True], device=DEVICE)
+    whole = logits.float().requires_grad_()
+    loss = cross_entropy(whole if bias is None else whole + bias, labels, counted, smoothing)
+    loss.backward()
+    found = slope_(logits, bias, labels, counted, smoothing, True)
+    close(found.sum(), loss.detach(), torch.float32)
+    assert not found[~counted].any()
+    torch.testing.assert_close(logits.float(), whole.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
+
+
+def test_losses_alone_leave_the_logits_as_they_are() -> None:
+    from regard.gpu.slope import slope_
+
+    torch.manual_seed(0)
+    logits, labels = drawn(4, 100), torch.tensor([0, 99, 5, 7], device=DEVICE)
+    counted = torch.tensor([True, True, False, True], device=DEVICE)
+    before = logits.clone()
+    found = slope_(logits, None, labels, counted, 0.0, False)
+    close(found.sum(), cross_entropy(before, labels, counted), torch.float32)
+    assert torch.equal(logits, before)
