@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.losses import CHUNK_CELLS, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy
+from regard.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy
 
 
 @settings(max_examples=40, deadline=None)
@@ -52,7 +52,7 @@ def test_under_autocast_products_are_in_half_precision_and_the_sum_is_not() -> N
 @pytest.mark.parametrize("places", [1, 255, 8192, 32768, 100_000])
 @pytest.mark.parametrize("words", [50, 37_000, 250_000])
 def test_chunks_hold_no_more_than_they_may_and_waste_little(places: int, words: int) -> None:
-    chunk = even_chunk(places, words)
-    assert chunk % CHUNK_STEP == 0 and (chunk == CHUNK_STEP or (chunk - CHUNK_STEP) * words <= CHUNK_CELLS)
-    fewest = -(-places * words // CHUNK_CELLS)
+    chunk = even_chunk(places, 4 * words)
+    assert chunk % CHUNK_STEP == 0 and (chunk == CHUNK_STEP or (chunk - CHUNK_STEP) * 4 * words <= CHUNK_BYTES)
+    fewest = -(-places * 4 * words // CHUNK_BYTES)
     assert -(-places // chunk) <= fewest

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from regard.errors import UserError
 
@@ -51,6 +52,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     """Where matrix products run: auto is bf16 on a GPU and fp32 on a CPU. Weights stay fp32 either way."""
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
+
+
+def matrix_dtype(x: Tensor) -> torch.dtype:
+    """What a matrix product with x is computed in where this is called."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 MALLOC = {"trim": -1, "top": -2, "maps": -4}  # M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_MAX of malloc.h

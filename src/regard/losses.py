@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from regard import gpu
+from regard.devices import matrix_dtype
 
-CHUNK_CELLS = 2**28  # logits held at once: 512 MiB of them in bf16
+CHUNK_BYTES = 2**30  # of logits held at once
 CHUNK_STEP = 256  # chunks are multiples of this many places, which matrix kernels like
 CACHED_ROWS = 64  # rows of logits that a CPU goes through at a time
 
@@ -41,19 +42,21 @@ def projected_cross_entropy(
     The gradients are worked out in the forward pass, chunk by chunk, while the logits are at hand, so that they are
     neither kept for the backward pass nor computed again.
     """
-    chunk = chunk or even_chunk(len(x), len(table))
+    chunk = chunk or even_chunk(len(x), len(table) * matrix_dtype(x).itemsize)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, table, bias))
     found: Tensor = _Projected.apply(x, table, bias, labels, counted, smoothing, chunk, wanted)
     return found
 
 
-def even_chunk(places: int, vocabulary: int) -> int:
-    """How many places to take at a time: as few chunks as there must be, and all but the last of one size.
+def even_chunk(places: int, size: int) -> int:
+    """How many places to take at a time, whose logits take `size` bytes each: as few chunks as there must be.
 
-    >>> even_chunk(32768, 37000), even_chunk(100, 8000)
-    (6656, 256)
+    All but the last are of one size.
+
+    >>> even_chunk(32768, 74000), even_chunk(100, 16000)
+    (11008, 256)
     """
-    chunks = -(-places * vocabulary // CHUNK_CELLS)
+    chunks = -(-places * size // CHUNK_BYTES)
     return max(-(-places // (max(chunks, 1) * CHUNK_STEP)), 1) * CHUNK_STEP
 
 
@@ -70,8 +73,7 @@ class _Projected(torch.autograd.Function):
         chunk: int,
         wanted: bool,
     ) -> Tensor:
-        cast = torch.is_autocast_enabled(x.device.type)
-        dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+        dtype = matrix_dtype(x)
         low_x, low_table = x.to(dtype), table.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for_x, for_table, for_bias = [], torch.zeros_like(table, dtype=torch.float32), None
@@ -79,7 +81,7 @@ class _Projected(torch.autograd.Function):
             for_bias = torch.zeros_like(bias, dtype=torch.float32)
         for at in range(0, len(x), chunk):
             piece, label, counts = low_x[at : at + chunk], labels[at : at + chunk], counted[at : at + chunk]
-            losses, slope = _sloped(piece @ low_table.T, bias, label, counts, smoothing, wanted)
+            losses, slope = _sloped(piece, low_table, bias, label, counts, smoothing, wanted)
             total = total + losses.sum()
             if wanted:
                 if for_bias is not None:
@@ -102,14 +104,14 @@ class _Projected(torch.autograd.Function):
 
 
 def _sloped(
-    logits: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
+    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of logits [C, V] without their bias: the losses [C], and if wanted the gradient in their place in memory."""
-    if logits.is_cuda and gpu.AVAILABLE:
-        from regard.gpu.slope import slope_
+    """Of x [C, D]: the losses [C], and if wanted their gradient in the logits [C, V]."""
+    if x.is_cuda and gpu.AVAILABLE:
+        from regard.gpu.slope import sloped
 
-        return slope_(logits, bias, labels, counted, smoothing, wanted), logits
-    logits = logits.float()
+        return sloped(x, table, bias, labels, counted, smoothing, wanted)
+    logits = (x @ table.T).float()
     if bias is not None:
         logits = logits + bias.float()
     lse = torch.cat([few.logsumexp(-1) for few in _few(logits)])

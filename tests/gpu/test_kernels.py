@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel
+from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
 from regard.losses import cross_entropy
 from regard.rows import StaticRows
@@ -28,7 +30,7 @@ def close(found: object, expected: object, dtype: torch.dtype) -> None:
 
 def rows(lengths: list[int], size: int, most: int) -> StaticRows:
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
-    ends = torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1]))
+    ends = F.pad(ends, (0, most - len(lengths)), value=int(ends[-1]))
     return StaticRows(ends, size, max(lengths))
 
 
@@ -80,6 +82,24 @@ def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Sc
     close(found[1:], expected[1:], torch.float32)
 
 
+def test_a_compiler_is_told_the_truth_about_them() -> None:
+    """What PyTorch is told of the shapes and gradients of our operations is so."""
+    from regard.gpu.few import few
+    from regard.gpu.ragged import ragged
+    from regard.gpu.relu import linear_relu
+    from regard.gpu.slope import sloped
+
+    torch.manual_seed(0)
+    sparse = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    assert isinstance(sparse, Ranges)
+    q, k, v = (drawn(32, 2, 16).requires_grad_() for _ in range(3))
+    torch.library.opcheck(ragged, (q, k, v, *sparse.places, True, 0.25))
+    x, table, labels = drawn(5, 16), drawn(40, 16), torch.arange(5, device=DEVICE)
+    torch.library.opcheck(sloped, (x, table, drawn(40), labels, labels > 1, 0.1, True))
+    torch.library.opcheck(linear_relu, (x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()))
+    torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
+
+
 def test_sentences_lie_in_views_of_one_projection() -> None:
     """Queries, keys and values are read where the projection wrote them."""
     torch.manual_seed(0)
@@ -96,7 +116,8 @@ def test_sentences_lie_in_views_of_one_projection() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("beams", "length", "shared"), [(1, 5, False), (4, 150, False), (4, 33, True), (12, 70, False)])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("beams", "length"), [(1, 5), (4, 150), (12, 70)])
 def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
     """Every beam sees others of the stored keys; or all the same, as of a source; one of them may see nothing."""
     from regard.gpu.few import few
@@ -113,31 +134,37 @@ def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
-def test_losses_and_their_slope(biased: bool, smoothing: float, dtype: torch.dtype) -> None:
-    """More logits than are taken at a time, and places that do not count."""
-    from regard.gpu.slope import slope_
+@pytest.mark.parametrize("size", [9001, 4096, 1000])
+def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype: torch.dtype) -> None:
+    """More logits than are taken at a time, as many, and fewer; and places that do not count."""
+    from regard.gpu.slope import sloped
 
     torch.manual_seed(0)
-    logits = (3 * drawn(7, 9001)).to(dtype)
-    bias = drawn(9001) if biased else None
-    labels = torch.randint(0, 9001, (7,), device=DEVICE)
+    x, table = drawn(7, 16, dtype=dtype), drawn(size, 16, dtype=dtype)
+    bias = drawn(size) if biased else None
+    labels = torch.randint(0, size, (7,), device=DEVICE)
     counted = torch.tensor([True, False, True, True, False, True, True], device=DEVICE)
-    whole = logits.float().requires_grad_()
-    loss = cross_entropy(whole if bias is None else whole + bias, labels, counted, smoothing)
+    logits = (x @ table.T).float().requires_grad_()
+    loss = cross_entropy(logits if bias is None else logits + bias, labels, counted, smoothing)
     loss.backward()
-    found = slope_(logits, bias, labels, counted, smoothing, True)
+    found, slope = sloped(x, table, bias, labels, counted, smoothing, True)
     close(found.sum(), loss.detach(), torch.float32)
     assert not found[~counted].any()
-    torch.testing.assert_close(logits.float(), whole.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
+    torch.testing.assert_close(slope.float(), logits.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
+    alone, same = sloped(x, table, bias, labels, counted, smoothing, False)
+    close(alone, found, torch.float32)
+    close(same.float(), logits.detach(), dtype)
 
 
-def test_losses_alone_leave_the_logits_as_they_are() -> None:
-    from regard.gpu.slope import slope_
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relu_of_a_product(dtype: torch.dtype) -> None:
+    from regard.gpu.relu import linear_relu
 
     torch.manual_seed(0)
-    logits, labels = drawn(4, 100), torch.tensor([0, 99, 5, 7], device=DEVICE)
-    counted = torch.tensor([True, True, False, True], device=DEVICE)
-    before = logits.clone()
-    found = slope_(logits, None, labels, counted, 0.0, False)
-    close(found.sum(), cross_entropy(before, labels, counted), torch.float32)
-    assert torch.equal(logits, before)
+    x, weight, bias, upstream = (drawn(*shape, dtype=dtype) for shape in ((9, 16), (24, 16), (24,), (9, 24)))
+    found = []
+    for call in (linear_relu, lambda *inputs: F.relu(F.linear(*inputs))):
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        out = call(*leaves)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
+    close(found[0], found[1], dtype)

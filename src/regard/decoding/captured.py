@@ -95,11 +95,12 @@ class Half:
                         parameter.data = parameter.data.to(torch.bfloat16)
                 if isinstance(module, nn.RNNBase):
                     module.flatten_parameters()
+        self.tensors = _tensors(self.model)
 
     def follow(self, model: nn.Module) -> None:
-        """Take the weights as they are now: a fraction of a millisecond, and never out of date."""
+        """Take the weights as they are now: a millisecond or two, and never out of date."""
         groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for own, new in zip(_tensors(self.model), _tensors(model), strict=True):
+        for own, new in zip(self.tensors, _tensors(model), strict=True):
             into, out_of = groups.setdefault((own.dtype, new.dtype), ([], []))
             into.append(own)
             out_of.append(new)
@@ -151,7 +152,7 @@ class Captured(Static):
                 with torch.inference_mode():
                     self.half.follow(model)
             model = self.half.model
-        where = tuple(tensor.data_ptr() for tensor in _tensors(model))
+        where = tuple(tensor.data_ptr() for tensor in (self.half.tensors if self.half else _tensors(model)))
         if where != self._where:  # weights that moved are not where recorded steps look for them
             self._clear()
             self._where = where

@@ -127,7 +127,7 @@ def _backward_queries(
         values = _rows(v, key, head, v_stride, v_head, there, e, E)
         scores = tl.dot(rows, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E)
         seen = _seen(query, key, own, their, sentences, there, CAUSAL)
-        weights = tl.where(seen, tl.exp2(scores - sums[:, None]), 0.0)
+        weights = tl.exp2(tl.where(seen, scores - sums[:, None], float("-inf")))
         change = weights * (tl.dot(slopes, tl.trans(values), input_precision=EXACT) - shared[:, None])
         found += tl.dot(change.to(keys.dtype), keys, input_precision=EXACT)
     _write(for_q, found * scale, query, head, g_stride, g_head, real, d, D)
@@ -163,7 +163,7 @@ def _backward_keys(
         seen = (their[:, None] == own[None, :]) & (own < sentences)[None, :] & there[:, None]
         if CAUSAL:
             seen = seen & (key[:, None] <= query[None, :])
-        weights = tl.where(seen, tl.exp2(scores - sums[None, :]), 0.0)
+        weights = tl.exp2(tl.where(seen, scores - sums[None, :], float("-inf")))
         for_values += tl.dot(weights.to(slopes.dtype), slopes, input_precision=EXACT)
         change = weights * (tl.dot(values, tl.trans(slopes), input_precision=EXACT) - shared[None, :])
         for_keys += tl.dot(change.to(rows.dtype), rows, input_precision=EXACT)
@@ -172,7 +172,7 @@ def _backward_keys(
 
 
 # Queries and keys of a tile, warps, stages: what was quickest for heads of 64 features on an H200.
-TILES = {"forward": (64, 64, 4, 2), "queries": (64, 64, 4, 2), "keys": (64, 64, 4, 2)}
+TILES = {"forward": (64, 32, 4, 2), "queries": (64, 32, 4, 2), "keys": (32, 64, 4, 1)}
 WIDE = (32, 32, 4, 1)  # where there are more features, or they are larger: a tile has to fit into a multiprocessor
 
 

@@ -1,4 +1,4 @@
-"""Losses and their gradients from logits, in the logits' own memory. Its slow twin is `losses.cross_entropy`.
+"""Losses and their gradients in the logits, without a second copy of the logits. The slow twin is in `losses`.
 
 One program a row: it goes over the row once for the sum of its exponentials and once more, while the row is still in
 the cache, to put the gradient in its place.
@@ -29,11 +29,11 @@ def _logits(row, bias, at, there, BIAS: tl.constexpr):
 
 @triton.jit
 def _slope(
-    logits, bias, labels, counted, losses, stride, size, smoothing,
-    BIAS: tl.constexpr, WANTED: tl.constexpr, N: tl.constexpr,
+    logits, bias, labels, counted, losses, units, smoothing,
+    BIAS: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64)
-    row = logits + place * stride
+    place, size = tl.program_id(0).to(tl.int64), units * UNIT  # so that the compiler sees how rows are aligned
+    row = logits + place * size
     if tl.load(counted + place) == 0:
         tl.store(losses + place, 0.0)
         if WANTED:
@@ -65,20 +65,24 @@ def _slope(
                 tl.store(row + at, few.to(row.dtype.element_ty), mask=there)
 
 
-@torch.library.custom_op("regard::slope_", mutates_args=("logits",))
-def slope_(
-    logits: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
-) -> Tensor:
-    """The losses [C] of logits [C, V] + bias, zero where a place does not count; the logits become the gradient."""
-    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    assert logits.stride(1) == 1
-    _slope[(len(logits),)](
-        logits, bias, labels, counted, losses, logits.stride(0), logits.shape[1], smoothing,
-        BIAS=bias is not None, WANTED=wanted, N=LOGITS, num_warps=WARPS,
+@torch.library.custom_op("regard::sloped", mutates_args=())
+def sloped(
+    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Of x [C, D] and table [V, D]: the losses [C], zero where a place does not count, and their gradient [C, V].
+
+    Where it is not wanted, the second are the logits.
+    """
+    logits = x @ table.T
+    (places, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
+    unit = math.gcd(size, 16)
+    _slope[(places,)](
+        logits, bias, labels, counted, losses, size // unit, smoothing,
+        BIAS=bias is not None, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
     )  # fmt: skip
-    return losses
+    return losses, logits
 
 
-@slope_.register_fake
-def _(logits, bias, labels, counted, smoothing, wanted):
-    return logits.new_empty(len(logits), dtype=torch.float32)
+@sloped.register_fake
+def _(x, table, bias, labels, counted, smoothing, wanted):
+    return x.new_empty(len(x), dtype=torch.float32), x.new_empty(len(x), len(table))

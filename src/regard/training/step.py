@@ -169,8 +169,8 @@ def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
     if settings.update != "auto":
         if settings.update != "plain" and not able:
             raise UserError(
-                f'training.update = "{settings.update}" needs a GPU, Triton and a C compiler, a model of the family '
-                f'{" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations; "auto" takes what there is'
+                f'training.update = "{settings.update}" needs a GPU with Triton and a C compiler, a model of the '
+                f'family {" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations; "auto" takes what it can'
             )
         return settings.update
     if not able:
