@@ -170,7 +170,7 @@ def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
         if settings.update != "plain" and not able:
             raise UserError(
                 f'training.update = "{settings.update}" needs a GPU with Triton and a C compiler, a model of the '
-                f'family {" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations; "auto" takes what it can'
+                f'family {" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations: try "auto"'
             )
         return settings.update
     if not able:
