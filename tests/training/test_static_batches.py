@@ -172,7 +172,7 @@ def test_static_rows_lie_as_rows_do() -> None:
 
 def test_the_step_is_chosen_by_device_model_and_length_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    monkeypatch.setattr("regard.gpu.AVAILABLE", True)
+    monkeypatch.setattr("regard.gpu.available", lambda: True)
     transformer = FAMILIES["transformer"].model_validate({})
     recurrent = FAMILIES["recurrent"].model_validate({})
     sparse = FAMILIES["gpt"].model_validate({"mask": "window"})
@@ -184,7 +184,7 @@ def test_the_step_is_chosen_by_device_model_and_length_of_the_job(monkeypatch: p
         assert step.kind(Training(steps=10**6), other, gpu) == "plain"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a GPU"):
         step.kind(Training(update="compiled"), transformer, CPU)  # type: ignore[arg-type]
-    monkeypatch.setattr("regard.gpu.AVAILABLE", False)
+    monkeypatch.setattr("regard.gpu.available", lambda: False)
     assert step.kind(Training(steps=10**6), transformer, gpu) == "plain"  # type: ignore[arg-type]
 
 
@@ -197,12 +197,16 @@ def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch:
     monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: Compiled(fails, fails)))
     said: list[str] = []
     batch = shape.batch(shape.lay(batches[0]))
-    assert not step.compiles(model, batch, Training(), CPU, said.append)
+    assert step.usable("compiled", model, batch, Training(), CPU, said.append) == "captured"
     assert model.compiled is None and all(p.grad is None for p in model.parameters())
-    assert len(said) == 1 and "no such instruction" in said[0] and "much more" not in said[0]
+    assert len(said) == 2 and said[0] == "compiling the training step"
+    assert "no such instruction" in said[1] and "much more" not in said[1]
+    monkeypatch.setattr(model, "loss", fails)
+    assert step.usable("captured", model, batch, Training(), CPU, said.append) == "plain"
+    assert len(said) == 3 and "cannot be captured here" in said[2]
 
 
-def test_trying_a_compiled_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trying_a_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape, batches = made("transformer, batch norm")
     statistics = [buffer.clone() for buffer in model.buffers()]
     plain = Compiled(lambda part, *arguments: part(*arguments), projected_cross_entropy)
@@ -210,7 +214,7 @@ def test_trying_a_compiled_step_out_leaves_nothing_behind(monkeypatch: pytest.Mo
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    assert step.compiles(model, shape.batch(shape.lay(batches[0])), Training(), CPU, print)
+    assert step.usable("compiled", model, shape.batch(shape.lay(batches[0])), Training(), CPU, print) == "compiled"
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in model.parameters())
     assert statistics and all(map(torch.equal, model.buffers(), statistics))
@@ -258,6 +262,7 @@ def test_a_run_keeps_the_batches_it_began_with_on_another_device(
         whole = go(recipe, tmp_path / f"whole-{begun}")
         half = go(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
         monkeypatch.undo()
+        monkeypatch.setattr("regard.gpu.available", lambda: True)
         assert start.how_to_update(half, gpu) == (("captured", True) if begun else ("plain", False))
         half = go(recipe, tmp_path / f"half-{begun}")
         expected, found = (weights.load(run.resume) for run in (whole, half))

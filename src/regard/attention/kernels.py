@@ -110,7 +110,7 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
     q, k, scale = dot
     if not allowed.full or allowed.causal or (allowed.table is not None and allowed.bias is None):
         return _fused(q, k, scale, value, allowed)
-    if query.is_cuda and gpu.AVAILABLE and allowed.bias is not None:
+    if query.is_cuda and gpu.available() and allowed.bias is not None:
         from regard.gpu.few import few
 
         return few(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
@@ -131,7 +131,7 @@ def _best(allowed: Allowed, score: Score, query: Tensor) -> str:
     if length <= FEW and not torch.is_grad_enabled() and (query.is_cpu or allowed.bias is not None):
         return "few"
     if isinstance(sparse, Ranges):
-        return "ragged" if query.is_cuda and gpu.AVAILABLE else "fused"
+        return "ragged" if query.is_cuda and gpu.available() else "fused"
     return "blocks" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
 
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-from importlib.util import find_spec
+from functools import cache
 
-# Whether there is Triton, and a C compiler, with which it makes what starts its kernels.
-AVAILABLE = find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+import torch
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether they work here: whether there is a GPU, Triton, and what Triton needs to start a kernel on it."""
+    return _tried()
+
+
+@cache
+def _tried() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    try:
+        from regard.gpu.trial import trial
+
+        return trial()
+    except Exception:  # whatever Triton, its compiler or a C compiler throws
+        return False

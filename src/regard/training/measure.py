@@ -118,10 +118,10 @@ def training_speed(
     model = _weights(run, device).train()
     model.checkpoint_activations = settings.checkpoint_activations
     shape = Shape.of(packer, gaps=gaps) if how != "plain" else None
-    if shape is not None and how == "compiled":
-        say("compiling the training step")
-        laid = shape.lay(batches.batch_at(0)).to(device)
-        how = "compiled" if step.compiles(model, shape.batch(laid), settings, device, say) else "captured"
+    if shape is not None:
+        first = shape.batch(shape.lay(batches.batch_at(0)).to(device))
+        how = step.usable(how, model, first, settings, device, say)
+        shape = shape if how != "plain" else None
     average = Average(model, settings.ema) if settings.ema else None
     update = step.make(model, make_optimizer(model, run), average, settings, device, shape, say)
     if device.type == "cuda":

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard import devices, weights
+from regard import devices, gpu, weights
 from regard.data.packing import Batches, Packer, Windows, fill
 from regard.data.sources import corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
@@ -67,6 +67,8 @@ def train(
         run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
     how, static = how_to_update(run, where)
+    if where.type == "cuda" and not gpu.available():
+        reporter.say("without Triton, a C compiler and Python's headers for it, training on this GPU is much slower")
     packer = pack_batches(recipe, stores, static)
     batches = with_gaps(recipe, packer, run.tokenizers[0]) if fills_gaps(recipe) else packer
     torch.manual_seed(settings.seed)
@@ -76,11 +78,11 @@ def train(
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
-    shape = Shape.of(packer, gaps=fills_gaps(recipe)) if how != "plain" else None
-    if shape is not None and how == "compiled" and not _trained(run):
-        reporter.say("compiling the training step")
-        laid = shape.lay(batches.batch_at(0)).to(where)
-        step.compiles(model, shape.batch(laid), settings, where, reporter.say)
+    shape = Shape.of(packer, gaps=fills_gaps(recipe)) if how != "plain" and not _trained(run) else None
+    if shape is not None:
+        first = shape.batch(shape.lay(batches.batch_at(0)).to(where))
+        if step.usable(how, model, first, settings, where, reporter.say) == "plain":
+            shape = None
     with alone(run.path, "training"), devices.held_memory(where):
         Trainer(run, model, batches, looks, reporter, where, shape, static).train()
     return run

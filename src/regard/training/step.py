@@ -165,7 +165,7 @@ class CapturedStep(Step):
 def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
     """How updates are made: as the recipe says, or the quickest way that this device and this model have."""
     able = device.type == "cuda" and model.family in CAPTURED and not settings.checkpoint_activations
-    able = able and getattr(model, "mask", "causal") == "causal" and gpu.AVAILABLE
+    able = able and getattr(model, "mask", "causal") == "causal" and gpu.available()
     if settings.update != "auto":
         if settings.update != "plain" and not able:
             raise UserError(
@@ -193,27 +193,44 @@ def make(
     return CapturedStep(model, optimizer, ema, settings, device, shape, say)
 
 
-def compiles(
-    model: Translator, batch: PairBatch, settings: Training, device: torch.device, say: Callable[[str], None]
-) -> bool:
-    """Compile the model's blocks and loss and try them on a batch; if that fails they stay as they are, and it is said.
+def usable(
+    how: str,
+    model: Translator,
+    batch: PairBatch,
+    settings: Training,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> str:
+    """`how` if that works on a static batch; else, after a line that says why not, the next slower way that does.
 
-    Nothing is left of the trial: neither gradients, nor numbers drawn at random, nor running statistics.
+    The model's blocks and loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither
+    gradients, nor numbers drawn at random, nor running statistics.
     """
-    torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
-    model.compiled = Compiled.make()
+    for way in ("compiled", "captured")[how == "captured" :]:
+        if way == "compiled":
+            say("compiling the training step")
+            torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
+        model.compiled = Compiled.make() if way == "compiled" else None
+        try:
+            _try(model, batch, settings, device)
+        except Exception as error:  # whatever a compiler throws
+            say(f"the training step cannot be {way} here, and goes on without: {_first_line(error)}")
+        else:
+            return way
+    model.compiled = None
+    return "plain"
+
+
+def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
     model.train()
     before = [buffer.clone() for buffer in model.buffers()]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast(settings.precision, device):
             model.loss(batch, settings.label_smoothing).backward()
-    except Exception as error:  # whatever a compiler throws
-        model.compiled = None
-        say(f"the training step cannot be compiled here, and goes on without: {_first_line(error)}")
-    model.zero_grad(set_to_none=True)
-    for buffer, was in zip(model.buffers(), before, strict=True):
-        buffer.copy_(was)
-    return model.compiled is not None
+    finally:
+        model.zero_grad(set_to_none=True)
+        for buffer, was in zip(model.buffers(), before, strict=True):
+            buffer.copy_(was)
 
 
 def _first_line(error: Exception) -> str:
