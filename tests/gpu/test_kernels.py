@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,3 +171,12 @@ def test_relu_of_a_product(dtype: torch.dtype) -> None:
         out = call(*leaves)
         found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
     close(found[0], found[1], dtype)
+
+
+def test_they_compile_where_there_is_no_gpu() -> None:
+    """As an interpreter is more patient than a compiler."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "compiled_elsewhere.py"
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("_forward", "_backward_queries", "_backward_keys", "_few", "_slope"))

@@ -32,8 +32,10 @@ def _few(
     sentence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     beam, query, value = tl.arange(0, M), tl.arange(0, D), tl.arange(0, E)
     real, asked, given = beam < beams, query < d, value < e
-    place = q + sentence * qn + head * qh + beam[:, None] * qk + query[None, :]
-    rows = tl.load(place, mask=real[:, None] & asked[None, :], other=0.0)
+    q += sentence * qn + head * qh
+    k += sentence * kn + head * kh
+    v += sentence * vn + head * vh
+    rows = tl.load(q + beam[:, None] * qk + query[None, :], mask=real[:, None] & asked[None, :], other=0.0)
     most = tl.full([M], LEAST, tl.float32)
     total = tl.zeros([M], tl.float32)
     mean = tl.zeros([M, E], tl.float32)
@@ -43,14 +45,12 @@ def _few(
         more = tl.load(bias + sentence * bn + beam[:, None] * bk + key[None, :] * bl, mask=there, other=float("-inf"))
         more = more.to(tl.float32)
         seen = tl.max(more, 0) > float("-inf")
-        place = k + sentence * kn + head * kh + key[:, None] * kl + query[None, :]
-        keys = tl.load(place, mask=seen[:, None] & asked[None, :], other=0.0)
+        keys = tl.load(k + key[:, None] * kl + query[None, :], mask=seen[:, None] & asked[None, :], other=0.0)
         scores = (tl.dot(rows, tl.trans(keys), input_precision=EXACT) * scale + more) * LOG2E
         higher = tl.maximum(most, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(most - higher)
-        place = v + sentence * vn + head * vh + key[:, None] * vl + value[None, :]
-        values = tl.load(place, mask=seen[:, None] & given[None, :], other=0.0)
+        values = tl.load(v + key[:, None] * vl + value[None, :], mask=seen[:, None] & given[None, :], other=0.0)
         mean = mean * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=EXACT)
         total = total * fade + tl.sum(weights, 1)
         most = higher

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = tl.constexpr(math.log2(math.e))
-LOGITS, WARPS = 4096, 8  # of a row at a time
+LOGITS, WARPS = 8192, 16  # of a row at a time
 
 
 @triton.jit

@@ -1,0 +1,68 @@
+"""Calls our operations on tensors of the CPU, and where they would start a kernel, compiles it for a GPU.
+
+A process of its own, since elsewhere in the tests kernels are interpreted. What an interpreter lets pass (a variable that
+changes its shape in a loop, say) a compiler does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import JITFunction
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1"}
+CAPABILITY = 80  # an A100's: what runs there runs on what came after it
+SHARED = 163 * 1024 // 2  # bytes of a multiprocessor's memory, so that two programs find room on it
+OPTIONS = ("num_warps", "num_stages")
+done: dict[str, int] = {}
+
+
+def compiled(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    options = {name: named.pop(name) for name in OPTIONS if name in named}
+    given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        value = given[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = "*" + NAMES[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    found = compile(ASTSource(kernel, signature, constants), GPUTarget("cuda", CAPABILITY, 32), options)
+    assert found.asm["cubin"]
+    assert found.metadata.shared <= SHARED, (kernel.fn.__name__, found.metadata.shared)
+    done[kernel.fn.__name__] = done.get(kernel.fn.__name__, 0) + 1
+
+
+def main() -> None:
+    from regard.gpu.few import few
+    from regard.gpu.ragged import ragged, ragged_backward
+    from regard.gpu.slope import sloped
+    from regard.gpu.trial import _one
+
+    JITFunction.run = compiled  # type: ignore[method-assign]
+    _one[(1,)](torch.zeros(1))
+    for dtype, wide, features in ((torch.bfloat16, 64, 64), (torch.float32, 48, 32), (torch.bfloat16, 128, 64)):
+        q, k, v = (torch.zeros(100, 2, n, dtype=dtype) for n in (wide, wide, features))
+        of, begins = torch.zeros(100, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+        for causal in (True, False):
+            out, lse = ragged(q, k, v, of, of, begins, begins, causal, 0.125)
+            ragged_backward(torch.zeros_like(v), q, k, v, out, lse, of, of, begins, begins, causal, 0.125)
+        for beams in (4, 20):
+            q, k, v = (torch.zeros(3, 2, n, d, dtype=dtype) for n, d in ((beams, wide), (50, wide), (50, features)))
+            few(q, k, v, torch.zeros(3, 1, beams, 50, dtype=dtype), 0.125)
+    for dtype in (torch.bfloat16, torch.float32):
+        x, table, labels = torch.zeros(6, 8, dtype=dtype), torch.zeros(40, 8, dtype=dtype), torch.zeros(6).long()
+        for bias in (None, torch.zeros(40)):
+            for wanted in (True, False):
+                sloped(x, table, bias, labels, labels > 0, 0.1, wanted)
+    print(done)
+
+
+if __name__ == "__main__":
+    main()
