@@ -60,6 +60,24 @@ def test_json_holds_the_same_figures_and_the_best_head_is_the_best_on_dev(regard
     assert best["aer"] == pytest.approx(100 - right)
 
 
+def test_what_a_link_weighs_at_least_is_given_or_chosen_on_dev(regard, trained, files):
+    asked = []
+    for least in ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"):
+        words = ["--layer", 1, "--rows", "predicting", "--least", least]
+        (line,) = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["lines"]
+        assert line["least"] == float(least)
+        asked.append(line)
+    links = [line["links"] for line in asked]
+    assert links == sorted(links, reverse=True) and links[0] > links[-1]
+    words = ["--layer", 1, "--rows", "predicting", "--least", "auto"]
+    (chosen,) = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["lines"]
+    assert chosen == min(asked, key=lambda line: line["dev_aer"])
+    said = regard("evaluate", trained, "--alignment", "--layer", 1, "--least", 0.6).out
+    assert "from 0.6 on" in said and "or with none where it gives that less" in said
+    assert "Chosen by AER" in regard("evaluate", trained, "--alignment", *words).out.splitlines()[-1]
+    assert "give --dev" in regard("evaluate", trained, "--alignment", *files, "--least", "auto").complaint
+
+
 def test_gold_files_without_development_files_choose_nothing(regard, trained, files):
     result = regard("evaluate", trained, "--alignment", *files)
     assert result.status == 0, result.err
@@ -151,6 +169,10 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
         (["--alignment", "--layer", "1", "--head", "3"], "--head 3: this model has 2 heads"),
         (["--alignment", "--threshold", "0"], "--threshold 0.0: must be above 0"),
         (["--alignment", "--threshold", "nan"], "--threshold nan"),
+        (["--alignment", "--least", "some"], "--least some: must be auto, or from 0 to 1"),
+        (["--alignment", "--least", "1.5"], "--least 1.5: must be auto"),
+        (["--alignment", "--least", "0.2", "--threshold", "0.1"], "leave --least out"),
+        (["--least", "auto"], "--least has no effect without --alignment"),
         (["--alignment", "--source", "x"], "--gold and --reference is missing"),
         (["--alignment", "--swapped"], "--dev and --swapped go with"),
         (["--alignment", "--split", "valid"], "heads are chosen on these pairs"),

@@ -1,7 +1,7 @@
 """Calls our operations on tensors of the CPU, and where they would start a kernel, compiles it for a GPU.
 
-A process of its own, since elsewhere in the tests kernels are interpreted. What an interpreter lets pass (a variable that
-changes its shape in a loop, say) a compiler does not.
+A process of its own, since elsewhere in the tests kernels are interpreted. What an interpreter lets pass (a variable
+that changes its shape in a loop, say) a compiler does not.
 """
 
 from __future__ import annotations

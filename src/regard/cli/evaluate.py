@@ -69,6 +69,13 @@ def evaluate(
         float | None,
         typer.Option(help="For --alignment: link all words of at least this weight. [default: the weightiest alone]"),
     ] = None,
+    least: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WEIGHT|auto",
+            help="For --alignment: no link for a word whose weightiest has less; auto: chosen on development pairs.",
+        ),
+    ] = None,
     explanations: Annotated[
         bool, typer.Option("--explanations", help="For --alignment: also the links that explanations (RISE) draw.")
     ] = False,
@@ -124,12 +131,12 @@ def evaluate(
             _idle("without --explanations", masks=masks, how=how)
         asked = (masks or MASKS) if explanations else None
         given = AlignmentOptions(
-            gold, source, reference, dev, swapped, layer, head, rows, threshold, asked, how or "unknown"
+            gold, source, reference, dev, swapped, layer, head, rows, threshold, least, asked, how or "unknown"
         )
         evaluate_alignment(Run(run), split, given, device, as_json, quiet)
         return
     _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
-    _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold)
+    _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, least=least)
     _idle("without --alignment", explanations=explanations or None, masks=masks, how=how)
     if run is not None and (settings := _data(run, data)).is_text:
         where = "for a run that was trained on plain text"

@@ -39,8 +39,18 @@ class AlignmentOptions:
     head: int | None
     rows: str | None
     threshold: float | None
+    least: str | None = None  # a weight, or "auto"
     masks: int | None = None  # of explanations; None: no explanations
     how: str = "unknown"
+
+    @property
+    def leasts(self) -> tuple[float, ...]:
+        """What a link has to weigh at least; several: to be chosen among."""
+        from regard.inside.alignments import LEASTS
+
+        if self.least == "auto":
+            return LEASTS
+        return (float(self.least or 0),)
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,8 @@ def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: st
     model, parts = run.model(place), []
     for name, pairs in named:
         with counted(f"aligning {name}", len(pairs), quiet) as progress:
-            settings: dict[str, Any] = {"threshold": given.threshold, "device": place, "progress": progress}
+            settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.leasts}
+            settings |= {"device": place, "progress": progress}
             try:
                 found = measure(model, run.tokenizers, run.recipe, pairs, **settings)
             except NoAttention:
@@ -123,12 +134,31 @@ def _check(run: Run, given: AlignmentOptions) -> None:
         raise UserError("--head needs --layer: a head belongs to a layer")
     if given.threshold is not None and not 0 < given.threshold <= 1:
         raise UserError(f"--threshold {given.threshold}: must be above 0 and at most 1")
+    if given.least is not None:
+        _check_least(given)
     files = {"--gold": given.gold, "--source": given.source, "--reference": given.reference}
     missing = [name for name, file in files.items() if file is None]
     if missing and len(missing) < len(files):
         raise UserError(f"--gold, --source and --reference go together: {' and '.join(missing)} is missing")
     if given.gold is None and (given.dev is not None or given.swapped):
         raise UserError("--dev and --swapped go with the files of --gold, --source and --reference")
+
+
+def _check_least(given: AlignmentOptions) -> None:
+    from regard.errors import UserError
+
+    if given.threshold is not None:
+        raise UserError("--threshold says already what a link has to weigh: leave --least out")
+    if given.least == "auto":
+        if given.gold is not None and given.dev is None:
+            raise UserError("--least auto is chosen on development pairs: give --dev")
+        return
+    try:
+        good = 0 <= float(given.least or 0) <= 1
+    except ValueError:
+        good = False
+    if not good:
+        raise UserError(f"--least {given.least}: must be auto, or from 0 to 1")
 
 
 def _pairs(run: Run, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
@@ -166,7 +196,9 @@ def _lines(test: Part, dev: Part | None, given: AlignmentOptions) -> list[tuple[
     open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
 
     def settled(*whose: tuple[int | None, int | None]) -> View:
-        candidates = [View(layer, head, rows) for layer, head in whose for rows in open_rows]
+        candidates = [
+            View(layer, head, rows, least) for layer, head in whose for rows in open_rows for least in given.leasts
+        ]
         return candidates[0] if dev is None or dev.found is None else dev.found.best(candidates)
 
     layers, heads = test.found.layers, test.found.heads
@@ -194,14 +226,15 @@ def _exists(option: str, number: int | None, most: int, what: str) -> None:
 
 
 def _called(view: View, found: Alignments | None) -> str:
-    """Such as `layer 2, head 3`."""
+    """Such as `layer 2, head 3, from 0.4 on`."""
     assert found is not None  # or there would be no view
+    loud = f", from {view.least:g} on" if view.least else ""
     if view.layer is None:
-        return f"{found.layers} layers, mean of {found.heads * found.layers} heads"
+        return f"{found.layers} layers, mean of {found.heads * found.layers} heads{loud}"
     layer = f"layer {view.layer + 1}"
-    if found.heads == 1:
-        return layer
-    return f"{layer}, mean of {found.heads} heads" if view.head is None else f"{layer}, head {view.head + 1}"
+    if found.heads > 1:
+        layer += f", mean of {found.heads} heads" if view.head is None else f", head {view.head + 1}"
+    return layer + loud
 
 
 def _print(
@@ -236,7 +269,12 @@ def _figures(score: AlignmentScore) -> list[str]:
 
 def _rules(lines: list[tuple[str, View]], explained: AlignmentScore | None, given: AlignmentOptions) -> Iterator[str]:
     """What makes a link."""
-    if lines and given.threshold is None:
+    if any(view.least for _, view in lines):
+        yield (
+            "A target word is linked with the source word that it looks at most, or with none where it gives that less "
+            "of its attention than is said; end marks are no words."
+        )
+    elif lines and given.threshold is None:
         yield "A target word is linked with the source word that it looks at most; end marks are no words."
     elif lines:
         yield f"A target word is linked with all source words of at least {given.threshold:g} of its attention."
@@ -255,11 +293,13 @@ def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOpt
     """What was chosen, and on what."""
     chosen = ["the best head"] if any(name == "best head" for name, _ in lines) else []
     chosen += ["which rows speak"] if given.rows is None else []
+    chosen += ["what a link weighs at least"] if given.least == "auto" else []
     if dev is None:
         return "No --dev: nothing was chosen, so no head is called the best."
     if not chosen:
         return f"Nothing was chosen on {dev.name}."
-    return f"Chosen by AER on {dev.name} ({len(dev.pairs):,} sentences): {' and '.join(chosen)}."
+    what = " and ".join([", ".join(chosen[:-1]), chosen[-1]] if chosen[1:] else chosen)
+    return f"Chosen by AER on {dev.name} ({len(dev.pairs):,} sentences): {what}."
 
 
 def _print_json(
@@ -272,8 +312,8 @@ def _print_json(
     entries: list[dict[str, Any]] = []
     for name, view in lines:
         layer, head = (None if number is None else number + 1 for number in (view.layer, view.head))
-        entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head, "rows": view.rows}
-        entry |= asdict(test.score(view))
+        entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head}
+        entry |= {"rows": view.rows, "least": view.least, **asdict(test.score(view))}
         entries.append(entry | ({} if dev is None else {"dev_aer": dev.score(view).aer}))
     about = {"pairs": test.name, "sentences": len(test.pairs), "chosen_on": None if dev is None else dev.name}
     found = test.found

@@ -4,7 +4,8 @@ A reference is force-decoded, and what the decoder looked at becomes links betwe
 for that. Which decoder row speaks for a word: row t reads token t - 1 and predicts token t, so a word's rows are those
 that *predict* its pieces, or those that *read* them, one later. And whose attention: a head's, the mean of a layer's
 heads, or the mean of all. Pieces become words as in the pictures: the mean over a target word's rows, the sum over a
-source word's pieces. Marks (begin, end, tags) are no words: nothing is linked with them.
+source word's pieces. Marks (begin, end, tags) are no words: nothing is linked with them. Words that stand for nothing
+in the other sentence tend to look nowhere in particular, or at a mark: a link may be asked to have some weight.
 
 Explanations align words too, and of models that do not attend as well: source words are hidden at random (RISE), and a
 target word is linked with the source word that raises its log-probability most.
@@ -35,6 +36,7 @@ from regard.text import BEGIN, END, Tokenizer
 
 Speaking = Literal["predicting", "reading"]
 SPEAKING: tuple[Speaking, ...] = get_args(Speaking)
+LEASTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # to choose among, where that is wanted
 BATCH_TOKENS = 2048  # at once, on either side
 
 
@@ -44,11 +46,15 @@ class NoAttention(UserError):
 
 @dataclass(frozen=True)
 class View:
-    """Whose attention, counted from 0 (None: the mean over all), and which rows speak for a word."""
+    """Whose attention, counted from 0 (None: the mean over all), which rows speak for a word, and how loud.
+
+    A target word that gives no source word as much as `least` of its attention is linked with none.
+    """
 
     layer: int | None = None
     head: int | None = None
     rows: Speaking = "predicting"
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,11 +181,11 @@ def linked(weights: np.ndarray, threshold: float | None = None) -> np.ndarray:
     return most & (weights > 0)
 
 
-def views(layers: int, heads: int) -> list[View]:
+def views(layers: int, heads: int, least: float = 0.0) -> list[View]:
     """Every single head, every layer's mean, the mean of all; for either way that rows speak."""
     whose = [(layer, head) for layer in range(layers) for head in range(heads)]
     means = [*((layer, None) for layer in range(layers)), (None, None)]
-    return [View(layer, head, rows) for rows in SPEAKING for layer, head in (*whose, *means)]
+    return [View(layer, head, rows, least) for rows in SPEAKING for layer, head in (*whose, *means)]
 
 
 def _seen(weights: np.ndarray) -> np.ndarray:
@@ -197,18 +203,20 @@ def measure(
     corpus: Sequence[Aligned],
     *,
     threshold: float | None = None,
+    leasts: Sequence[float] = (0.0,),
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> Alignments:
     """AER, precision and recall of every view's links, in one pass over pairs with gold links."""
-    counts: np.ndarray | int = 0  # [views, 3]: |A|, |A∩S|, |A∩P|
+    counts: np.ndarray | int = 0  # [leasts, views, 3]: |A|, |A∩S|, |A∩P|
     shape, cut = (0, 0), 0
     pairs = [(pair.source, pair.target) for pair in corpus]
     for n, weights, was_cut in attended_words(model, tokenizers, recipe, pairs, device=device):
         shape, cut = (weights.shape[1], weights.shape[2]), cut + was_cut
-        found = linked(_seen(weights), threshold)
-        hits = [(found & table).sum((1, 2)) for table in _tables(corpus[n].gold, found.shape[1:])]
-        counts = counts + np.stack([found.sum((1, 2)), *hits], axis=1)
+        seen = _seen(weights)
+        found = linked(seen, threshold) & (seen >= np.array(leasts)[:, None, None, None])  # [leasts, views, J, I]
+        hits = [(found & table).sum((2, 3)) for table in _tables(corpus[n].gold, found.shape[2:])]
+        counts = counts + np.stack([found.sum((2, 3)), *hits], axis=2)
         if progress is not None:
             progress(1)
     if not all(shape):
@@ -216,7 +224,8 @@ def measure(
     sure = sum(len(pair.gold.sure) for pair in corpus)
     scores = {
         view: AlignmentScore.of(int(links), int(in_sure), int(in_possible), sure)
-        for view, (links, in_sure, in_possible) in zip(views(*shape), np.asarray(counts), strict=True)
+        for least, some in zip(leasts, np.asarray(counts), strict=True)
+        for view, (links, in_sure, in_possible) in zip(views(*shape, least), some, strict=True)
     }
     return Alignments(*shape, scores, len(corpus), cut)
 
