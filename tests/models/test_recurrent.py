@@ -491,10 +491,10 @@ def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     with torch.no_grad(), Recorder(model) as seen:
         right = (model(batch).argmax(-1) == batch.labels).float().mean().item()
     assert right > 0.98  # a guess is right one time in seven
-    diagonal = [
-        seen.attention["decoder.0.cross"].sentence(n)[0].diagonal().mean().item() for n in range(len(batch.source.rows))
-    ]
-    assert np.mean(diagonal) > 0.5  # and what it looks at is what it copies
+    tables = [seen.attention["decoder.0.cross"].sentence(n)[0] for n in range(len(batch.source.rows))]
+    near = [row[max(i - 1, 0) : i + 2].sum().item() for table in tables for i, row in enumerate(table)]
+    # It looks at what it copies or right beside it, where the encoder's states know it too; evenly it would be 0.52.
+    assert np.mean(near) > 0.85
 
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
