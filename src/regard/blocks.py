@@ -152,7 +152,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(self.out.weight)
 
     def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        if self.activation == "relu" and self.training and x.is_cuda:
+        if self.activation == "relu" and self.training and x.is_cuda and x.dim() == 2:
             return self._outward(self._rectified(x), rows)
         hidden = self.into(x)
         if self.activation == "gated":

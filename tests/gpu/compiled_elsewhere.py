@@ -14,7 +14,14 @@ from triton import JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1"}
+NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+}
 CAPABILITY = 80  # an A100's: what runs there runs on what came after it
 SHARED = 163 * 1024 // 2  # bytes of a multiprocessor's memory, so that two programs find room on it
 OPTIONS = ("num_warps", "num_stages")

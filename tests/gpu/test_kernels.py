@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel
+from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
 from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
+from regard.blocks import BlockSettings, DecoderBlock
 from regard.losses import cross_entropy
 from regard.rows import StaticRows
 
@@ -23,7 +24,7 @@ if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]  # as the interpreter has it
 
 
 def close(found: object, expected: object, dtype: torch.dtype) -> None:
@@ -101,6 +102,34 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(sloped, (x, table, drawn(40), labels, labels > 1, 0.1, True))
     torch.library.opcheck(linear_relu, (x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
+
+
+def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sentences are, values and gradients of a block are those of the block that is not compiled."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    monkeypatch.setattr(kernels, "_best", lambda *arguments: "ragged")
+    monkeypatch.setattr(Ranges, "prepare", lambda self: self.places and None)
+    counted = CompileCounterWithBackend("aot_eager")
+
+    def called(block: nn.Module, *arguments: object) -> Tensor:
+        found: Tensor = block(*arguments)
+        return found
+
+    traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
+    torch.manual_seed(0)
+    block = DecoderBlock(BlockSettings(width=32, heads=2, inner=64, activation="gelu")).to(DEVICE).train()
+    x, source, upstream = drawn(24, 32), drawn(30, 32), drawn(32, 24).T
+    for lengths in ([5, 9, 3], [1] * 7, [17]):
+        queries, keys = rows(lengths, 24, 8), rows([n + 1 for n in lengths], 30, 8)
+        layouts = Flat(queries, queries, Causal()), Flat(queries, keys)
+        found = []
+        for call in (called, traced):
+            leaves = [x.clone().requires_grad_(), source.clone().requires_grad_()]
+            out = call(block, leaves[0], *layouts, leaves[1], queries.real)
+            found.append([out.detach(), *torch.autograd.grad(out, [*leaves, *block.parameters()], upstream)])
+        close(found[1], found[0], torch.float32)
+    assert counted.frame_count == 1
 
 
 def test_sentences_lie_in_views_of_one_projection() -> None:

@@ -128,7 +128,7 @@ class Sparse:
 class Ranges:
     """Who may see whom between two static rows: each sentence is a range of places of either, and sees its own.
 
-    Fill sees fill: no real token sees it, and no row is empty where it need not be.
+    No real token sees fill. In the table fill sees fill, so that no row is empty where it need not be.
     """
 
     def __init__(self, queries: StaticRows, keys: StaticRows, causal: bool) -> None:

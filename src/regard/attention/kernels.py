@@ -87,7 +87,7 @@ def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
 
 def ragged(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
     """Our own kernel for sentences that lie end to end in static rows, on a GPU."""
-    from regard.gpu.ragged import ragged
+    from regard.gpu import ragged as ours
 
     assert isinstance(allowed.sparse, Ranges)
     dot = score.as_dot(query, key)
@@ -95,40 +95,55 @@ def ragged(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: S
         raise TypeError(f"the ragged kernel cannot compute {type(score).__name__}")
     q, k, scale = dot
     q, k, v = (x.to(value.dtype).transpose(0, 1) for x in (q, k, value))  # [H, L, D] -> [L, H, D]
-    out, _ = ragged(q, k, v, *allowed.sparse.places, allowed.sparse.causal, scale)
+    out, _ = ours.ragged(q, k, v, *allowed.sparse.places, allowed.sparse.causal, scale)
     return out.transpose(0, 1)
 
 
 def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
-    """Score, add the mask, weigh, sum, each for all heads at once: quicker than the fused kernel for a few queries.
+    """Score, add the mask, weigh, sum, each for all heads at once: quicker than the fused kernel where there is little.
 
-    That is what a decoding step has: one a beam. On a GPU all of it is one kernel of our own.
+    That is so in a decoding step, with one query a beam, and for short sentences on a CPU. On a GPU all of it is one
+    kernel of our own.
     """
     dot = score.as_dot(query, key)
     if dot is None:
         raise TypeError(f"the few kernel cannot compute {type(score).__name__}")
     q, k, scale = dot
-    if not allowed.full or allowed.causal or (allowed.table is not None and allowed.bias is None):
+    if not allowed.full or (allowed.causal and allowed.bias is not None):
         return _fused(q, k, scale, value, allowed)
-    if query.is_cuda and gpu.available() and allowed.bias is not None:
-        from regard.gpu.few import few
+    if _in_one(q, value, allowed):
+        from regard.gpu import few as ours
 
-        return few(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
-    scores = (q * scale) @ k.transpose(-2, -1)
-    return (scores if allowed.bias is None else scores + allowed.bias).softmax(-1) @ value
+        assert allowed.bias is not None
+        return ours.few(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
+    scores, bias = (q * scale) @ k.transpose(-2, -1), allowed.bias
+    if bias is None:
+        table = allowed.dense(q.shape[-2], k.shape[-2], q.device)
+        bias = None if table is None else q.new_zeros(table.shape).masked_fill_(~table, -torch.inf)
+    return (scores if bias is None else scores + bias).softmax(-1) @ value
 
 
+def _in_one(query: Tensor, value: Tensor, allowed: Allowed) -> bool:
+    """Whether our kernel for GPUs can do it."""
+    wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > WIDEST
+    return query.is_cuda and gpu.available() and allowed.bias is not None and not wide and not torch.is_grad_enabled()
+
+
+WIDEST = 256  # bytes of a head: more, and a tile of keys and one of values do not fit into every GPU's multiprocessors
 FEW = 8  # queries
+SHORT = 64  # places of a sentence
 LONG = 1024  # places from where on skipping pays for the cutting
 SPARSE = 0.4  # of all pairs; a causal table is one half
 
 
-def _best(allowed: Allowed, score: Score, query: Tensor) -> str:
+def _best(allowed: Allowed, score: Score, query: Tensor, keys: int) -> str:
     """The quickest kernel that can do it."""
     if type(score).as_dot is Score.as_dot:
         return "plain"  # no dot product, no fused kernel
     sparse, length = allowed.sparse, query.shape[-2]
     if length <= FEW and not torch.is_grad_enabled() and (query.is_cpu or allowed.bias is not None):
+        return "few"
+    if query.is_cpu and sparse is None and max(length, keys) <= SHORT:
         return "few"
     if isinstance(sparse, Ranges):
         return "ragged" if query.is_cuda and gpu.available() else "fused"
@@ -205,5 +220,5 @@ def attend(
             return layout.close(written.to(v.dtype) @ v)
     name = chosen()
     if name == "auto":
-        name = _best(allowed, score, q)
+        name = _best(allowed, score, q, k.shape[-2])
     return layout.close(KERNELS[name](q, k, v, allowed, score))

@@ -6,20 +6,23 @@ from functools import cache
 
 import torch
 
+from regard.errors import first_line
+
 
 @torch.compiler.assume_constant_result
 def available() -> bool:
     """Whether they work here: whether there is a GPU, Triton, and what Triton needs to start a kernel on it."""
-    return _tried()
+    return why_not() is None
 
 
 @cache
-def _tried() -> bool:
+def why_not() -> str | None:
+    """Why they do not work here, in a line."""
     if not torch.cuda.is_available():
-        return False
+        return "there is no GPU"
     try:
         from regard.gpu.trial import trial
 
-        return trial()
-    except Exception:  # whatever Triton, its compiler or a C compiler throws
-        return False
+        return None if trial() else "a trial kernel did not do what it should"
+    except Exception as error:  # whatever Triton, its compiler or a C compiler throws
+        return first_line(error)

@@ -10,15 +10,13 @@ N sentences, H heads, K beams, L keys, D features of queries and keys, E of valu
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(math.log2(math.e))
-LEAST = tl.constexpr(-1e30)  # below any score, and finite: a row that has seen nothing yet has no NaN
+from regard.gpu.common import LEAST, LOG2E
+
 KEYS, WARPS, STAGES = 64, 4, 2  # of a tile
 
 
@@ -67,12 +65,13 @@ def few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     out = v.new_empty(sentences, beams, heads, e).transpose(1, 2)
     bias = bias.expand(sentences, 1, beams, length)[:, 0]
     strides = [step for x in (q, k, v) for step in x.stride()[:3]] + [*bias.stride(), *out.stride()[:3]]
-    _few[sentences, heads](
-        q, k, v, bias, out, *strides, beams, length, scale, d=d, e=e,
-        D=max(triton.next_power_of_2(d), 16), E=max(triton.next_power_of_2(e), 16),
-        M=max(triton.next_power_of_2(beams), 16), N=KEYS,
-        EXACT="ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+        _few[sentences, heads](
+            q, k, v, bias, out, *strides, beams, length, scale, d=d, e=e,
+            D=max(triton.next_power_of_2(d), 16), E=max(triton.next_power_of_2(e), 16),
+            M=max(triton.next_power_of_2(beams), 16), N=KEYS,
+            EXACT="ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     return out
 
 

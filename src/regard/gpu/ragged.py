@@ -12,15 +12,12 @@ T queries, S keys, H heads, D features of queries and keys, E of values; `begins
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(math.log2(math.e))
-LEAST = tl.constexpr(-1e30)  # below any score, and finite: a row that has seen nothing yet has no NaN
+from regard.gpu.common import LEAST, LOG2E
 
 
 @triton.jit
@@ -34,13 +31,13 @@ def _inside(there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 def _rows(x, at, head, stride, head_stride, there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
     """[tile, WIDTH] of x [T, H, WIDE] at those places; zeros where there is nothing."""
-    place = x + head * head_stride + at[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+    place = x + head * head_stride + at.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
     return tl.load(place, mask=_inside(there, WIDE, WIDTH), other=0.0)
 
 
 @triton.jit
 def _write(x, value, at, head, stride, head_stride, there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
-    place = x + head * head_stride + at[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+    place = x + head * head_stride + at.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
     tl.store(place, value.to(x.dtype.element_ty), mask=_inside(there, WIDE, WIDTH))
 
 
@@ -53,11 +50,11 @@ def _span(of, begins, tile, TILE: tl.constexpr, size, sentences):
 
 
 @triton.jit
-def _seen(query, key, own, their, sentences, there, CAUSAL: tl.constexpr):
-    """[queries, keys] who may see whom."""
-    seen = (own[:, None] == their[None, :]) & (own < sentences)[:, None] & there[None, :]
+def _seen(query, key, own, their, sentences, CAUSAL: tl.constexpr):
+    """Who may see whom, of places and sentences that broadcast to a tile; what is not there counts as fill."""
+    seen = (own == their) & (own < sentences)
     if CAUSAL:
-        seen = seen & (key[None, :] <= query[:, None])
+        seen = seen & (key <= query)
     return seen
 
 
@@ -85,7 +82,8 @@ def _forward(
         their = tl.load(of_keys + key, mask=there, other=sentences)
         keys = _rows(k, key, head, k_stride, k_head, there, d, D)
         scores = tl.dot(rows, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E)
-        scores = tl.where(_seen(query, key, own, their, sentences, there, CAUSAL), scores, float("-inf"))
+        seen = _seen(query[:, None], key[None, :], own[:, None], their[None, :], sentences, CAUSAL)
+        scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(most - higher)
@@ -126,7 +124,7 @@ def _backward_queries(
         keys = _rows(k, key, head, k_stride, k_head, there, d, D)
         values = _rows(v, key, head, v_stride, v_head, there, e, E)
         scores = tl.dot(rows, tl.trans(keys), input_precision=EXACT) * (scale * LOG2E)
-        seen = _seen(query, key, own, their, sentences, there, CAUSAL)
+        seen = _seen(query[:, None], key[None, :], own[:, None], their[None, :], sentences, CAUSAL)
         weights = tl.exp2(tl.where(seen, scores - sums[:, None], float("-inf")))
         change = weights * (tl.dot(slopes, tl.trans(values), input_precision=EXACT) - shared[:, None])
         found += tl.dot(change.to(keys.dtype), keys, input_precision=EXACT)
@@ -160,9 +158,7 @@ def _backward_keys(
         sums = tl.load(lse + head * queries + query, mask=real, other=0.0)
         shared = tl.load(lost + head * queries + query, mask=real, other=0.0)
         scores = tl.dot(keys, tl.trans(rows), input_precision=EXACT) * (scale * LOG2E)
-        seen = (their[:, None] == own[None, :]) & (own < sentences)[None, :] & there[:, None]
-        if CAUSAL:
-            seen = seen & (key[:, None] <= query[None, :])
+        seen = _seen(query[None, :], key[:, None], own[None, :], their[:, None], sentences, CAUSAL)
         weights = tl.exp2(tl.where(seen, scores - sums[None, :], float("-inf")))
         for_values += tl.dot(weights.to(slopes.dtype), slopes, input_precision=EXACT)
         change = weights * (tl.dot(values, tl.trans(slopes), input_precision=EXACT) - shared[None, :])
@@ -200,10 +196,11 @@ def ragged(
     out = q.new_empty(queries, heads, v.shape[-1])
     lse = torch.empty(heads, queries, dtype=torch.float32, device=q.device)
     options = _options("forward", q, v, causal)
-    _forward[triton.cdiv(queries, options["M"]), heads](
-        q, k, v, out, lse, of_queries, of_keys, key_begins, *_strides(q, k, v, out),
-        queries, len(key_begins) - 1, scale, **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+        _forward[triton.cdiv(queries, options["M"]), heads](
+            q, k, v, out, lse, of_queries, of_keys, key_begins, *_strides(q, k, v, out),
+            queries, len(key_begins) - 1, scale, **options,
+        )  # fmt: skip
     return out, lse
 
 
@@ -221,16 +218,18 @@ def ragged_backward(
     for_q, for_k, for_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     lost = torch.empty_like(lse)
     options = _options("queries", q, v, causal)
-    _backward_queries[triton.cdiv(queries, options["M"]), heads](
-        q, k, v, out, slope, lse, lost, for_q, of_queries, of_keys, key_begins,
-        *_strides(q, k, v, out, slope, for_q),
-        queries, sentences, scale, **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+        _backward_queries[triton.cdiv(queries, options["M"]), heads](
+            q, k, v, out, slope, lse, lost, for_q, of_queries, of_keys, key_begins,
+            *_strides(q, k, v, out, slope, for_q),
+            queries, sentences, scale, **options,
+        )  # fmt: skip
     options = _options("keys", q, v, causal)
-    _backward_keys[triton.cdiv(size, options["N"]), heads](
-        q, k, v, slope, lse, lost, for_k, for_v, of_queries, of_keys, query_begins,
-        *_strides(q, k, v, slope, for_k, for_v), queries, size, sentences, scale, **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+        _backward_keys[triton.cdiv(size, options["N"]), heads](
+            q, k, v, slope, lse, lost, for_k, for_v, of_queries, of_keys, query_begins,
+            *_strides(q, k, v, slope, for_k, for_v), queries, size, sentences, scale, **options,
+        )  # fmt: skip
     return for_q, for_k, for_v
 
 

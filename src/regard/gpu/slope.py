@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(math.log2(math.e))
+from regard.gpu.common import LEAST, LOG2E
+
 LOGITS, WARPS = 8192, 16  # of a row at a time
 
 
@@ -42,17 +43,17 @@ def _slope(
                 tl.store(row + at, tl.zeros([N], row.dtype.element_ty), mask=at < size)
     else:
         label = tl.load(labels + place)
-        right = tl.load(row + label).to(tl.float32)
+        right = tl.load(row + label, mask=(label >= 0) & (label < size), other=float("nan")).to(tl.float32)
         if BIAS:
             right += tl.load(bias + label).to(tl.float32)
-        most, total, together = float("-inf"), 0.0, 0.0
+        most, total, together = tl.full([], LEAST, tl.float32), 0.0, 0.0
         for first in range(0, size, N):
             at = first + tl.arange(0, N)
             there = at < size
-            few = _logits(row, bias, at, there, BIAS)
-            higher = tl.maximum(most, tl.max(few, 0))
-            total = total * tl.exp2((most - higher) * LOG2E) + tl.sum(tl.exp2((few - higher) * LOG2E), 0)
-            together += tl.sum(tl.where(there, few, 0.0), 0)
+            some = _logits(row, bias, at, there, BIAS)
+            higher = tl.maximum(most, tl.max(some, 0))
+            total = total * tl.exp2((most - higher) * LOG2E) + tl.sum(tl.exp2((some - higher) * LOG2E), 0)
+            together += tl.sum(tl.where(there, some, 0.0), 0)
             most = higher
         lse = most + tl.log2(total) / LOG2E
         tl.store(losses + place, lse - (1 - smoothing) * right - smoothing * together / size)
@@ -60,9 +61,9 @@ def _slope(
             for first in range(0, size, N):
                 at = first + tl.arange(0, N)
                 there = at < size
-                few = tl.exp2((_logits(row, bias, at, there, BIAS) - lse) * LOG2E) - smoothing / size
-                few = tl.where(at == label, few - (1 - smoothing), few)
-                tl.store(row + at, few.to(row.dtype.element_ty), mask=there)
+                some = tl.exp2((_logits(row, bias, at, there, BIAS) - lse) * LOG2E) - smoothing / size
+                some = tl.where(at == label, some - (1 - smoothing), some)
+                tl.store(row + at, some.to(row.dtype.element_ty), mask=there)
 
 
 @torch.library.custom_op("regard::sloped", mutates_args=())
@@ -71,15 +72,18 @@ def sloped(
 ) -> tuple[Tensor, Tensor]:
     """Of x [C, D] and table [V, D]: the losses [C], zero where a place does not count, and their gradient [C, V].
 
-    Where it is not wanted, the second are the logits.
+    Where it is not wanted, the second are the logits without the bias.
     """
+    labels, counted = labels.contiguous(), counted.contiguous()
+    bias = None if bias is None else bias.contiguous()
     logits = x @ table.T
     (places, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
     unit = math.gcd(size, 16)
-    _slope[(places,)](
-        logits, bias, labels, counted, losses, size // unit, smoothing,
-        BIAS=bias is not None, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
+        _slope[(places,)](
+            logits, bias, labels, counted, losses, size // unit, smoothing,
+            BIAS=bias is not None, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
+        )  # fmt: skip
     return losses, logits
 
 

@@ -68,7 +68,7 @@ def train(
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
     how, static = how_to_update(run, where)
     if where.type == "cuda" and not gpu.available():
-        reporter.say("without Triton, a C compiler and Python's headers for it, training on this GPU is much slower")
+        reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
     packer = pack_batches(recipe, stores, static)
     batches = with_gaps(recipe, packer, run.tokenizers[0]) if fills_gaps(recipe) else packer
     torch.manual_seed(settings.seed)

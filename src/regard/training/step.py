@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard import gpu
 from regard.devices import autocast
-from regard.errors import UserError
+from regard.errors import UserError, first_line
 from regard.models import Translator
 from regard.models.family import Compiled
 from regard.recipes.schema import ModelSettings, Training
@@ -157,7 +157,7 @@ class CapturedStep(Step):
                     self._forget()
         except RuntimeError as error:
             self.optimizer.zero_grad(set_to_none=True)  # what was recorded never happened: there is nothing in them
-            self.say(f"the training step cannot be captured, and goes on without: {_first_line(error)}")
+            self.say(f"the training step cannot be captured, and goes on without: {first_line(error)}")
         else:
             self.graphs = first, second
 
@@ -206,7 +206,8 @@ def usable(
     The model's blocks and loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither
     gradients, nor numbers drawn at random, nor running statistics.
     """
-    for way in ("compiled", "captured")[how == "captured" :]:
+    ways = ["compiled", "captured"]
+    for way in ways[ways.index(how) :]:
         if way == "compiled":
             say("compiling the training step")
             torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
@@ -214,7 +215,7 @@ def usable(
         try:
             _try(model, batch, settings, device)
         except Exception as error:  # whatever a compiler throws
-            say(f"the training step cannot be {way} here, and goes on without: {_first_line(error)}")
+            say(f"the training step cannot be {way} here, and goes on without: {first_line(error)}")
         else:
             return way
     model.compiled = None
@@ -231,8 +232,3 @@ def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.
         model.zero_grad(set_to_none=True)
         for buffer, was in zip(model.buffers(), before, strict=True):
             buffer.copy_(was)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
