@@ -34,7 +34,7 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 	@echo; $(BIN)/regard compare $(RUNGS:%=runs/ladder-%) --buckets 4,6,8,10,12,14 --out runs/ladder.svg
 
 test: $(READY) lint ## the everyday tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
 test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs
 	$(BIN)/python -m pytest -m slow
