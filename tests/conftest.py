@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():  # then kernels for GPUs are interpreted; Triton reads this when it is first imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("patient")
