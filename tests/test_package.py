@@ -59,3 +59,9 @@ def test_an_installed_wheel_lists_recipes_and_trains_away_from_the_sources(wheel
     python("-m", "regard", "train", "copy", "--device", "cpu", *(word for c in changes for word in ("--set", c)))
     last = json.loads((elsewhere / "runs" / "copy" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 5
+
+
+def test_decoding_does_not_load_the_compiler() -> None:
+    """Which takes longer than the translation of a sentence."""
+    code = "import sys, regard.decoding, regard.models; assert not {'torch._dynamo', 'triton'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

@@ -9,10 +9,12 @@ import torch
 from regard.errors import first_line
 
 
-@torch.compiler.assume_constant_result
 def available() -> bool:
-    """Whether they work here: whether there is a GPU, Triton, and what Triton needs to start a kernel on it."""
-    return why_not() is None
+    """Whether they work here: whether there is a GPU, Triton, and what Triton needs to start a kernel on it.
+
+    Inside a compiler they do: its own kernels are made by Triton, too.
+    """
+    return torch.compiler.is_compiling() or why_not() is None
 
 
 @cache
