@@ -2,8 +2,8 @@
 
     python -m bench.hansards DATA FOLDER
     regard train hansards-en-fr --data FOLDER           # and hansards-fr-en
-    regard evaluate runs/hansards-en-fr --alignment --gold FOLDER/test.wa --source FOLDER/test.e \\
-        --reference FOLDER/test.f --dev FOLDER/dev.wa FOLDER/dev.e FOLDER/dev.f        # --swapped the other way round
+    regard evaluate runs/hansards-en-fr --alignment --gold FOLDER/test.wa.xz --source FOLDER/test.e.xz \\
+        --reference FOLDER/test.f.xz --dev FOLDER/dev.wa.xz FOLDER/dev.e.xz FOLDER/dev.f.xz  # fr-en: --swapped, f for e
 
 DATA has europarl-en-fr and alignments/hansards-en-fr. The shared task (NAACL 2003) has punctuation apart, hyphens too,
 and French written out: `de le` for `du`, `le opposition` for `l'opposition`. A model trained on raw Europarl would meet
