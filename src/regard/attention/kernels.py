@@ -118,8 +118,7 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
         return ours.few(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
     scores, bias = (q * scale) @ k.transpose(-2, -1), allowed.bias
     if bias is None:
-        table = allowed.dense(q.shape[-2], k.shape[-2], q.device)
-        bias = None if table is None else q.new_zeros(table.shape).masked_fill_(~table, -torch.inf)
+        bias = Allowed.shared(allowed.dense(q.shape[-2], k.shape[-2], q.device), q.dtype).bias
     return (scores if bias is None else scores + bias).softmax(-1) @ value
 
 
