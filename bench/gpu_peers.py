@@ -190,11 +190,42 @@ class Windows:
         return self.ids.shape[0] * (self.ids.shape[1] - 1)
 
 
-def gpt2(windows: int, *, compiled: bool, device: str, sizes: Sizes) -> Training:
-    """A training step of Hugging Face's GPT-2."""
+class PlainLayer(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.gpt_width
+        self.heads = sizes.gpt_heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(-2))
+        return x + self.inner(self.norms[1](x))
+
+
+class PlainGPT(nn.Module):
+    """GPT-2 written down with PyTorch's own parts and no more, to be compiled whole: what nanoGPT does."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sizes.gpt_vocabulary, sizes.gpt_width)
+        self.places = nn.Embedding(sizes.context, sizes.gpt_width)
+        self.layers = nn.Sequential(*(PlainLayer(sizes) for _ in range(sizes.gpt_layers)))
+        self.norm = nn.LayerNorm(sizes.gpt_width)
+        for table in (self.table, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        return F.linear(self.norm(self.layers(x)), self.table.weight)
+
+
+def huggingface_gpt2(sizes: Sizes) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=sizes.gpt_vocabulary,
         n_positions=sizes.context,
@@ -207,9 +238,18 @@ def gpt2(windows: int, *, compiled: bool, device: str, sizes: Sizes) -> Training
         attn_implementation="sdpa",
     )
 
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
+
+
+def gpt2(windows: int, *, plain: bool, compiled: bool, device: str, sizes: Sizes) -> Training:
+    """A training step of GPT-2: the one written down plainly, or Hugging Face's."""
+    torch.manual_seed(1)
+
     def loss(model: nn.Module, batch: Windows) -> Tensor:
-        logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits
+        logits = model(batch.ids[:, :-1]) if plain else model(input_ids=batch.ids[:, :-1], use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), batch.ids[:, 1:].flatten())
 
     ids = [torch.randint(0, sizes.gpt_vocabulary, (windows, sizes.context + 1), device=device) for _ in range(4)]
-    return Training(GPT2LMHeadModel(config), loss, [Windows(some) for some in ids], compiled, device)
+    model = PlainGPT(sizes) if plain else huggingface_gpt2(sizes)
+    return Training(model, loss, [Windows(some) for some in ids], compiled, device)

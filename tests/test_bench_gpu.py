@@ -37,9 +37,16 @@ def test_a_peers_step_moves_its_weights(kind: type) -> None:
     assert sum(moved) > 0.9 * len(moved)
 
 
-def test_gpt2_counts_every_token_but_the_last_of_a_window() -> None:
-    step = gpu_peers.gpt2(2, compiled=False, device="cpu", sizes=gpu_peers.TINY)
+@pytest.mark.parametrize("plain", [True, False])
+def test_gpt2_counts_every_token_but_the_last_of_a_window(plain: bool) -> None:
+    step = gpu_peers.gpt2(2, plain=plain, compiled=False, device="cpu", sizes=gpu_peers.TINY)
     assert step() == 2 * gpu_peers.TINY.context
+
+
+def test_gpt2_written_down_plainly_has_as_many_weights() -> None:
+    plain, theirs = gpu_peers.PlainGPT(gpu_peers.TINY), gpu_peers.huggingface_gpt2(gpu_peers.TINY)
+    counts = [sum(p.numel() for p in model.parameters()) for model in (plain, theirs)]
+    assert counts[0] == counts[1]
 
 
 def test_every_case_says_what_it_is() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import taps
+from regard import gpu, taps
 from regard.attention import Layout, MultiHead, Packed, Score
 from regard.attention.gates import SqueezeExcite
 from regard.devices import matrix_dtype
@@ -132,6 +132,43 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Sum(NamedTuple):
+    """x + added, still to be added up: the next norm does that, too, in one kernel of a GPU."""
+
+    x: Tensor
+    added: Tensor | None = None
+
+
+Stream = Tensor | Sum  # what blocks hand on
+
+
+def unsummed(x: Tensor) -> Stream:
+    """For blocks to begin a decoding step with: what they add is left to the norms, where that is quicker."""
+    return Sum(x) if x.is_cuda and not torch.is_grad_enabled() and not taps.listening() and gpu.available() else x
+
+
+def summed(x: Stream) -> Tensor:
+    if not isinstance(x, Sum):
+        return x
+    return x.x if x.added is None else x.x + x.added
+
+
+def normed(norm: nn.Module, x: Stream, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The stream, and its norm, which matrices are then multiplied with."""
+    if isinstance(x, Sum) and x.added is not None and isinstance(norm, LayerNorm | RMSNorm):
+        return _normed(norm, x.x, x.added, matrix_dtype(x.x))
+    x = summed(x)
+    return x, norm(x, real)
+
+
+def _normed(norm: LayerNorm | RMSNorm, x: Tensor, added: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x + added, and its norm in this dtype."""
+    from regard.gpu.norm import added_norm
+
+    bias, eps = getattr(norm, "bias", None), norm.eps or torch.finfo(x.dtype).eps
+    return added_norm(x, added, norm.weight, bias, eps, isinstance(norm, LayerNorm), dtype)
+
+
 class FeedForward(nn.Module):
     """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (silu(W_g x) * W_1 x).
 
@@ -152,8 +189,8 @@ class FeedForward(nn.Module):
             nn.init.zeros_(self.out.weight)
 
     def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        if self.activation == "relu" and self.training and x.is_cuda and x.dim() == 2:
-            return self._outward(self._rectified(x), rows)
+        if self._in_one(x):
+            return self._outward(self._inner(x), rows)
         hidden = self.into(x)
         if self.activation == "gated":
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -162,12 +199,16 @@ class FeedForward(nn.Module):
             hidden = ACTIVATIONS[self.activation](hidden)
         return self._outward(hidden, rows)
 
-    def _rectified(self, x: Tensor) -> Tensor:
-        """relu(W_1 x), in one kernel of a GPU."""
-        from regard.gpu.relu import linear_relu
+    def _in_one(self, x: Tensor) -> bool:
+        """Whether our kernels for GPUs can do f(W_1 x)."""
+        known = self.activation in ("relu", "gelu", "gelu-tanh")
+        return known and self.training and x.is_cuda and x.dim() == 2 and gpu.available()
+
+    def _inner(self, x: Tensor) -> Tensor:
+        from regard.gpu.inner import ACTIVATIONS
 
         dtype = matrix_dtype(x)
-        return linear_relu(x.to(dtype), self.into.weight.to(dtype), self.into.bias.to(dtype))
+        return ACTIVATIONS[self.activation](x.to(dtype), self.into.weight.to(dtype), self.into.bias.to(dtype))
 
     def _outward(self, hidden: Tensor, rows: Rows | None) -> Tensor:
         out = self.out(hidden)
@@ -183,12 +224,25 @@ class Residual(nn.Module):
         self.norm_first = settings.norm_first
         self.dropout = settings.dropout
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Tensor:
+    def forward(self, x: Stream, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Stream:
+        if isinstance(x, Sum):
+            return self._unsummed(x, sublayer, real)
         if self.norm_first:
             added = sublayer(self.norm(x, real))
             return taps.tap(self, "stream", x + dropout(added, self.dropout, self.training))
         added = dropout(sublayer(x), self.dropout, self.training)
         return taps.tap(self, "stream", self.norm(x + added, real))
+
+    def _unsummed(self, x: Sum, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Sum:
+        """The same for a decoding step, in fewer kernels."""
+        if self.norm_first:
+            total, norm = normed(self.norm, x, real)
+            return Sum(total, sublayer(norm))
+        total = summed(x)
+        added = sublayer(total)
+        if isinstance(self.norm, LayerNorm | RMSNorm):
+            return Sum(_normed(self.norm, total, added, total.dtype)[1])
+        return Sum(self.norm(total + added, real))
 
 
 class EncoderBlock(nn.Module):
@@ -201,7 +255,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward = FeedForward(settings, settings.squeeze)
         self.feed_forward_residual = Residual(settings)
 
-    def forward(self, x: Tensor, own: Layout, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Stream, own: Layout, real: Tensor | None = None) -> Stream:
         """x [T, D] -> [T, D]."""
         x = self.own_residual(x, lambda h: self.own(h, own), real)
         rows = own.queries if isinstance(own, Packed) else None
@@ -221,8 +275,8 @@ class DecoderBlock(nn.Module):
         self.feed_forward_residual = Residual(settings)
 
     def forward(
-        self, x: Tensor, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
-    ) -> Tensor:
+        self, x: Stream, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+    ) -> Stream:
         """x [T, D] and source [S, Ds] -> [T, D]; source is None when the cross layout remembers it."""
         x = self.own_residual(x, lambda h: self.own(h, own), real)
         x = self.cross_residual(x, lambda h: self.cross(h, cross, source), real)

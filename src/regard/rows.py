@@ -134,6 +134,15 @@ class Rows:
         sums = flat.new_zeros(len(self) + 1, flat.shape[1]).index_add(0, self.sentence, real)
         return sums[:-1] / self.length.clamp(min=1)[:, None]
 
+    @property
+    def filled(self) -> bool:
+        """Whether there may be fill after the tokens."""
+        return self.size > self.tokens
+
+    def cleared(self, flat: Tensor) -> Tensor:
+        """[T, D] with zeros in the fill, so that no gradient reaches it."""
+        return flat.where(self.real[:, None], 0.0) if self.filled else flat
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """The sentences of a flat tensor, one tensor each."""
         return list(flat[: self.tokens].split(list(self.lengths)))
@@ -164,6 +173,10 @@ class StaticRows(Rows):
     @property
     def empty(self) -> bool:
         return self.size == 0
+
+    @property
+    def filled(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -47,7 +47,10 @@ def compiled(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **na
 
 
 def main() -> None:
+    from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
+    from regard.gpu.inner import GELU, RELU, TANH, bent, linear_gelu
+    from regard.gpu.norm import added_norm
     from regard.gpu.ragged import ragged, ragged_backward
     from regard.gpu.slope import sloped
     from regard.gpu.trial import _one
@@ -64,6 +67,13 @@ def main() -> None:
     for dtype, bias, wanted in ((torch.bfloat16, None, True), (torch.float32, torch.zeros(40), False)):
         x, table, labels = torch.zeros(6, 8, dtype=dtype), torch.zeros(40, 8, dtype=dtype), torch.zeros(6).long()
         sloped(x, table, bias, labels, labels > 0, 0.1, wanted)
+    x, weight, bias = (torch.zeros(n, dtype=torch.bfloat16) for n in ((6, 8), (24, 8), (24,)))
+    for kind in (RELU, GELU, TANH):
+        bent(*linear_gelu(x, weight, bias, kind), kind)
+    for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
+        added_norm(torch.zeros(6, 512), torch.zeros(6, 512, dtype=dtype), torch.zeros(512), None, 1e-5, centred, dtype)
+        log_sum(torch.zeros(6, 37000, dtype=dtype))
+        greatest(torch.zeros(6, 37000, dtype=dtype), 5)
     print(done)
 
 

@@ -7,18 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import blocks
 from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
 from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
 from regard.blocks import BlockSettings, DecoderBlock
 from regard.losses import cross_entropy
-from regard.rows import StaticRows
+from regard.rows import StaticRows, TokenRow
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
@@ -88,9 +90,11 @@ def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Sc
 
 def test_a_compiler_is_told_the_truth_about_them() -> None:
     """What PyTorch is told of the shapes and gradients of our operations is so."""
+    from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
+    from regard.gpu.inner import TANH, linear_gelu, linear_relu
+    from regard.gpu.norm import added_norm
     from regard.gpu.ragged import ragged
-    from regard.gpu.relu import linear_relu
     from regard.gpu.slope import sloped
 
     torch.manual_seed(0)
@@ -100,7 +104,12 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(ragged, (q, k, v, *sparse.places, True, 0.25))
     x, table, labels = drawn(5, 16), drawn(40, 16), torch.arange(5, device=DEVICE)
     torch.library.opcheck(sloped, (x, table, drawn(40), labels, labels > 1, 0.1, True))
-    torch.library.opcheck(linear_relu, (x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()))
+    inputs = x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()
+    torch.library.opcheck(linear_relu, inputs)
+    torch.library.opcheck(linear_gelu, (*inputs, TANH))
+    torch.library.opcheck(added_norm, (drawn(5, 16), drawn(5, 16), drawn(16), None, 1e-5, True, torch.float32))
+    torch.library.opcheck(log_sum, (drawn(5, 300),))
+    torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
 
 
@@ -189,17 +198,85 @@ def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_relu_of_a_product(dtype: torch.dtype) -> None:
-    from regard.gpu.relu import linear_relu
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu-tanh"])
+@pytest.mark.parametrize(("tokens", "wide"), [(9, 24), (530, 260)])
+def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: str, dtype: torch.dtype) -> None:
+    """Fewer tokens and features than a program takes, and more."""
+    from regard.gpu.inner import ACTIVATIONS
 
     torch.manual_seed(0)
-    x, weight, bias, upstream = (drawn(*shape, dtype=dtype) for shape in ((9, 16), (24, 16), (24,), (9, 24)))
+    shapes = (tokens, 16), (wide, 16), (wide,), (tokens, wide)
+    x, weight, bias, upstream = (drawn(*shape, dtype=dtype) for shape in shapes)
     found = []
-    for call in (linear_relu, lambda *inputs: F.relu(F.linear(*inputs))):
+    for call in (ACTIVATIONS[name], lambda *inputs: blocks.ACTIVATIONS[name](F.linear(*inputs))):
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         out = call(*leaves)
         found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
     close(found[0], found[1], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [48, 512, 1000])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_sum_and_its_norm(kind: Literal["layer", "rms"], width: int, dtype: torch.dtype) -> None:
+    """As of a stream in float32 and what a matrix product adds to it, to be multiplied by the next matrix."""
+    torch.manual_seed(0)
+    norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+        x, added = 3 + drawn(5, 7, width), drawn(5, 7, width, dtype=dtype)
+        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+            total, found = blocks.normed(norm, blocks.Sum(x, added))
+        assert found.dtype == dtype and total.dtype == torch.float32
+        close(total, x + added, torch.float32)
+        close(found.float(), norm(x + added), dtype)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "gpt", "post-norm"])
+def test_a_decoding_step_with_sums_left_to_the_norms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a step are those of the blocks that add up at once."""
+    from regard import models
+    from regard.recipes.schema import GPTSettings, TransformerSettings
+
+    torch.manual_seed(0)
+    small = {"width": 32, "heads": 2, "inner": 64}
+    if kind == "gpt":
+        settings: Any = GPTSettings.model_validate({**small, "size": "nano", "layers": 2})
+    else:
+        deep = {"size": "tiny", "encoder_layers": 1, "decoder_layers": 2, "norm_first": kind == "transformer"}
+        settings = TransformerSettings.model_validate({**small, **deep})
+    model = models.build(settings, 20, 20, True).to(DEVICE).eval()
+    source = TokenRow.of([[5, 6, 2], [7, 8, 9, 10, 2]]).to(DEVICE)
+    begin = torch.tensor([[1], [1]], device=DEVICE)
+    found = []
+    for begun in (blocks.Sum, lambda x: x):
+        monkeypatch.setattr(sys.modules[type(model).__module__], "unsummed", begun)
+        with torch.no_grad():
+            first, state = model.step(model.start(source), begin)
+            second, _ = model.step(state, first.argmax(-1))
+        found.append([first, second])
+    close(found[0], found[1], torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "count"), [(9001, 5), (4096, 13), (700, 1), (130, 3)])
+def test_what_a_search_wants_of_logits(size: int, count: int, dtype: torch.dtype) -> None:
+    """The greatest as `topk` has them; of equal ones, of which there are many in half precision, the first."""
+    from regard.gpu.candidates import greatest, log_sum
+
+    torch.manual_seed(0)
+    logits = 4 * drawn(2, 3, size, dtype=dtype)
+    logits[0, 0, 17:] = -torch.inf  # fewer are possible than are asked for, maybe
+    logits[0, 1] = -torch.inf
+    logits[1, 1] = 2.5  # all are equal
+    torch.testing.assert_close(log_sum(logits), logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
+    best, where = greatest(logits, count)
+    order = logits.float().sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(best, order.values[..., :count])
+    assert torch.equal(where, order.indices[..., :count])
+    broken = torch.full((1, size), torch.nan, dtype=dtype, device=DEVICE)
+    assert ((greatest(broken, count)[1] >= 0) & (greatest(broken, count)[1] < size)).all()
 
 
 def test_they_compile_where_there_is_no_gpu() -> None:
@@ -208,4 +285,17 @@ def test_they_compile_where_there_is_no_gpu() -> None:
     script = Path(__file__).parent / "compiled_elsewhere.py"
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("_forward", "_backward_queries", "_backward_keys", "_few", "_slope"))
+    names = (
+        "_forward",
+        "_backward_queries",
+        "_backward_keys",
+        "_few",
+        "_slope",
+        "_gelu",
+        "_bend",
+        "_norm",
+        "_log_sum",
+        "_maxima",
+        "_pick",
+    )
+    assert all(f"'{name}'" in done.stdout for name in names)

@@ -97,15 +97,18 @@ class Half:
                     module.flatten_parameters()
         self.tensors = _tensors(self.model)
 
-    def follow(self, model: nn.Module) -> None:
-        """Take the weights as they are now: a millisecond or two, and never out of date."""
+    def follow(self, tensors: list[Tensor]) -> None:
+        """Take a model's weights as they are now, so that none is ever out of date."""
         groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for own, new in zip(self.tensors, _tensors(model), strict=True):
+        for own, new in zip(self.tensors, tensors, strict=True):
             into, out_of = groups.setdefault((own.dtype, new.dtype), ([], []))
             into.append(own)
             out_of.append(new)
         for into, out_of in groups.values():  # of one dtype each, so that many tensors are one kernel
             torch._foreach_copy_(into, out_of)
+
+
+def _nothing() -> None: ...
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
@@ -124,7 +127,8 @@ class Captured(Static):
         self.failed = False
         self._lock = Lock()  # a board serves one search at a time
         self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
-        self._where: tuple[int, ...] = ()  # the addresses that recorded steps read weights from
+        self._where: tuple[int, ...] = ()  # the addresses that what is recorded reads weights from
+        self._follow: Callable[[], None] = _nothing  # brings the copy in bf16 up to date
 
     def __call__(self, model: Stepper, task: Task) -> Ended:
         if self.failed or not suits(model) or int(task.rules.limit.max()) < WORTH:
@@ -144,18 +148,18 @@ class Captured(Static):
         return step_by_step(model, task)
 
     def _ready(self, model: nn.Module) -> Stepper:
-        """The model to step: itself, or its copy in bf16 with the weights of now."""
+        """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
+        own = _tensors(model)
+        where = [tensor.data_ptr() for tensor in own]
         if self.bf16:
             if self.half is None:
                 self.half = Half(model)
-            else:
-                with torch.inference_mode():
-                    self.half.follow(model)
+            self._follow = partial(self.half.follow, own)
+            where += [tensor.data_ptr() for tensor in self.half.tensors]
             model = self.half.model
-        where = tuple(tensor.data_ptr() for tensor in (self.half.tensors if self.half else _tensors(model)))
-        if where != self._where:  # weights that moved are not where recorded steps look for them
+        if self._where != (found := tuple(where)):  # weights that moved are not where what is recorded looks for them
             self._clear()
-            self._where = where
+            self._where = found
         return model  # type: ignore[return-value]
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
@@ -174,21 +178,27 @@ class Captured(Static):
     ) -> Board:
         """The first board of a kind is made as usual; after that, reading other sources is recorded on it, too."""
         if self.failed or not isinstance(model, Transformer):
+            self._follow()
             return super().opened(model, source, begin, rules, chooser, lines, shape)
         kind = How.of(chooser), shape, tuple(x.shape for x in tensors_of(rules))
         opening, source = self.openings.pop(kind, None), _padded(source, shape)
         if opening is None:
+            self._follow()
             opening = Opening(super().opened(model, source, begin, rules, chooser, lines, shape), source, begin)
         else:
             opening.board.take(rules, chooser, lines)
             opening.fill(source, begin)
             if opening.again is None:
-                opening.again = self._recorded(partial(opening.play, model))
+                opening.again = self._recorded(partial(self._reopen, opening, model))
             else:
                 opening.again.replay()
         self.openings[kind] = opening
         _forget(self.openings)
         return opening.board
+
+    def _reopen(self, opening: Opening, model: Any) -> None:
+        self._follow()
+        opening.play(model)
 
     def steps(self, model: Stepper, board: Board, count: int) -> Board:
         if self.failed:

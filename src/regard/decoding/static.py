@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.greatest import greatest
+from regard.decoding.greatest import greatest, log_sum
 from regard.decoding.hypotheses import Slots
 from regard.decoding.penalties import NONE, WORST, Rules, among, length_penalties
 from regard.decoding.sampling import Words, draw, keys, uniforms
@@ -207,19 +207,20 @@ class Board:
         """From the logits [N, K, V] to the slots after the step: discourage, strike out, choose, write down."""
         if self.rules.repetition != 1:
             logits = self.rules.discourage(logits.float(), self.slots.tokens)
-        logp = F.log_softmax(logits, -1, dtype=torch.float32)
         choose = self._best if self.settings.method == "beam" else self._drawn
-        self._write(*choose(logp))
+        self._write(*choose(logits))
         self.settle()
 
-    def _best(self, logp: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _best(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The best candidates of each sentence, as `search.Best` chooses them: parents, tokens, gains [N, K], margins.
 
-        The K + 1 best of all are among the K + 1 best of every slot.
+        The K + 1 best of all are among the K + 1 best of every slot. Log-probabilities are less than the logits by the
+        same for all of a slot, so they are worked out for the best alone.
         """
-        slots, beams = self.slots, self.last.shape[1]
-        forced, end = self._forced(logp), self._strike(logp)
-        value, token = greatest(logp, beams + 1)  # [N, K, at most K + 1]
+        slots, beams, less = self.slots, self.last.shape[1], log_sum(logits)
+        forced, end = self._forced(logits, less), self._strike(logits, less)
+        value, token = greatest(logits, beams + 1)  # [N, K, at most K + 1]
+        value = value - less[..., None]
         alone, only, worth = self._alone(value[..., 0], forced, end)
         first = torch.where(self._first[: value.shape[-1]], worth[..., None], -math.inf)
         value = torch.where(alone[..., None], first, value)
@@ -234,9 +235,10 @@ class Board:
         parents = chosen // value.shape[-1]
         return parents, token.flatten(1).gather(1, chosen), value.flatten(1).gather(1, chosen), margin
 
-    def _drawn(self, logp: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _drawn(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A random token for every slot, as `search.Random` draws it."""
-        forced, end = self._forced(logp), self._strike(logp)
+        logp = F.log_softmax(logits, -1, dtype=torch.float32)
+        forced, end = self._forced(logp, 0.0), self._strike(logp, 0.0)
         alone, only, worth = self._alone(logp.amax(-1), forced, end)
         nothing = torch.full_like(logp, -math.inf)
         logp = torch.where(alone[..., None], nothing.scatter_(-1, only[..., None], worth[..., None]), logp)
@@ -244,25 +246,25 @@ class Board:
         gained = logp.gather(-1, choice.tokens[..., None]).squeeze(-1)
         return choice.parents, choice.tokens, gained, choice.margin
 
-    def _forced(self, logp: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where a prefix leaves no choice [N, 1], its token and that token's log-probability [N, K]."""
+    def _forced(self, logits: Tensor, less: Tensor | float) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where a prefix leaves no choice [N, 1], its token and that token's log-probability, logit - less, [N, K]."""
         width = self.rules.prefix.shape[1]
         if not width:
             return None
         token = self.rules.prefix.index_select(1, self.step.clamp(max=width - 1))
         inside = (token >= 0) & (self.step < width)
         token = token.clamp(min=0).expand_as(self.last)
-        return inside, token, logp.gather(-1, token[..., None]).squeeze(-1).clamp(min=WORST)
+        return inside, token, (logits.gather(-1, token[..., None]).squeeze(-1) - less).clamp(min=WORST)
 
-    def _strike(self, logp: Tensor) -> Tensor:
+    def _strike(self, logits: Tensor, less: Tensor | float) -> Tensor:
         """Put -inf where a token may not follow, in place; what ending would cost, [N, K], from before."""
         rules = self.rules
-        end = logp[..., END].clamp(min=WORST)
-        logp.index_fill_(-1, rules.forbidden, -math.inf)
+        end = (logits[..., END] - less).clamp(min=WORST)
+        logits.index_fill_(-1, rules.forbidden, -math.inf)
         if rules.min_length:
-            logp[..., END].masked_fill_(self.step < rules.min_length, -math.inf)
+            logits[..., END].masked_fill_(self.step < rules.min_length, -math.inf)
         if 0 < rules.no_repeat <= self.slots.tokens.shape[-1]:
-            logp.masked_fill_(repeats_at(self.slots.tokens, self.step, rules.no_repeat, logp.shape[-1]), -math.inf)
+            logits.masked_fill_(repeats_at(self.slots.tokens, self.step, rules.no_repeat, logits.shape[-1]), -math.inf)
         return end
 
     def _alone(

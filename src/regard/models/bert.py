@@ -155,7 +155,7 @@ class Bert(Translator):
 
     def hidden(self, batch: PairBatch) -> Tensor:
         x = self.encode(batch.source)
-        return self.filler(x.where(batch.source.rows.real[:, None], 0.0))
+        return self.filler(batch.source.rows.cleared(x))
 
     def projection(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.embedding.table, self.filler.bias) if self.settings.task == "fill" else None

@@ -323,7 +323,7 @@ class Recurrent(Translator):
                 beside += [seen, embedded]
             else:
                 x = self._layer(layer, self._between(x) if number else x, summary, rows)
-        return self.readout(x, beside, layout, source).where(rows.real[:, None], 0.0)
+        return rows.cleared(self.readout(x, beside, layout, source))
 
     def projection(self) -> tuple[Tensor, None]:
         return self.target_embedding.table if self.settings.tied else self.output, None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import Ancestry, Causal, Memory, Pooled, pack
-from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
+from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, normed, summed, unsummed
 from regard.models.embedding import Embedding
 from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
@@ -81,7 +81,7 @@ class Transformer(Translator):
         own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
         for block in self.decoder:
             x = self._block(block, x, own, cross, memory, rows.real)
-        return self._last(x, rows.real).where(rows.real[:, None], 0.0)
+        return rows.cleared(self._last(x, rows.real))
 
     def _last(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         return self._run(self.decoder_norm, x, real) if self.settings.norm_first else x
@@ -105,10 +105,11 @@ class Transformer(Translator):
     def step(self, state: TransformerState, tokens: Tensor) -> tuple[Tensor, TransformerState]:
         place = state.own[0].places(1, tokens.device)  # [N*K, 1], or [1, 1] for all
         position = place if len(place) == 1 else place.view(tokens.shape)
-        x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
+        x = unsummed(self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1))  # -> [N * K, D]
         for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             x = block(x, own, cross)
-        return self.logits(self._last(x)).unflatten(0, tokens.shape), state
+        last = normed(self.decoder_norm, x)[1] if self.settings.norm_first else summed(x)
+        return self.logits(last).unflatten(0, tokens.shape), state
 
 
 def _lengths(rows: Rows, of: Rows) -> Tensor:
