@@ -269,11 +269,6 @@ def phases(page: Page, model: Translator, sizes: Sizes, device: torch.device, re
     with torch.inference_mode():
         fp32 = median(seconds(lambda: model.start(row), device, repeats))
         page(f"  of which reading the sources: {1e3 * fp32:.1f} ms in fp32, not recorded")
-    if device.type == "cuda":
-        run = Captured(bf16=True)
-        run._ready(model)
-        ready = median(seconds(lambda: run._ready(model), device, repeats))
-        page(f"  and bringing the bf16 copy up to date: {1e3 * ready:.1f} ms")
 
 
 def main() -> None:

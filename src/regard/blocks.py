@@ -16,7 +16,7 @@ from regard import gpu, taps
 from regard.attention import Layout, MultiHead, Packed, Score
 from regard.attention.gates import SqueezeExcite
 from regard.devices import matrix_dtype
-from regard.dropout import dropout
+from regard.dropout import dropout, new_seeds
 from regard.rows import Rows
 
 
@@ -133,40 +133,42 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Sum(NamedTuple):
-    """x + added, still to be added up: the next norm does that, too, in one kernel of a GPU."""
+    """x + dropout(added), still to be added up: the next norm does that, too, in one kernel of a GPU."""
 
     x: Tensor
-    added: Tensor | None = None
+    added: Tensor
+    dropped: float = 0.0  # share of `added`
 
 
 Stream = Tensor | Sum  # what blocks hand on
 
 
-def unsummed(x: Tensor) -> Stream:
-    """For blocks to begin a decoding step with: what they add is left to the norms, where that is quicker."""
-    return Sum(x) if x.is_cuda and not torch.is_grad_enabled() and not taps.listening() and gpu.available() else x
+def quick(x: Tensor, norm: nn.Module) -> bool:
+    """Whether our kernel for GPUs can add to x and normalise, and nobody wants to see what lies between."""
+    able = x.is_cuda and isinstance(norm, LayerNorm | RMSNorm)
+    return able and not taps.listening() and gpu.available()
 
 
-def summed(x: Stream) -> Tensor:
+def unsummed(x: Tensor, block: nn.Module) -> Stream:
+    """What a stack of such blocks is to begin with, so that they leave sums to their norms where that is quicker."""
+    first = block.own_residual
+    assert isinstance(first, Residual)
+    return Sum(x, torch.zeros_like(x, dtype=matrix_dtype(x))) if first.norm_first and quick(x, first.norm) else x
+
+
+def normed(norm: nn.Module, x: Stream, real: Tensor | None = None, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """The stream, and its norm; of a sum, unless it is to be exact, in the precision that matrix products take it."""
     if not isinstance(x, Sum):
-        return x
-    return x.x if x.added is None else x.x + x.added
-
-
-def normed(norm: nn.Module, x: Stream, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The stream, and its norm, which matrices are then multiplied with."""
-    if isinstance(x, Sum) and x.added is not None and isinstance(norm, LayerNorm | RMSNorm):
-        return _normed(norm, x.x, x.added, matrix_dtype(x.x))
-    x = summed(x)
-    return x, norm(x, real)
-
-
-def _normed(norm: LayerNorm | RMSNorm, x: Tensor, added: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x + added, and its norm in this dtype."""
+        return x, norm(x, real)
     from regard.gpu.norm import added_norm
 
-    bias, eps = getattr(norm, "bias", None), norm.eps or torch.finfo(x.dtype).eps
-    return added_norm(x, added, norm.weight, bias, eps, isinstance(norm, LayerNorm), dtype)
+    assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None
+    seeds = new_seeds(x.x.device) if x.dropped else None
+    bias, dtype = getattr(norm, "bias", None), x.x.dtype if exact else matrix_dtype(x.x)
+    flat, added = (t.flatten(0, -2) for t in (x.x, x.added))
+    how = x.dropped, norm.eps, isinstance(norm, LayerNorm), dtype
+    total, found, *_ = added_norm(flat, added, norm.weight, bias, seeds, *how)
+    return total.view(x.x.shape), found.view(x.x.shape)
 
 
 class FeedForward(nn.Module):
@@ -225,24 +227,17 @@ class Residual(nn.Module):
         self.dropout = settings.dropout
 
     def forward(self, x: Stream, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Stream:
+        share = self.dropout if self.training else 0.0
         if isinstance(x, Sum):
-            return self._unsummed(x, sublayer, real)
+            total, norm = normed(self.norm, x)
+            return Sum(total, sublayer(norm), share)
         if self.norm_first:
             added = sublayer(self.norm(x, real))
             return taps.tap(self, "stream", x + dropout(added, self.dropout, self.training))
-        added = dropout(sublayer(x), self.dropout, self.training)
-        return taps.tap(self, "stream", self.norm(x + added, real))
-
-    def _unsummed(self, x: Sum, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Sum:
-        """The same for a decoding step, in fewer kernels."""
-        if self.norm_first:
-            total, norm = normed(self.norm, x, real)
-            return Sum(total, sublayer(norm))
-        total = summed(x)
-        added = sublayer(total)
-        if isinstance(self.norm, LayerNorm | RMSNorm):
-            return Sum(_normed(self.norm, total, added, total.dtype)[1])
-        return Sum(self.norm(total + added, real))
+        added = sublayer(x)
+        if quick(x, self.norm):
+            return normed(self.norm, Sum(x, added, share), exact=True)[1]
+        return taps.tap(self, "stream", self.norm(x + dropout(added, self.dropout, self.training), real))
 
 
 class EncoderBlock(nn.Module):

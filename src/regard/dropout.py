@@ -22,8 +22,7 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
     if not training or share == 0:
         return x
     if torch.compiler.is_compiling():
-        seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
-        return torch.where(hashed(x.shape, share, seeds), x / (1 - share), 0.0)
+        return torch.where(hashed(x.shape, share, new_seeds(x.device)), x / (1 - share), 0.0)
     if x.device.type != "cpu":
         return F.dropout(x, share)
     dropped = round(share * STEPS)
@@ -36,6 +35,11 @@ def drawn(shape: torch.Size, dropped: int) -> Tensor:
     count = shape.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     return draws.view(torch.int16)[:count].ge(dropped - STEPS // 2).view(shape)
+
+
+def new_seeds(device: torch.device) -> Tensor:
+    """Two numbers, drawn, for `hashed`."""
+    return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
 
 
 def hashed(shape: torch.Size, share: float, seeds: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def main() -> None:
     from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
     from regard.gpu.inner import GELU, RELU, TANH, bent, linear_gelu
-    from regard.gpu.norm import added_norm
+    from regard.gpu.norm import added_norm, added_norm_backward
     from regard.gpu.ragged import ragged, ragged_backward
     from regard.gpu.slope import sloped
     from regard.gpu.trial import _one
@@ -71,7 +71,11 @@ def main() -> None:
     for kind in (RELU, GELU, TANH):
         bent(*linear_gelu(x, weight, bias, kind), kind)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
-        added_norm(torch.zeros(6, 512), torch.zeros(6, 512, dtype=dtype), torch.zeros(512), None, 1e-5, centred, dtype)
+        x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
+        bias = torch.zeros(512) if centred else None
+        how = seeds, 0.2 if centred else 0.0
+        kept = added_norm(x, x.to(dtype), torch.zeros(512), bias, *how, 1e-5, centred, dtype)
+        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, centred, dtype)
         log_sum(torch.zeros(6, 37000, dtype=dtype))
         greatest(torch.zeros(6, 37000, dtype=dtype), 5)
     print(done)

@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import blocks
+from regard import blocks, models
 from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
 from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
 from regard.blocks import BlockSettings, DecoderBlock
+from regard.dropout import hashed, new_seeds
 from regard.losses import cross_entropy
-from regard.rows import StaticRows, TokenRow
+from regard.recipes.schema import BertSettings, GPTSettings, TransformerSettings
+from regard.rows import PairBatch, StaticRows
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
@@ -107,7 +109,9 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     inputs = x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()
     torch.library.opcheck(linear_relu, inputs)
     torch.library.opcheck(linear_gelu, (*inputs, TANH))
-    torch.library.opcheck(added_norm, (drawn(5, 16), drawn(5, 16), drawn(16), None, 1e-5, True, torch.float32))
+    seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
+    more = drawn(5, 16).requires_grad_(), drawn(16).requires_grad_(), drawn(16).requires_grad_()
+    torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
@@ -216,47 +220,76 @@ def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [48, 512, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(("rows", "width"), [(35, 48), (2100, 8), (5, 1500)])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_a_sum_and_its_norm(kind: Literal["layer", "rms"], width: int, dtype: torch.dtype) -> None:
-    """As of a stream in float32 and what a matrix product adds to it, to be multiplied by the next matrix."""
+def test_a_sum_and_its_norm(
+    kind: Literal["layer", "rms"], rows: int, width: int, share: float, dtype: torch.dtype
+) -> None:
+    """Of a stream in float32 and of what a matrix product adds to it, for the next matrix; values and gradients."""
     torch.manual_seed(0)
     norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.normal_()
-        x, added = 3 + drawn(5, 7, width), drawn(5, 7, width, dtype=dtype)
-        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-            total, found = blocks.normed(norm, blocks.Sum(x, added))
-        assert found.dtype == dtype and total.dtype == torch.float32
-        close(total, x + added, torch.float32)
-        close(found.float(), norm(x + added), dtype)
+    x, added = 3 + drawn(rows, width), drawn(rows, width, dtype=dtype)
+    upstream = [drawn(rows, width), drawn(rows, width, dtype=dtype)]
+    found = []
+    for ours in (True, False):
+        leaves = [x.clone().requires_grad_(), added.clone().requires_grad_()]
+        torch.manual_seed(1)
+        if ours:
+            with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+                total, out = blocks.normed(norm, blocks.Sum(*leaves, share))
+        else:
+            kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
+            total = leaves[0] + leaves[1].float() * kept / (1 - share)
+            out = norm(total).to(dtype)
+        assert out.dtype == dtype and total.dtype == torch.float32
+        slopes = torch.autograd.grad([total, out], [*leaves, *norm.parameters()], upstream)
+        assert slopes[1].dtype == dtype
+        found.append([total.detach(), out.detach().float(), *(slope.float() for slope in slopes)])
+    close(found[0][0], found[1][0], torch.float32)
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        close(one / other.abs().max(), other / other.abs().max(), dtype)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "gpt", "post-norm"])
-def test_a_decoding_step_with_sums_left_to_the_norms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of a step are those of the blocks that add up at once."""
-    from regard import models
-    from regard.recipes.schema import GPTSettings, TransformerSettings
+@pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm"])
+def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, gradients and decoding steps are those of blocks that add up by themselves."""
+    from regard.gpu import norm
 
     torch.manual_seed(0)
-    small = {"width": 32, "heads": 2, "inner": 64}
+    small = {"width": 32, "heads": 2, "inner": 64, "dropout": 0.0}
     if kind == "gpt":
         settings: Any = GPTSettings.model_validate({**small, "size": "nano", "layers": 2})
+    elif kind == "bert":
+        settings = BertSettings.model_validate({**small, "size": "tiny", "layers": 2, "norm_first": True})
     else:
-        deep = {"size": "tiny", "encoder_layers": 1, "decoder_layers": 2, "norm_first": kind == "transformer"}
+        deep = {"size": "tiny", "encoder_layers": 2, "decoder_layers": 2, "norm_first": kind == "transformer"}
         settings = TransformerSettings.model_validate({**small, **deep})
-    model = models.build(settings, 20, 20, True).to(DEVICE).eval()
-    source = TokenRow.of([[5, 6, 2], [7, 8, 9, 10, 2]]).to(DEVICE)
-    begin = torch.tensor([[1], [1]], device=DEVICE)
-    found = []
-    for begun in (blocks.Sum, lambda x: x):
-        monkeypatch.setattr(sys.modules[type(model).__module__], "unsummed", begun)
-        with torch.no_grad():
-            first, state = model.step(model.start(source), begin)
-            second, _ = model.step(state, first.argmax(-1))
-        found.append([first, second])
+    model = models.build(settings, 20, 20, True).to(DEVICE).train()
+    sources = [[5, 6, 2], [7, 8, 9, 10, 2]]
+    batch = PairBatch.of(sources, sources, begin=1, source_size=10, target_size=9).to(DEVICE)
+    if kind == "bert":
+        batch = PairBatch(batch.source, batch.source, batch.source.ids, batch.source.rows.real)
+    found, used = [], []
+    added_norm = norm.added_norm
+    monkeypatch.setattr(norm, "added_norm", lambda *inputs: (used.append(True), added_norm(*inputs))[1])
+    for ours in (True, False):
+        monkeypatch.setattr(blocks, "quick", lambda *_, ours=ours: ours)
+        loss = model.train().loss(batch)
+        slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+        found.append([loss.detach(), *(slope for slope in slopes if slope is not None)])
+        if kind != "bert":
+            with torch.no_grad():
+                first, state = model.eval().step(
+                    model.start(batch.source), torch.ones_like(batch.source.rows.length)[:, None]
+                )
+                second, _ = model.step(state, first.argmax(-1))
+            found[-1] += [first, second]
     close(found[0], found[1], torch.float32)
+    assert used
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

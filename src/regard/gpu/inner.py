@@ -22,8 +22,8 @@ from torch import Tensor
 from regard.gpu.common import LOG2E
 
 RELU, GELU, TANH = 0, 1, 2  # kinds of f: GELU by its definition, or with a tanh in place of the error function
-EACH, WARPS = 4096, 4  # features of a program that maps one by one
-ROWS, COLUMNS, TILES = 16, 256, 16  # a program of the backward pass takes so many tiles of so many rows and columns
+EACH, WARPS = 1024, 4  # features of a program that maps one by one
+ROWS, COLUMNS, TILES = 4, 1024, 32  # a program of the backward pass takes so many tiles of so many rows and columns
 
 _STEEP = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
@@ -66,7 +66,7 @@ def _bend(
 ):  # fmt: skip
     part = tl.program_id(0)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    total = tl.zeros([N], tl.float32)
+    total = tl.zeros([M, N], tl.float32)
     for tile in range(TILES):
         row = (part * TILES + tile) * M + tl.arange(0, M)
         at = row.to(tl.int64)[:, None] * columns + column[None, :]
@@ -74,8 +74,8 @@ def _bend(
         found = tl.load(slope + at, mask=there, other=0.0).to(tl.float32)
         found = found * _incline(tl.load(kept + at, mask=there, other=0.0).to(tl.float32), KIND)
         tl.store(change + at, found.to(change.dtype.element_ty), mask=there)
-        total += tl.sum(found, 0)
-    tl.store(sums + part * columns + column, total, mask=column < columns)
+        total += found
+    tl.store(sums + part * columns + column, tl.sum(total, 0), mask=column < columns)
 
 
 @torch.library.custom_op("regard::linear_relu", mutates_args=())

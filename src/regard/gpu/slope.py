@@ -58,8 +58,9 @@ def _slope(
         lse = most + tl.log2(total) / LOG2E
         tl.store(losses + place, lse - (1 - smoothing) * right - smoothing * together / size)
         if WANTED:
-            for first in range(0, size, N):
-                at = first + tl.arange(0, N)
+            last = (tl.cdiv(size, N) - 1) * N
+            for back in range(0, size, N):  # from the end, which was read last and is most likely still in the cache
+                at = last - back + tl.arange(0, N)
                 there = at < size
                 some = tl.exp2((_logits(row, bias, at, there, BIAS) - lse) * LOG2E) - smoothing / size
                 some = tl.where(at == label, some - (1 - smoothing), some)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import losses, positions, taps, weights
 from regard.attention import pack, placed
-from regard.blocks import BlockSettings, EncoderBlock
+from regard.blocks import BlockSettings, EncoderBlock, unsummed
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.marks import END
@@ -115,8 +115,8 @@ class Bert(Translator):
         block = BlockSettings.of(settings, score)
         self.embedding = Embedding(source_size, settings, block.make_norm())
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
-        if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end
-            self.encoder_norm = block.make_norm()
+        # where norms come first the stream itself is never normalised on the way, so it is once at the end
+        self.encoder_norm = block.make_norm() if settings.norm_first else None
         if settings.task == "fill":
             self.filler = Filler(source_size, settings, block.make_norm())
         else:
@@ -127,11 +127,12 @@ class Bert(Translator):
         rows, most = source.rows, self.settings.max_positions
         if self.settings.positions == "learned" and rows.longest > most:
             raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
-        x = self.embedding(source.ids, rows.position)
+        x = unsummed(self.embedding(source.ids, rows.position), self.encoder[0])
         own = pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
-        return taps.tap(self, "stream", self.encoder_norm(x, rows.real)) if self.settings.norm_first else x
+        last = self._end(self.encoder_norm, x, rows.real)
+        return last if self.encoder_norm is None else taps.tap(self, "stream", last)
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Logits at every place: of the source row to fill it in; of the target row to classify."""
@@ -148,7 +149,7 @@ class Bert(Translator):
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
-        x = self.encoder_norm(stream) if self.settings.norm_first else stream
+        x = self._end(self.encoder_norm, stream)
         if self.settings.task == "fill":
             return self.logits(self.filler(x))
         return self._named(self._classes(x, batch.source.rows), batch)

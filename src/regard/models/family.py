@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard import losses, taps, weights
 from regard.attention import Cached
-from regard.blocks import computed_again
+from regard.blocks import Stream, Sum, computed_again, normed
 from regard.products import Product
 from regard.rows import PairBatch, TokenRow
 
@@ -124,6 +124,13 @@ class Translator(nn.Module):
     def _run(self, part: nn.Module, *arguments: Any) -> Tensor:
         """Run a part of the model, compiled if it trains and is to be."""
         return part(*arguments) if self.compiled is None or not self.training else self.compiled.block(part, *arguments)
+
+    def _end(self, norm: nn.Module | None, x: Stream, real: Tensor | None = None, exact: bool = True) -> Tensor:
+        """What the last block handed on, through the norm at the end if there is one; `exact`: see `blocks.normed`."""
+        if norm is None:
+            assert isinstance(x, Tensor)
+            return x
+        return normed(norm, x, exact=exact)[1] if isinstance(x, Sum) else self._run(norm, x, real)
 
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""

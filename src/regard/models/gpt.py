@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import Cached, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
-from regard.blocks import BlockSettings, EncoderBlock, Stream, normed, unsummed
+from regard.blocks import BlockSettings, EncoderBlock, Stream, unsummed
 from regard.errors import UserError
 from regard.models.embedding import Embedding
 from regard.models.family import CachedState, Translator
@@ -105,17 +105,18 @@ class GPT(Translator):
                 self._embed(self.embedding, inputs.ids, inputs.rows.position + before),
             ]
             x = self._through(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
-        return inputs.rows.cleared(self._run(self.decoder_norm, x, inputs.rows.real))
+        return inputs.rows.cleared(x)
 
     def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
         return self._run(embedding, ids, position, position)  # none of its kinds of positions reads a length
 
-    def _through(self, x: Tensor, rows: Rows) -> Tensor:
-        """All blocks over whole sentences, [T, D] -> [T, D]."""
+    def _through(self, embedded: Tensor, rows: Rows) -> Tensor:
+        """All blocks and the last norm over whole sentences, [T, D] -> [T, D]."""
         own = pack(rows, rows, Causal() if self.mask is None else self.mask)
+        x = unsummed(embedded, self.decoder[0])
         for block in self.decoder:
             x = self._block(block, x, own, rows.real)
-        return x
+        return self._end(self.decoder_norm, x, rows.real)
 
     def _fits(self, rows: Rows) -> None:
         if not isinstance(rows, StaticRows):  # of which only a bound is known; they are made of sentences that fit
@@ -154,7 +155,7 @@ class GPT(Translator):
 
     def step(self, state: CachedState, tokens: Tensor) -> tuple[Tensor, CachedState]:
         x = self._extend(state, self.embedding, tokens.flatten()[:, None])  # [N, K] -> [N*K, 1, D]
-        return self.logits(normed(self.decoder_norm, x)[1].squeeze(1)).unflatten(0, tokens.shape), state
+        return self.logits(self._end(self.decoder_norm, x, exact=False).squeeze(1)).unflatten(0, tokens.shape), state
 
     def _extend(self, state: CachedState, embedding: nn.Module, ids: Tensor) -> Stream:
         """Feed the cache with [B, P] tokens: [B, P, D]."""
@@ -163,7 +164,7 @@ class GPT(Translator):
             self._has_places(int(place.max()) + 1)
         if self.settings.positions == "learned":  # on a board of constant size, what is done is still fed, to no end
             place = place.clamp(max=self.settings.max_positions - 1)
-        x = unsummed(self._embed(embedding, ids, place.expand_as(ids)))
+        x = unsummed(self._embed(embedding, ids, place.expand_as(ids)), self.decoder[0])
         for block, own in zip(self.decoder, state.own, strict=True):
             x = block(x, own)
         return x
@@ -180,4 +181,4 @@ class GPT(Translator):
             )
         state = CachedState([Cached(memory=self.mask.memory) for _ in self.decoder])
         for segment in ids.split(self.mask.length, dim=1):
-            yield self.logits(normed(self.decoder_norm, self._extend(state, self.embedding, segment))[1])
+            yield self.logits(self._end(self.decoder_norm, self._extend(state, self.embedding, segment)))

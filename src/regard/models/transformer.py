@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import Ancestry, Causal, Memory, Pooled, pack
-from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, normed, summed, unsummed
+from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, unsummed
 from regard.models.embedding import Embedding
 from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
@@ -56,9 +56,9 @@ class Transformer(Translator):
             self.target_embedding.table = self.source_embedding.table
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(block) for _ in range(settings.decoder_layers))
-        if settings.norm_first:  # the stream itself is never normalised on the way, so it is once at the end
-            self.encoder_norm = block.make_norm()
-            self.decoder_norm = block.make_norm()
+        # where norms come first the stream itself is never normalised on the way, so it is once at the end
+        self.encoder_norm = block.make_norm() if settings.norm_first else None
+        self.decoder_norm = block.make_norm() if settings.norm_first else None
         if not settings.tied:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
@@ -68,23 +68,21 @@ class Transformer(Translator):
     def encode(self, source: TokenRow) -> Tensor:
         """[S] tokens -> [S, D]."""
         rows = source.rows
-        x = self._run(self.source_embedding, source.ids, rows.position, _lengths(rows, rows))
-        own = pack(rows, rows)
+        embedded = self._run(self.source_embedding, source.ids, rows.position, _lengths(rows, rows))
+        x, own = unsummed(embedded, self.encoder[0]), pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
-        return self._run(self.encoder_norm, x, rows.real) if self.settings.norm_first else x
+        return self._end(self.encoder_norm, x, rows.real)
 
     def hidden(self, batch: PairBatch) -> Tensor:
         memory = self.encode(batch.source)
         rows = batch.inputs.rows
-        x = self._run(self.target_embedding, batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
+        embedded = self._run(self.target_embedding, batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
+        x = unsummed(embedded, self.decoder[0])
         own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
         for block in self.decoder:
             x = self._block(block, x, own, cross, memory, rows.real)
-        return rows.cleared(self._last(x, rows.real))
-
-    def _last(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        return self._run(self.decoder_norm, x, real) if self.settings.norm_first else x
+        return rows.cleared(self._end(self.decoder_norm, x, rows.real))
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tied else self.output
@@ -94,7 +92,7 @@ class Transformer(Translator):
         return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
-        return self.logits(self._last(stream))
+        return self.logits(self._end(self.decoder_norm, stream))
 
     def start(self, source: TokenRow) -> TransformerState:
         memory = self.encode(source)
@@ -105,11 +103,11 @@ class Transformer(Translator):
     def step(self, state: TransformerState, tokens: Tensor) -> tuple[Tensor, TransformerState]:
         place = state.own[0].places(1, tokens.device)  # [N*K, 1], or [1, 1] for all
         position = place if len(place) == 1 else place.view(tokens.shape)
-        x = unsummed(self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1))  # -> [N * K, D]
+        embedded = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
+        x = unsummed(embedded, self.decoder[0])
         for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             x = block(x, own, cross)
-        last = normed(self.decoder_norm, x)[1] if self.settings.norm_first else summed(x)
-        return self.logits(last).unflatten(0, tokens.shape), state
+        return self.logits(self._end(self.decoder_norm, x, exact=False)).unflatten(0, tokens.shape), state
 
 
 def _lengths(rows: Rows, of: Rows) -> Tensor:
