@@ -153,7 +153,9 @@ def unsummed(x: Tensor, block: nn.Module) -> Stream:
     """What a stack of such blocks is to begin with, so that they leave sums to their norms where that is quicker."""
     first = block.own_residual
     assert isinstance(first, Residual)
-    return Sum(x, torch.zeros_like(x, dtype=matrix_dtype(x))) if first.norm_first and quick(x, first.norm) else x
+    if not first.norm_first or not quick(x, first.norm):
+        return x
+    return Sum(x, torch.zeros_like(x, dtype=matrix_dtype(x)), first.share)  # as what the others hand on
 
 
 def normed(norm: nn.Module, x: Stream, real: Tensor | None = None, exact: bool = False) -> tuple[Tensor, Tensor]:
@@ -226,17 +228,21 @@ class Residual(nn.Module):
         self.norm_first = settings.norm_first
         self.dropout = settings.dropout
 
+    @property
+    def share(self) -> float:
+        """Of what is added, how much is dropped."""
+        return self.dropout if self.training else 0.0
+
     def forward(self, x: Stream, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Stream:
-        share = self.dropout if self.training else 0.0
         if isinstance(x, Sum):
             total, norm = normed(self.norm, x)
-            return Sum(total, sublayer(norm), share)
+            return Sum(total, sublayer(norm), self.share)
         if self.norm_first:
             added = sublayer(self.norm(x, real))
             return taps.tap(self, "stream", x + dropout(added, self.dropout, self.training))
         added = sublayer(x)
         if quick(x, self.norm):
-            return normed(self.norm, Sum(x, added, share), exact=True)[1]
+            return normed(self.norm, Sum(x, added, self.share), exact=True)[1]
         return taps.tap(self, "stream", self.norm(x + dropout(added, self.dropout, self.training), real))
 
 
