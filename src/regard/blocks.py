@@ -155,7 +155,8 @@ def unsummed(x: Tensor, block: nn.Module) -> Stream:
     assert isinstance(first, Residual)
     if not first.norm_first or not quick(x, first.norm):
         return x
-    return Sum(x, torch.zeros_like(x, dtype=matrix_dtype(x)), first.share)  # as what the others hand on
+    nothing = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
+    return Sum(x, nothing, first.share)  # the same to a compiler as what the blocks hand on
 
 
 def normed(norm: nn.Module, x: Stream, real: Tensor | None = None, exact: bool = False) -> tuple[Tensor, Tensor]:
