@@ -87,8 +87,8 @@ class Int8(_Kept):
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         size = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-        y = self._of(weight)(x / size, self.most).mul_(size)
-        return y if bias is None else y.add_(bias)
+        y = self._of(weight)(x / size, self.most)
+        return y.mul_(size) if bias is None else torch.addcmul(bias, y, size, out=y)
 
 
 def _in_32_bits(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard import taps
 from regard.decoding.greatest import greatest
 from regard.decoding.hypotheses import Choice, Hypothesis, Report, Slots, ranking_margin
 from regard.decoding.penalties import Rules, length_penalties
@@ -32,7 +33,9 @@ class Stepper(Protocol):
 
     def start(self, source: TokenRow) -> Any: ...
 
-    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]: ...
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
+        """As a `Translator`'s. The logits are the search's to write over."""
+        ...
 
 
 Watch = Callable[[list[int], Slots], Tensor | None]
@@ -124,7 +127,7 @@ def step_by_step(model: Stepper, task: Task) -> Ended:
     while True:
         logits, state = model.step(state, tokens)
         logits = rules.discourage(logits.float(), slots.tokens)
-        logp = rules.apply(functional.log_softmax(logits, -1), slots.tokens)
+        logp = rules.apply(_log_softmax(logits), slots.tokens)
         logp = slots.only_end_where_over(logp)
         choice = chooser.choose(slots, logp, [task.lines[sentence] for sentence in inside])
         slots = slots.advance(choice)
@@ -143,6 +146,13 @@ def step_by_step(model: Stepper, task: Task) -> Ended:
             parents, tokens = parents[stay], tokens[stay]
         if choice.moved:
             state = state.reorder(parents)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In the logits' own memory on a CPU, where new memory costs a third more; unless somebody looks at them."""
+    if not logits.is_cpu or not logits.is_contiguous() or taps.listening():
+        return functional.log_softmax(logits, -1)
+    return torch._log_softmax(logits, -1, False, out=logits)
 
 
 class Run(Protocol):
