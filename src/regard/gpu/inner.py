@@ -23,7 +23,7 @@ from regard.gpu.common import LOG2E
 
 RELU, GELU, TANH = 0, 1, 2  # kinds of f: GELU by its definition, or with a tanh in place of the error function
 EACH, WARPS = 1024, 4  # features of a program that maps one by one
-ROWS, COLUMNS, TILES = 4, 1024, 32  # a program of the backward pass takes so many tiles of so many rows and columns
+ROWS, COLUMNS, TILES = 2, 1024, 16  # a program of the backward pass takes so many tiles of so many rows and columns
 
 _STEEP = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
