@@ -123,22 +123,25 @@ class Slots:
         """Only these sentences, [M] indices into the present N."""
         return Slots(**{name: value[sentences] for name, value in vars(self).items()})
 
-    def hypotheses(self, penalty: Tensor) -> list[list[Hypothesis]]:
-        """Per sentence, best first, those that are not empty. `penalty` [n]: the length penalty of n tokens."""
+    def hypotheses(self, penalty: Tensor, most: int | None = None) -> list[list[Hypothesis]]:
+        """Per sentence, best first, those that are not empty, `most` at most. `penalty` [n]: that of n tokens."""
         if bool(self.total.isnan().any()):
             raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-        score, finished = (self.total / penalty[self.length]).tolist(), self.finished.tolist()
+        scores, finished = (self.total / penalty[self.length]).tolist(), self.finished.tolist()
         tokens, logprobs, length = self.tokens.tolist(), self.logprobs.tolist(), self.length.tolist()
 
         def read(n: int, k: int) -> Hypothesis:
             size = length[n][k]
             words = tokens[n][k][: size - finished[n][k]]
-            return Hypothesis(tuple(words), tuple(logprobs[n][k][:size]), score[n][k], finished[n][k])
+            return Hypothesis(tuple(words), tuple(logprobs[n][k][:size]), scores[n][k], finished[n][k])
 
-        count, width = self.total.shape
-        found = [[read(n, k) for k in range(width) if score[n][k] > -math.inf] for n in range(count)]
-        # of equal scores a finished one first: early stopping may leave with an equal one still live
-        return [sorted(hypotheses, key=lambda one: (-one.score, not one.finished)) for hypotheses in found]
+        found = []
+        for n, row in enumerate(zip(scores, finished, strict=True)):
+            # of equal scores a finished one first: early stopping may leave with an equal one still live
+            there = ((-score, not done, k) for k, (score, done) in enumerate(zip(*row, strict=True)))
+            ranked = sorted(key for key in there if key[0] < math.inf)
+            found.append([read(n, k) for *_, k in ranked[:most]])
+        return found
 
 
 def ranking_margin(ranked: list[Hypothesis], wanted: int) -> float:

@@ -92,7 +92,7 @@ def search(
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     margins = [math.inf] * count
     for sentences, slots in ended:
-        ranked, closest = slots.hypotheses(penalty), slots.margin.tolist()
+        ranked, closest = slots.hypotheses(penalty, nbest + 1), slots.margin.tolist()  # one more, for the margin
         for sentence, hypotheses, margin in zip(sentences, ranked, closest, strict=True):
             results[sentence] = hypotheses[:nbest]
             margins[sentence] = min(margin, ranking_margin(hypotheses, nbest))
