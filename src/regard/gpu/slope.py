@@ -31,7 +31,7 @@ def _logits(row, bias, at, there, BIAS: tl.constexpr):
 @triton.jit
 def _slope(
     logits, bias, labels, counted, losses, units, smoothing,
-    BIAS: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
+    BIAS: tl.constexpr, SMOOTH: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     place, size = tl.program_id(0).to(tl.int64), units * UNIT  # so that the compiler sees how rows are aligned
     row = logits + place * size
@@ -41,30 +41,36 @@ def _slope(
             for first in range(0, size, N):
                 at = first + tl.arange(0, N)
                 tl.store(row + at, tl.zeros([N], row.dtype.element_ty), mask=at < size)
-    else:
+    else:  # in powers of two, which is what the hardware has
         label = tl.load(labels + place)
-        right = tl.load(row + label, mask=(label >= 0) & (label < size), other=float("nan")).to(tl.float32)
+        known = (label >= 0) & (label < size)
+        right = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
         if BIAS:
-            right += tl.load(bias + label).to(tl.float32)
+            right += tl.load(bias + label, mask=known, other=0.0).to(tl.float32)
         most, total, together = tl.full([], LEAST, tl.float32), 0.0, 0.0
         for first in range(0, size, N):
             at = first + tl.arange(0, N)
-            there = at < size
-            some = _logits(row, bias, at, there, BIAS)
+            some = _logits(row, bias, at, at < size, BIAS)
+            if SMOOTH:
+                together += tl.sum(tl.where(at < size, some, 0.0), 0)
+            some *= LOG2E
             higher = tl.maximum(most, tl.max(some, 0))
-            total = total * tl.exp2((most - higher) * LOG2E) + tl.sum(tl.exp2((some - higher) * LOG2E), 0)
-            together += tl.sum(tl.where(there, some, 0.0), 0)
+            total = total * tl.exp2(most - higher) + tl.sum(tl.exp2(some - higher), 0)
             most = higher
-        lse = most + tl.log2(total) / LOG2E
-        tl.store(losses + place, lse - (1 - smoothing) * right - smoothing * together / size)
+        lse = most + tl.log2(total)
+        tl.store(losses + place, lse / LOG2E - (1 - smoothing) * right - smoothing * together / size)
         if WANTED:
-            last = (tl.cdiv(size, N) - 1) * N
-            for back in range(0, size, N):  # from the end, which was read last and is most likely still in the cache
-                at = last - back + tl.arange(0, N)
+            spread = smoothing / size
+            for first in range(0, size, N):
+                at = first + tl.arange(0, N)
                 there = at < size
-                some = tl.exp2((_logits(row, bias, at, there, BIAS) - lse) * LOG2E) - smoothing / size
-                some = tl.where(at == label, some - (1 - smoothing), some)
+                some = tl.exp2(_logits(row, bias, at, there, BIAS) * LOG2E - lse)
+                if SMOOTH:
+                    some -= spread
                 tl.store(row + at, some.to(row.dtype.element_ty), mask=there)
+            tl.debug_barrier()  # the label's own comes after all the others
+            some = tl.exp2(right * LOG2E - lse) - spread - (1 - smoothing)
+            tl.store(row + label, some.to(row.dtype.element_ty), mask=known)
 
 
 @torch.library.custom_op("regard::sloped", mutates_args=())
@@ -83,7 +89,7 @@ def sloped(
     with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
         _slope[(places,)](
             logits, bias, labels, counted, losses, size // unit, smoothing,
-            BIAS=bias is not None, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
+            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
         )  # fmt: skip
     return losses, logits
 
