@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,6 +40,57 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
         except SafetensorError as error:  # the library wraps the system's reason in text
             full = "No space left" in str(error) or "os error 28" in str(error)
             raise OSError(28 if full else 5, "the disk is full" if full else str(error)) from error
+
+
+class Writer:
+    """Saves files one after the other; `behind`: on a thread of its own, while whoever saves goes on.
+
+    Then tensors are copied first, and what went wrong is raised by the next call of `save`, `check` or `wait`. After
+    that nothing more is written: a file never says that an earlier one is there which is not.
+    """
+
+    AHEAD = 2  # files that may wait to be written: each is held in memory
+
+    def __init__(self, behind: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "writer") if behind else None
+        self._unfinished: deque[Future[None]] = deque()
+        self._failed = False
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        if self._thread is None:
+            return save(path, tensors, about)
+        self._finish(self.AHEAD)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._unfinished.append(self._thread.submit(self._write, path, copies, about))
+
+    def _write(self, path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        save(path, tensors, about)
+        self._failed = False
+
+    def _finish(self, left: int) -> None:
+        while len(self._unfinished) > left:
+            self._unfinished.popleft().result()
+
+    def check(self) -> None:
+        """Whether all went well so far."""
+        while self._unfinished and self._unfinished[0].done():
+            self._unfinished.popleft().result()
+
+    def wait(self) -> None:
+        """Until everything is on disk."""
+        self._finish(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        if kind is None:
+            self.wait()
 
 
 def load(path: Path) -> tuple[Tensors, dict[str, Any]]:

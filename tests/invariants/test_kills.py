@@ -73,6 +73,56 @@ def test_a_disk_that_is_full_at_any_write_costs_nothing_but_the_time_since_the_l
         assert_same_runs(whole, run)
 
 
+def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
+    recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: updates go on meanwhile. After a failure nothing more is written, so that all files fit together."""
+    settings = recipe(1, steps=6, save_every=2, validate_every=2, validate_lines=1)
+    whole = tmp_path / "whole"
+    train(settings, whole, device="cpu", quiet=True)
+    writer = weights.Writer
+    monkeypatch.setattr(weights, "Writer", lambda behind: writer(behind=True))
+    names: list[str] = []
+    full_at: list[int] = []
+    save_file = weights.save_file
+
+    def failing(tensors: Any, file: str, **named: Any) -> None:
+        time.sleep(0.02)  # so that updates overtake it
+        names.append(Path(file).name)
+        if len(names) - 1 in full_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_file(tensors, file, **named)
+
+    monkeypatch.setattr(weights, "save_file", failing)
+    train(settings, tmp_path / "behind", device="cpu", quiet=True)
+    assert_same_runs(whole, tmp_path / "behind")
+    count = len(names)
+    assert count > 8
+    for number in range(count):
+        run = tmp_path / f"fails {number}"
+        names.clear()
+        full_at[:] = [number]
+        with pytest.raises(UserError, match=r"could not be written: the disk is full"):
+            train(settings, run, device="cpu", quiet=True)
+        assert len(names) == number + 1
+        full_at.clear()
+        train(settings, run, device="cpu", quiet=True)
+        assert_same_runs(whole, run)
+
+
+def test_what_is_written_behind_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
+    tensor, files = torch.zeros(3), [tmp_path / f"{n}.safetensors" for n in range(5)]
+    with weights.Writer(behind=True) as writer:
+        for n, file in enumerate(files):
+            writer.save(file, {"a": tensor.fill_(n)}, {"step": n})
+        tensor.fill_(-1)
+    for n, file in enumerate(files):
+        tensors, about = weights.load(file)
+        assert about == {"step": n} and tensors["a"].tolist() == [n] * 3
+    with pytest.raises(UserError), weights.Writer(behind=True) as writer:
+        writer.save(tmp_path / "0.safetensors" / "no folder", {"a": tensor}, {})
+
+
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "w.safetensors"
     old, new = {"a": torch.zeros(3)}, {"a": torch.ones(3)}

@@ -91,6 +91,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.run)
         self.ema = state.Average(self.model, self.settings.ema) if self.settings.ema else None
         self.progress = state.Progress()
+        self.writer = weights.Writer(behind=self.device.type == "cuda")  # a GPU need not wait until files are on disk
         self.board = Board(self.run.path / "tensorboard" if self.settings.tensorboard else None)
         self.update = step.make(self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self._say)
 
@@ -106,7 +107,7 @@ class Trainer:
         if progress.finished and progress.step >= settings.steps:
             self.reporter.say(f"already trained to step {progress.step:,}; raise training.steps to go on")
         batches = Prefetched(self.packer.batches(progress.position))
-        with catch_signals() as signals, self.reporter, batches:
+        with catch_signals() as signals, self.reporter, batches, self.writer:
             if progress.step < settings.steps:
                 self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
@@ -121,6 +122,7 @@ class Trainer:
                 last = progress.step == settings.steps
                 if last or signals or progress.step % CHECK_EVERY == 0 or self._saves() or self._looks():
                     self._stop_if_broken()
+                    self.writer.check()
                 if progress.step % LOG_EVERY == 0 or last:
                     self._log()
                 if self._looks() or last:
@@ -130,6 +132,7 @@ class Trainer:
                 if self._saves() or signals or last:
                     self._save()
                 if signals and not last:
+                    self.writer.wait()
                     raise Interrupted(progress.step, 128 + signals[0])
             self._finish()
 
@@ -229,7 +232,7 @@ class Trainer:
         if better:
             progress.best, progress.best_step, progress.best_is = value, progress.step, what
             about = {"step": progress.step, "weights": what, **look.numbers()}
-            weights.save(self.run.best, weights.of_model(model), about)
+            self.writer.save(self.run.best, weights.of_model(model), about)
         return look, better
 
     # -- remembering --------------------------------------------------------------------------------------------------
@@ -251,21 +254,22 @@ class Trainer:
         self._tick()
         self.progress.window_loss += self.update.loss.item()
         self.update.loss.zero_()
-        state.save(self.run.resume, self.progress, self.model, self.optimizer, self.ema)
+        state.save(self.writer, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
 
     def _snapshot(self) -> None:
         step = self.progress.step
-        weights.save(self.run.snapshot(step), weights.of_model(self.model), {"step": step})
-        present = self.run.snapshots()
-        kept = kept_snapshots([s for s in present if s <= step], self.settings.save_every, self.settings.average)
+        self.writer.save(self.run.snapshot(step), weights.of_model(self.model), {"step": step})
+        present = {old: file for old, file in self.run.snapshots().items() if old < step}
+        kept = kept_snapshots([*present, step], self.settings.save_every, self.settings.average)
         for old, file in present.items():
-            if old <= step and old not in kept:
+            if old not in kept:
                 file.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
         if self.progress.finished:
             return
+        self.writer.wait()
         last = [f for step, f in self.run.snapshots().items() if step <= self.progress.step][-self.settings.average :]
         if self.settings.average > 1 and len(last) > 1:
             with _borrowed(self.model, state.mean(last)):
@@ -274,6 +278,7 @@ class Trainer:
             self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
         self.progress.finished = True
         self._save()
+        self.writer.wait()
 
 
 @contextmanager

@@ -50,7 +50,12 @@ class Average:
 
 
 def save(
-    path: Path, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Average | None
+    writer: weights.Writer,
+    path: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Average | None,
 ) -> None:
     """One file, replaced whole: weights, optimiser state, average and progress are always of the same step."""
     tensors = {f"model.{name}": tensor for name, tensor in weights.of_model(model).items()}
@@ -59,7 +64,7 @@ def save(
             tensors[f"optimizer.{name}.{key}"] = value
     if ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in ema.tensors.items()}
-    weights.save(path, tensors, asdict(progress))
+    writer.save(path, tensors, asdict(progress))
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Average | None) -> Progress:
