@@ -98,7 +98,7 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
     assert_same_runs(whole, tmp_path / "behind")
     count = len(names)
     assert count > 8
-    for number in range(count):
+    for number in (0, count // 2, count - 1):
         run = tmp_path / f"fails {number}"
         names.clear()
         full_at[:] = [number]
