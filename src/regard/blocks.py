@@ -56,17 +56,20 @@ class BlockSettings:
         return MultiHead(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
 
 
-_again: ContextVar[bool] = ContextVar("regard_again", default=False)
+_pass: ContextVar[int] = ContextVar("regard_pass", default=0)  # over a block that is computed twice: 1, 2
 
 
 @contextmanager
-def computed_again() -> Iterator[None]:
-    """While a block is computed a second time, for its gradients: running statistics have counted it already."""
-    token = _again.set(True)
+def computed_twice(number: int) -> Iterator[None]:
+    """While a block is computed for the first time, without keeping what is inside it, or again, for its gradients.
+
+    Both go the same way, whoever listens; and running statistics count the first one only.
+    """
+    token = _pass.set(number)
     try:
         yield
     finally:
-        _again.reset(token)
+        _pass.reset(token)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -110,7 +113,7 @@ class BatchNorm(nn.Module):
             mean = counted.sum(0) / n
             spread = counted - mean if real is None else torch.where(real[:, None], counted - mean, 0.0)
             variance = spread.square().sum(0) / n
-            if not _again.get():
+            if _pass.get() != 2:
                 with torch.no_grad():
                     self.running_mean.lerp_(mean, self.momentum)
                     self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
@@ -145,8 +148,8 @@ Stream = Tensor | Sum  # what blocks hand on
 
 def quick(x: Tensor, norm: nn.Module) -> bool:
     """Whether our kernel for GPUs can add to x and normalise, and nobody wants to see what lies between."""
-    able = x.is_cuda and isinstance(norm, LayerNorm | RMSNorm)
-    return able and not taps.listening() and gpu.available()
+    able = gpu.takes(x) and isinstance(norm, LayerNorm | RMSNorm)
+    return able and not taps.listening() and _pass.get() == 0
 
 
 def unsummed(x: Tensor, block: nn.Module) -> Stream:
@@ -156,13 +159,11 @@ def unsummed(x: Tensor, block: nn.Module) -> Stream:
     if not first.norm_first or not quick(x, first.norm):
         return x
     nothing = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
-    return Sum(x, nothing, first.share)  # the same to a compiler as what the blocks hand on
+    return Sum(x, nothing, first.share)  # to a compiler the same as what blocks hand on
 
 
-def normed(norm: nn.Module, x: Stream, real: Tensor | None = None, exact: bool = False) -> tuple[Tensor, Tensor]:
-    """The stream, and its norm; of a sum, unless it is to be exact, in the precision that matrix products take it."""
-    if not isinstance(x, Sum):
-        return x, norm(x, real)
+def normed(norm: nn.Module, x: Sum, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm: if not `exact`, in the precision that matrix products take it."""
     from regard.gpu.norm import added_norm
 
     assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None
@@ -207,7 +208,7 @@ class FeedForward(nn.Module):
     def _in_one(self, x: Tensor) -> bool:
         """Whether our kernels for GPUs can do f(W_1 x)."""
         known = self.activation in ("relu", "gelu", "gelu-tanh")
-        return known and self.training and x.is_cuda and x.dim() == 2 and gpu.available()
+        return known and self.training and x.dim() == 2 and gpu.takes(x)
 
     def _inner(self, x: Tensor) -> Tensor:
         from regard.gpu.inner import ACTIVATIONS

@@ -1,8 +1,9 @@
 """Dropout, and random bits that cost next to nothing.
 
 Random numbers for every feature of every token cost more than the norms between them. On a CPU one draw of 64 bits
-serves four of them. A compiled step on a GPU hashes the place and two numbers drawn for the call: a dozen integer
-operations, which the compiler puts into the kernels around them, forward and backward. Elsewhere it is PyTorch's own.
+serves four of them. On a GPU, in a compiled step and in the kernel of a residual sum (`gpu.norm`), the place and two
+numbers drawn for the call are hashed: a dozen integer operations among others, forward and backward. Elsewhere it is
+PyTorch's own.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _sloped(
     x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """Of x [C, D]: the losses [C], and if wanted their gradient in the logits [C, V]."""
-    if x.is_cuda and gpu.available():
+    if gpu.takes(x):
         from regard.gpu.slope import sloped
 
         return sloped(x, table, bias, labels, counted, smoothing, wanted)

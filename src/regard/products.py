@@ -88,7 +88,7 @@ class Int8(_Kept):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         size = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
         y = self._of(weight)(x / size, self.most)
-        return y.mul_(size) if bias is None else torch.addcmul(bias, y, size, out=y)
+        return y.mul_(size) if bias is None else torch.addcmul(bias.detach(), y, size, out=y)
 
 
 def _in_32_bits(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
             raise OSError(28 if full else 5, "the disk is full" if full else str(error)) from error
 
 
+def _nothing() -> None: ...
+
+
 class Writer:
     """Saves files one after the other; `behind`: on a thread of its own, while whoever saves goes on.
 
@@ -49,26 +52,34 @@ class Writer:
     that nothing more is written: a file never says that an earlier one is there which is not.
     """
 
-    AHEAD = 2  # files that may wait to be written: each is held in memory
+    AHEAD = 1  # files that may wait while another is written: each is held in memory
 
     def __init__(self, behind: bool) -> None:
         self._thread = ThreadPoolExecutor(1, "writer") if behind else None
         self._unfinished: deque[Future[None]] = deque()
         self._failed = False
 
-    def save(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def save(
+        self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None] = _nothing
+    ) -> None:
+        """Write a file; `then` is what is to be done once it is there."""
         if self._thread is None:
-            return save(path, tensors, about)
+            return self._write(path, tensors, about, then)
         self._finish(self.AHEAD)
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._unfinished.append(self._thread.submit(self._write, path, copies, about))
+        self._unfinished.append(self._thread.submit(self._write, path, copies, about, then))
 
-    def _write(self, path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None]
+    ) -> None:
         if self._failed:
             return
-        self._failed = True
-        save(path, tensors, about)
-        self._failed = False
+        try:
+            save(path, tensors, about)
+            then()
+        except BaseException:
+            self._failed = True
+            raise
 
     def _finish(self, left: int) -> None:
         while len(self._unfinished) > left:
@@ -87,8 +98,8 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        if self._thread is not None:  # who is in a hurry waits for the file that is being written, and no other
+            self._thread.shutdown(wait=True, cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
         if kind is None:
             self.wait()
 

@@ -306,7 +306,10 @@ def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: b
     expected = found(other, lines, SETTINGS["beam"], recorder(bf16), device)
     assert first[0] != expected[0]
     model.load_state_dict(other.state_dict())
-    assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)
+    assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)  # reading the sources is recorded now
+    model.load_state_dict(model_of("transformer", 1).state_dict())
+    assert_same(found(model, lines, SETTINGS["beam"], run, device), first)  # and was played again
+    model.load_state_dict(other.state_dict())
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)

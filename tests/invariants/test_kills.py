@@ -77,37 +77,42 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: updates go on meanwhile. After a failure nothing more is written, so that all files fit together."""
-    settings = recipe(1, steps=6, save_every=2, validate_every=2, validate_lines=1)
-    whole = tmp_path / "whole"
-    train(settings, whole, device="cpu", quiet=True)
-    writer = weights.Writer
-    monkeypatch.setattr(weights, "Writer", lambda behind: writer(behind=True))
+    settings = recipe(1, steps=14, save_every=2, validate_every=8, validate_lines=1)  # some snapshots go again
     names: list[str] = []
     full_at: list[int] = []
-    save_file = weights.save_file
+    writer, save_file = weights.Writer, weights.save_file
 
-    def failing(tensors: Any, file: str, **named: Any) -> None:
+    def slow(tensors: Any, file: str, **named: Any) -> None:
         time.sleep(0.02)  # so that updates overtake it
         names.append(Path(file).name)
         if len(names) - 1 in full_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save_file(tensors, file, **named)
 
-    monkeypatch.setattr(weights, "save_file", failing)
-    train(settings, tmp_path / "behind", device="cpu", quiet=True)
-    assert_same_runs(whole, tmp_path / "behind")
-    count = len(names)
-    assert count > 8
-    for number in (0, count // 2, count - 1):
-        run = tmp_path / f"fails {number}"
+    def trained(run: Path, behind: bool) -> Path:
         names.clear()
-        full_at[:] = [number]
-        with pytest.raises(UserError, match=r"could not be written: the disk is full"):
-            train(settings, run, device="cpu", quiet=True)
-        assert len(names) == number + 1
-        full_at.clear()
+        monkeypatch.setattr(weights, "Writer", lambda **_: writer(behind=behind))
         train(settings, run, device="cpu", quiet=True)
-        assert_same_runs(whole, run)
+        return run
+
+    monkeypatch.setattr(weights, "save_file", slow)
+    whole = trained(tmp_path / "whole", behind=False)
+    assert_same_runs(whole, trained(tmp_path / "behind", behind=True))
+    count = len(names)
+    assert count > 14
+    for number in (0, count // 2, count - 3):
+        full_at[:] = [number]
+        left = []
+        for behind in (False, True):
+            run = tmp_path / f"fails {number} {behind}"
+            with pytest.raises(UserError, match=r"could not be written: the disk is full"):
+                trained(run, behind)
+            assert len(names) == number + 1
+            files = run.rglob("*.safetensors")
+            left.append({file.relative_to(run): weights.about(file)["step"] for file in files})
+        assert left[0] == left[1]
+        full_at.clear()
+        assert_same_runs(whole, trained(run, behind=True))
 
 
 def test_what_is_written_behind_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:

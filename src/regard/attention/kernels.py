@@ -125,7 +125,7 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
 def _in_one(query: Tensor, value: Tensor, allowed: Allowed) -> bool:
     """Whether our kernel for GPUs can do it."""
     wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > WIDEST
-    return query.is_cuda and gpu.available() and allowed.bias is not None and not wide and not torch.is_grad_enabled()
+    return gpu.takes(query) and allowed.bias is not None and not wide and not torch.is_grad_enabled()
 
 
 WIDEST = 256  # bytes of a head: more, and a tile of keys and one of values do not fit into every GPU's multiprocessors
@@ -145,7 +145,7 @@ def _best(allowed: Allowed, score: Score, query: Tensor, keys: int) -> str:
     if query.is_cpu and sparse is None and max(length, keys) <= SHORT:
         return "few"
     if isinstance(sparse, Ranges):
-        return "ragged" if query.is_cuda and gpu.available() else "fused"
+        return "ragged" if gpu.takes(query) else "fused"
     return "blocks" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
 
 

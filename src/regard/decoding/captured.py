@@ -108,9 +108,6 @@ class Half:
             torch._foreach_copy_(into, out_of)
 
 
-def _nothing() -> None: ...
-
-
 def _tensors(model: nn.Module) -> list[Tensor]:
     """All parameters and buffers, each once; in the same order for a copy."""
     held = [kept.values() for module in parts(model) for kept in (module._parameters, module._buffers)]
@@ -130,7 +127,7 @@ class Captured(Static):
         self._lock = Lock()  # a board serves one search at a time
         self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
         self._where: tuple[int, ...] = ()  # the addresses that what is recorded reads weights from
-        self._follow: Callable[[], None] = _nothing  # brings the copy in bf16 up to date
+        self._weights: list[Tensor] = []  # the model's own
 
     def __call__(self, model: Stepper, task: Task) -> Ended:
         if self.failed or not suits(model) or int(task.rules.limit.max()) < WORTH:
@@ -151,18 +148,22 @@ class Captured(Static):
 
     def _ready(self, model: nn.Module) -> Stepper:
         """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
-        own = _tensors(model)
-        where = [tensor.data_ptr() for tensor in own]
+        self._weights = _tensors(model)
+        where = [tensor.data_ptr() for tensor in self._weights]
         if self.bf16:
             if self.half is None:
                 self.half = Half(model)
-            self._follow = partial(self.half.follow, own)
             where += [tensor.data_ptr() for tensor in self.half.tensors]
             model = self.half.model
         if self._where != (found := tuple(where)):  # weights that moved are not where what is recorded looks for them
             self._clear()
             self._where = found
         return model  # type: ignore[return-value]
+
+    def _follow(self) -> None:
+        """Bring the copy in bf16, if there is one, up to date."""
+        if self.half is not None:
+            self.half.follow(self._weights)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
         """Whatever the precision around this is: the one that was asked for."""

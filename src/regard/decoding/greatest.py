@@ -12,7 +12,7 @@ GROUP = 64  # columns of which the greatest is found first
 
 def log_sum(values: Tensor) -> Tensor:
     """log(sum(exp(v))) of each row [..., V], in float32."""
-    if values.is_cuda and gpu.available():
+    if gpu.takes(values):
         from regard.gpu import candidates
 
         return candidates.log_sum(values)
@@ -24,17 +24,18 @@ def greatest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     As `topk` gives them, but of a long row it first finds the greatest of every group: the groups that the `count`
     greatest are in are among the `count` groups with the greatest maximum. Of a short row there are V at most. On a GPU
-    it is a kernel of our own, whose values are in float32.
+    it is a kernel of our own.
     """
     size = values.shape[-1]
     if size <= 2 * (count + 1) * GROUP:
         found = values.topk(min(count, size))
         return found.values, found.indices
-    if values.is_cuda and gpu.available():
+    if gpu.takes(values):
         from regard.gpu import candidates
 
         if count <= candidates.MOST:
-            return candidates.greatest(values, count)
+            best, where = candidates.greatest(values, count)
+            return best.to(values.dtype), where
     whole = size // GROUP * GROUP
     groups = values[..., :whole].unflatten(-1, (-1, GROUP)).amax(-1).topk(count).indices
     within = torch.arange(GROUP, device=values.device)

@@ -48,6 +48,10 @@ class Padded(Rows):
     def even(self) -> bool:
         return False
 
+    @property
+    def filled(self) -> bool:
+        return True
+
     @cached_property
     def real(self) -> Tensor:
         return self.present.flatten()

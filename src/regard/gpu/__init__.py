@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from regard.errors import first_line
 
@@ -15,6 +16,11 @@ def available() -> bool:
     Inside a compiler they do: its own kernels are made by Triton, too.
     """
     return torch.compiler.is_compiling() or why_not() is None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether they work here for such a tensor: it is on a GPU, and no more exact than they compute."""
+    return x.is_cuda and x.dtype != torch.float64 and available()
 
 
 @cache

@@ -29,7 +29,7 @@ _STEEP = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
 _HALF = tl.constexpr(math.sqrt(0.5))
 _PEAK = tl.constexpr(math.sqrt(0.5 / math.pi))
-_GELU = tl.constexpr(GELU)
+_RELU = tl.constexpr(RELU)
 _TANH = tl.constexpr(TANH)
 
 
@@ -43,13 +43,11 @@ def _share(x, KIND: tl.constexpr):
 
 @triton.jit
 def _incline(x, KIND: tl.constexpr):
-    """The slope of f where x went in, or of a ReLU, where x came out."""
+    """The slope of a GELU at x."""
+    share = _share(x, KIND)
     if KIND == _TANH:
-        share = _share(x, KIND)
         return share + x * share * (1 - share) * (1 + x * x * 3 * _CUBIC) * _STEEP
-    if KIND == _GELU:
-        return _share(x, KIND) + x * tl.exp2(x * x * -0.5 * LOG2E) * _PEAK
-    return tl.where(x > 0, 1.0, 0.0)
+    return share + x * tl.exp2(x * x * -0.5 * LOG2E) * _PEAK
 
 
 @triton.jit
@@ -72,7 +70,8 @@ def _bend(
         at = row.to(tl.int64)[:, None] * columns + column[None, :]
         there = (row < rows)[:, None] & (column < columns)[None, :]
         found = tl.load(slope + at, mask=there, other=0.0).to(tl.float32)
-        found = found * _incline(tl.load(kept + at, mask=there, other=0.0).to(tl.float32), KIND)
+        x = tl.load(kept + at, mask=there, other=0.0).to(tl.float32)
+        found = tl.where(x > 0, found, 0.0) if KIND == _RELU else found * _incline(x, KIND)
         tl.store(change + at, found.to(change.dtype.element_ty), mask=there)
         total += found
     tl.store(sums + part * columns + column, tl.sum(total, 0), mask=column < columns)
@@ -107,7 +106,10 @@ def _(x, weight, bias, kind):
 
 @torch.library.custom_op("regard::bent", mutates_args=())
 def bent(slope: Tensor, kept: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """The slope [T, E] from before f, and parts [P, E] of its sum over the tokens; `kept` is what `_incline` reads."""
+    """The slope [T, E] from before f, and parts [P, E] of its sum over the tokens.
+
+    `kept` is what went into f, or of a ReLU, what came out.
+    """
     slope, kept = slope.contiguous(), kept.contiguous()
     (rows, columns), change = slope.shape, torch.empty_like(slope)
     sums = slope.new_empty(triton.cdiv(rows, ROWS * TILES), columns, dtype=torch.float32)

@@ -1,8 +1,8 @@
 """x + dropout(added) and its norm in one kernel, forward and backward.
 
 The slow twin is `blocks.LayerNorm` or `RMSNorm` of the sum, with `dropout.hashed` saying what is dropped. One warp has
-a row of features to itself; in the backward pass it takes a few rows one after the other, and sums up for the gradients
-of the norm's weight and bias.
+a row of up to 1,024 features to itself, several have a longer one; in the backward pass they take a few rows one after
+the other, and sum up for the gradients of the norm's weight and bias.
 
 T rows of D features.
 """
@@ -139,6 +139,11 @@ def _(x, added, weight, bias, seeds, share, eps, centred, dtype):
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, spread
 
 
+def _rows_each(rows: int) -> int:
+    """Of a program of the backward pass."""
+    return max(-(-rows // PROGRAMS), 1)
+
+
 @torch.library.custom_op("regard::added_norm_backward", mutates_args=())
 def added_norm_backward(
     total_slope: Tensor,
@@ -155,7 +160,7 @@ def added_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients in x, and in `added` in this dtype; and parts [P, D] of those in weight and bias."""
     total_slope, slope = total_slope.contiguous(), slope.contiguous()
-    (rows, d), each = total.shape, triton.cdiv(len(total), PROGRAMS)
+    (rows, d), each = total.shape, _rows_each(len(total))
     for_x, for_added = torch.empty_like(total), torch.empty_like(total, dtype=dtype)
     for_weight, for_bias = (total.new_empty(triton.cdiv(rows, each), d, dtype=torch.float32) for _ in range(2))
     numbers, options = _how(d, share, centred, weight, biased)
@@ -169,7 +174,7 @@ def added_norm_backward(
 
 @added_norm_backward.register_fake
 def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, biased, dtype):
-    (rows, d), each = total.shape, -(-len(total) // PROGRAMS)
+    (rows, d), each = total.shape, _rows_each(len(total))
     parts = -(-rows // each)
     sums = [total.new_empty(parts, d, dtype=torch.float32) for _ in range(2)]
     return total.new_empty(total.shape), total.new_empty(total.shape, dtype=dtype), *sums

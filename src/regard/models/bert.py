@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import losses, positions, taps, weights
 from regard.attention import pack, placed
-from regard.blocks import BlockSettings, EncoderBlock, unsummed
+from regard.blocks import BlockSettings, EncoderBlock
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.marks import END
@@ -127,7 +127,7 @@ class Bert(Translator):
         rows, most = source.rows, self.settings.max_positions
         if self.settings.positions == "learned" and rows.longest > most:
             raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
-        x = unsummed(self.embedding(source.ids, rows.position), self.encoder[0])
+        x = self._begin(self.embedding(source.ids, rows.position), self.encoder[0])
         own = pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
@@ -192,7 +192,7 @@ class Bert(Translator):
         return ClassState(self._classes(self.encode(source), source.rows))
 
     def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:
-        logits = self._ended(state.classes) if state.fed else state.classes[:, None]
+        logits = self._ended(state.classes) if state.fed else state.classes[:, None].clone()
         state.fed += 1
         return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
 

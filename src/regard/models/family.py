@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard import losses, taps, weights
 from regard.attention import Cached
-from regard.blocks import Stream, Sum, computed_again, normed
+from regard.blocks import Stream, Sum, computed_twice, normed, unsummed
 from regard.products import Product
 from regard.rows import PairBatch, TokenRow
 
@@ -104,7 +103,10 @@ class Translator(nn.Module):
         raise NotImplementedError  # each family's own
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it."""
+        """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it.
+
+        The logits are the caller's to write over.
+        """
         raise NotImplementedError  # each family's own
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
@@ -114,14 +116,18 @@ class Translator(nn.Module):
         """
         raise NotImplementedError  # each family's own
 
-    def _block(self, block: nn.Module, *arguments: Any) -> Tensor:
+    def _begin(self, x: Tensor, block: nn.Module) -> Stream:
+        """What the first of such blocks is given; where they are computed twice, one tensor, for it is kept."""
+        return x if self.checkpoint_activations and self.training else unsummed(x, block)
+
+    def _block(self, block: nn.Module, *arguments: Any) -> Any:
         """Run a block, keeping its inner activations or computing them again in the backward pass."""
         if self.checkpoint_activations and self.training:
-            contexts = (nullcontext(), computed_again())  # of the first and of the second time
+            contexts = computed_twice(1), computed_twice(2)
             return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
         return self._run(block, *arguments)
 
-    def _run(self, part: nn.Module, *arguments: Any) -> Tensor:
+    def _run(self, part: nn.Module, *arguments: Any) -> Any:
         """Run a part of the model, compiled if it trains and is to be."""
         return part(*arguments) if self.compiled is None or not self.training else self.compiled.block(part, *arguments)
 
@@ -130,7 +136,8 @@ class Translator(nn.Module):
         if norm is None:
             assert isinstance(x, Tensor)
             return x
-        return normed(norm, x, exact=exact)[1] if isinstance(x, Sum) else self._run(norm, x, real)
+        last: Tensor = normed(norm, x, exact)[1] if isinstance(x, Sum) else self._run(norm, x, real)
+        return last
 
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import Cached, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
-from regard.blocks import BlockSettings, EncoderBlock, Stream, unsummed
+from regard.blocks import BlockSettings, EncoderBlock, Stream
 from regard.errors import UserError
 from regard.models.embedding import Embedding
 from regard.models.family import CachedState, Translator
@@ -113,7 +113,7 @@ class GPT(Translator):
     def _through(self, embedded: Tensor, rows: Rows) -> Tensor:
         """All blocks and the last norm over whole sentences, [T, D] -> [T, D]."""
         own = pack(rows, rows, Causal() if self.mask is None else self.mask)
-        x = unsummed(embedded, self.decoder[0])
+        x = self._begin(embedded, self.decoder[0])
         for block in self.decoder:
             x = self._block(block, x, own, rows.real)
         return self._end(self.decoder_norm, x, rows.real)
@@ -164,7 +164,7 @@ class GPT(Translator):
             self._has_places(int(place.max()) + 1)
         if self.settings.positions == "learned":  # on a board of constant size, what is done is still fed, to no end
             place = place.clamp(max=self.settings.max_positions - 1)
-        x = unsummed(self._embed(embedding, ids, place.expand_as(ids)), self.decoder[0])
+        x = self._begin(self._embed(embedding, ids, place.expand_as(ids)), self.decoder[0])
         for block, own in zip(self.decoder, state.own, strict=True):
             x = block(x, own)
         return x

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import Ancestry, Causal, Memory, Pooled, pack
-from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock, unsummed
+from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
 from regard.models.embedding import Embedding
 from regard.models.family import Translator
 from regard.recipes.schema import TransformerSettings
@@ -69,7 +69,7 @@ class Transformer(Translator):
         """[S] tokens -> [S, D]."""
         rows = source.rows
         embedded = self._run(self.source_embedding, source.ids, rows.position, _lengths(rows, rows))
-        x, own = unsummed(embedded, self.encoder[0]), pack(rows, rows)
+        x, own = self._begin(embedded, self.encoder[0]), pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
         return self._end(self.encoder_norm, x, rows.real)
@@ -78,7 +78,7 @@ class Transformer(Translator):
         memory = self.encode(batch.source)
         rows = batch.inputs.rows
         embedded = self._run(self.target_embedding, batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
-        x = unsummed(embedded, self.decoder[0])
+        x = self._begin(embedded, self.decoder[0])
         own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
         for block in self.decoder:
             x = self._block(block, x, own, cross, memory, rows.real)
@@ -104,7 +104,7 @@ class Transformer(Translator):
         place = state.own[0].places(1, tokens.device)  # [N*K, 1], or [1, 1] for all
         position = place if len(place) == 1 else place.view(tokens.shape)
         embedded = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
-        x = unsummed(embedded, self.decoder[0])
+        x = self._begin(embedded, self.decoder[0])
         for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             x = block(x, own, cross)
         return self.logits(self._end(self.decoder_norm, x, exact=False)).unflatten(0, tokens.shape), state

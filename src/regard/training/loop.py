@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -53,7 +54,8 @@ class Interrupted(Exception):
 def catch_signals() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM while the context lasts, so that the loop can finish its step and save.
 
-    A second Ctrl-C ends at once; nothing is lost but the steps since the last save.
+    A second Ctrl-C ends at once, or when the file that is being written is whole; nothing is lost but the steps since
+    the last save.
     """
     caught: list[int] = []
 
@@ -258,11 +260,15 @@ class Trainer:
 
     def _snapshot(self) -> None:
         step = self.progress.step
-        self.writer.save(self.run.snapshot(step), weights.of_model(self.model), {"step": step})
-        present = {old: file for old, file in self.run.snapshots().items() if old < step}
-        kept = kept_snapshots([*present, step], self.settings.save_every, self.settings.average)
+        file, policy = self.run.snapshot(step), partial(self._forget, step)
+        self.writer.save(file, weights.of_model(self.model), {"step": step}, then=policy)
+
+    def _forget(self, step: int) -> None:
+        """Of the snapshots up to this step, those that the policy does not keep."""
+        present = self.run.snapshots()
+        kept = kept_snapshots([s for s in present if s <= step], self.settings.save_every, self.settings.average)
         for old, file in present.items():
-            if old not in kept:
+            if old <= step and old not in kept:
                 file.unlink(missing_ok=True)
 
     def _finish(self) -> None:
