@@ -72,6 +72,11 @@ def computed_twice(number: int) -> Iterator[None]:
         _pass.reset(token)
 
 
+def _time() -> int:
+    """Which time this is, of two; 0 where there is one only, as in what is compiled."""
+    return 0 if torch.compiler.is_compiling() else _pass.get()
+
+
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / deviation over the features of each token."""
 
@@ -113,7 +118,7 @@ class BatchNorm(nn.Module):
             mean = counted.sum(0) / n
             spread = counted - mean if real is None else torch.where(real[:, None], counted - mean, 0.0)
             variance = spread.square().sum(0) / n
-            if _pass.get() != 2:
+            if _time() != 2:
                 with torch.no_grad():
                     self.running_mean.lerp_(mean, self.momentum)
                     self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
@@ -149,7 +154,7 @@ Stream = Tensor | Sum  # what blocks hand on
 def quick(x: Tensor, norm: nn.Module) -> bool:
     """Whether our kernel for GPUs can add to x and normalise, and nobody wants to see what lies between."""
     able = gpu.takes(x) and isinstance(norm, LayerNorm | RMSNorm)
-    return able and not taps.listening() and _pass.get() == 0
+    return able and not taps.listening() and _time() == 0
 
 
 def unsummed(x: Tensor, block: nn.Module) -> Stream:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import blocks, models
+from regard import blocks, gpu, models
 from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
 from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
@@ -142,6 +142,38 @@ def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.Mon
             out = call(block, leaves[0], *layouts, leaves[1], queries.real)
             found.append([out.detach(), *torch.autograd.grad(out, [*leaves, *block.parameters()], upstream)])
         close(found[1], found[0], torch.float32)
+    assert counted.frame_count == 1
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them, too; values and gradients are those of blocks that are not compiled, dropout included."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    monkeypatch.setattr(gpu, "takes", lambda x: True)
+    monkeypatch.setattr(kernels, "_best", lambda *arguments: "fused")
+    counted = CompileCounterWithBackend("aot_eager")
+
+    def called(block: nn.Module, *arguments: object) -> blocks.Stream:
+        found: blocks.Stream = block(*arguments)
+        return found
+
+    traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
+    torch.manual_seed(0)
+    settings = BlockSettings(width=32, heads=2, inner=64, dropout=0.1, norm_first=norm_first)
+    stack = [blocks.EncoderBlock(settings).to(DEVICE).train() for _ in range(3)]
+    queries = rows([5, 9, 3], 24, 8)
+    x, upstream, layout = drawn(24, 32).requires_grad_(), drawn(24, 32), Flat(queries, queries)
+    found = []
+    for call in (called, traced):
+        torch.manual_seed(5)
+        stream = blocks.unsummed(1 * x, stack[0])
+        for block in stack:
+            stream = call(block, stream, layout, queries.real)
+        assert isinstance(stream, blocks.Sum) == norm_first
+        out = blocks.normed(stack[0].own_residual.norm, stream, exact=True)[1] if norm_first else stream
+        found.append([out.detach(), *torch.autograd.grad(out, [x, *stack[1].parameters()], upstream)])
+    close(found[1], found[0], torch.float32)
     assert counted.frame_count == 1
 
 
