@@ -253,12 +253,18 @@ def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: st
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [0.0, 0.3])
-@pytest.mark.parametrize(("rows", "width"), [(35, 48), (2100, 8), (5, 1500)])
+@pytest.mark.parametrize(("rows", "width"), [(37, 48), (5, 1500)])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_a_sum_and_its_norm(
-    kind: Literal["layer", "rms"], rows: int, width: int, share: float, dtype: torch.dtype
+    kind: Literal["layer", "rms"],
+    rows: int,
+    width: int,
+    share: float,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a stream in float32 and of what a matrix product adds to it, for the next matrix; values and gradients."""
+    monkeypatch.setattr("regard.gpu.norm.PROGRAMS", 8)  # so that one takes several rows, and the last one fewer
     torch.manual_seed(0)
     norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
     with torch.no_grad():
