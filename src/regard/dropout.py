@@ -47,7 +47,12 @@ def hashed(shape: torch.Size, share: float, seeds: Tensor) -> Tensor:
     """Booleans that are False with probability `share`, from two seeds [2] of int32."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seeds.device).view(shape)
     bits = _mixed(_mixed(bits ^ seeds[0]) ^ seeds[1])
-    return bits >= round(share * 2**32) - 2**31
+    return bits >= limit(share)
+
+
+def limit(share: float) -> int:
+    """From which hash, an int32, on a number is kept where this share is dropped."""
+    return round(share * 2**32) - 2**31
 
 
 def _mixed(bits: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Writer:
             self._unfinished.popleft().result()
 
     def check(self) -> None:
-        """Whether all went well so far."""
+        """Raise what has gone wrong so far."""
         while self._unfinished and self._unfinished[0].done():
             self._unfinished.popleft().result()
 

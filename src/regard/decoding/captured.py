@@ -27,7 +27,7 @@ from regard.blocks import BatchNorm
 from regard.decoding.penalties import Rules
 from regard.decoding.search import Best, Ended, Random, Stepper, Task, step_by_step
 from regard.decoding.static import Board, How, Static, tensors_of
-from regard.decoding.steady import Caches, Padded, Shape, parts, possible
+from regard.decoding.steady import Caches, Padded, Shape, possible
 from regard.models.transformer import Transformer
 from regard.positions import Positions
 from regard.rows import TokenRow
@@ -109,9 +109,7 @@ class Half:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers, each once; in the same order for a copy."""
-    held = [kept.values() for module in parts(model) for kept in (module._parameters, module._buffers)]
-    return list({id(tensor): tensor for kept in held for tensor in kept if tensor is not None}.values())
+    return [*model.parameters(), *model.buffers()]
 
 
 class Captured(Static):
@@ -266,8 +264,7 @@ def suits(model: object) -> bool:
     """Whether a model's steps can be recorded, and nobody wants to see inside them."""
     if not isinstance(model, nn.Module) or model.training or not possible(model):
         return False
-    held = (module._parameters.values() for module in parts(model))
-    whole = all(type(p) is nn.Parameter for kept in held for p in kept if p is not None)  # not spread over several GPUs
+    whole = all(type(parameter) is nn.Parameter for parameter in model.parameters())  # not spread over several GPUs
     return whole and not taps.listening() and chosen() == "auto"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention import Allowed, Branched, Cached, Lineage, Memory, Pooled, Relative, Rotary
 from regard.models.family import CachedState
@@ -273,19 +273,7 @@ def possible(model: object) -> bool:
     """
     if not isinstance(model, Transformer | GPT | Recurrent):
         return False
-    return not any(isinstance(module, Rotary | Relative) for module in parts(model))
-
-
-def parts(model: nn.Module) -> list[nn.Module]:
-    """`model.modules()` in an order of its own, several times as quick: it is asked for at every search."""
-    found: dict[nn.Module, None] = {}
-    left = [model]
-    while left:
-        module = left.pop()
-        if module not in found:
-            found[module] = None
-            left.extend(part for part in module._modules.values() if part is not None)
-    return list(found)
+    return not any(isinstance(module, Rotary | Relative) for module in model.modules())
 
 
 def reads_on(model: object) -> bool:

@@ -16,14 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard import dropout
+
 FEATURES_A_WARP = 1024
 PROGRAMS = 2048  # of a backward pass: some for every multiprocessor
+
+_FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
 
 
 @triton.jit
 def _mixed(bits):
-    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
-    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+    bits = (bits ^ (bits >> 16)) * _FIRST
+    bits = (bits ^ (bits >> 13)) * _SECOND
     return bits ^ (bits >> 16)
 
 
@@ -105,7 +109,7 @@ def _how(d: int, share: float, centred: bool, weight: Tensor | None, biased: boo
     wide = triton.next_power_of_2(d)
     warps = min(triton.cdiv(wide, FEATURES_A_WARP), 8)
     kind = {"CENTRED": centred, "WEIGHT": weight is not None, "BIAS": biased, "DROPS": share > 0, "D": wide}
-    return [round(share * 2**32) - 2**31, 1 / (1 - share)], {**kind, "num_warps": warps}
+    return [dropout.limit(share), 1 / (1 - share)], {**kind, "num_warps": warps}
 
 
 @torch.library.custom_op("regard::added_norm", mutates_args=())
