@@ -141,14 +141,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Sum(NamedTuple):
-    """x + dropout(added), still to be added up: the next norm does that, too, in one kernel of a GPU."""
+    """x + dropout(added + bias), still to be added up: the next norm does that, too, in one kernel of a GPU."""
 
     x: Tensor
     added: Tensor
-    dropped: float = 0.0  # share of `added`
+    bias: Tensor | None  # of the layer that `added` comes from
+    dropped: float = 0.0  # share of what is added
 
 
 Stream = Tensor | Sum  # what blocks hand on
+Sublayer = Callable[[Tensor, bool], Tensor]  # what it adds; its last bias included or not
 
 
 def quick(x: Tensor, norm: nn.Module) -> bool:
@@ -159,12 +161,13 @@ def quick(x: Tensor, norm: nn.Module) -> bool:
 
 def unsummed(x: Tensor, block: nn.Module) -> Stream:
     """What a stack of such blocks is to begin with, so that they leave sums to their norms where that is quicker."""
-    first = block.own_residual
-    assert isinstance(first, Residual)
+    assert isinstance(block, EncoderBlock | DecoderBlock)
+    first, last = block.own_residual, block.feed_forward.last_bias
     if not first.norm_first or not quick(x, first.norm):
         return x
     nothing = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
-    return Sum(x, nothing, first.share)  # to a compiler the same as what blocks hand on
+    bias = nn.Parameter(torch.zeros_like(last)) if block.training and last is not None else None
+    return Sum(x, nothing, bias, first.share)  # to a compiler the same as what blocks hand on
 
 
 def normed(norm: nn.Module, x: Sum, exact: bool = False) -> tuple[Tensor, Tensor]:
@@ -176,7 +179,7 @@ def normed(norm: nn.Module, x: Sum, exact: bool = False) -> tuple[Tensor, Tensor
     bias, dtype = getattr(norm, "bias", None), x.x.dtype if exact else matrix_dtype(x.x)
     flat, added = (t.flatten(0, -2) for t in (x.x, x.added))
     how = x.dropped, norm.eps, isinstance(norm, LayerNorm), dtype
-    total, found, *_ = added_norm(flat, added, norm.weight, bias, seeds, *how)
+    total, found, *_ = added_norm(flat, added, x.bias, norm.weight, bias, seeds, *how)
     return total.view(x.x.shape), found.view(x.x.shape)
 
 
@@ -199,16 +202,23 @@ class FeedForward(nn.Module):
         if settings.zero_init:
             nn.init.zeros_(self.out.weight)
 
-    def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        if self._in_one(x):
-            return self._outward(self._inner(x), rows)
+    def forward(self, x: Tensor, rows: Rows | None = None, biased: bool = True) -> Tensor:
+        """x [T, D] -> [T, D]; if not `biased`, without the bias at the end."""
+        hidden = self._inner(x) if self._in_one(x) else self._hidden(x)
+        out = self.out(hidden) if biased else F.linear(hidden, self.out.weight)
+        return out if self.channels is None or rows is None else self.channels(out, rows)
+
+    def _hidden(self, x: Tensor) -> Tensor:
         hidden = self.into(x)
-        if self.activation == "gated":
-            gate, hidden = hidden.chunk(2, dim=-1)
-            hidden = F.silu(taps.tap(self, "gate", gate)) * hidden
-        else:
-            hidden = ACTIVATIONS[self.activation](hidden)
-        return self._outward(hidden, rows)
+        if self.activation != "gated":
+            return ACTIVATIONS[self.activation](hidden)
+        gate, hidden = hidden.chunk(2, dim=-1)
+        return F.silu(taps.tap(self, "gate", gate)) * hidden
+
+    @property
+    def last_bias(self) -> Tensor | None:
+        """What is added last of all; None where a gate comes after it."""
+        return self.out.bias if self.channels is None else None
 
     def _in_one(self, x: Tensor) -> bool:
         """Whether our kernels for GPUs can do f(W_1 x)."""
@@ -221,13 +231,12 @@ class FeedForward(nn.Module):
         dtype = matrix_dtype(x)
         return ACTIVATIONS[self.activation](x.to(dtype), self.into.weight.to(dtype), self.into.bias.to(dtype))
 
-    def _outward(self, hidden: Tensor, rows: Rows | None) -> Tensor:
-        out = self.out(hidden)
-        return out if self.channels is None or rows is None else self.channels(out, rows)
-
 
 class Residual(nn.Module):
-    """A sub-layer's way around: x + f(norm(x)), or norm(x + f(x)) as in the paper; dropout on what f adds."""
+    """A sub-layer's way around: x + f(norm(x)), or norm(x + f(x)) as in the paper; dropout on what f adds.
+
+    Where a sum is left to the next norm, so is the last bias of f, whose gradient costs little there.
+    """
 
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
@@ -240,16 +249,18 @@ class Residual(nn.Module):
         """Of what is added, how much is dropped."""
         return self.dropout if self.training else 0.0
 
-    def forward(self, x: Stream, sublayer: Callable[[Tensor], Tensor], real: Tensor | None) -> Stream:
+    def forward(self, x: Stream, sublayer: Sublayer, bias: Tensor | None, real: Tensor | None) -> Stream:
+        """x [T, D] -> [T, D]; `bias` [D] is the sub-layer's last one, if that can be added later."""
+        left = bias if self.training else None
         if isinstance(x, Sum):
             total, norm = normed(self.norm, x)
-            return Sum(total, sublayer(norm), self.share)
+            return Sum(total, sublayer(norm, left is None), left, self.share)
         if self.norm_first:
-            added = sublayer(self.norm(x, real))
+            added = sublayer(self.norm(x, real), True)
             return taps.tap(self, "stream", x + dropout(added, self.dropout, self.training))
-        added = sublayer(x)
         if quick(x, self.norm):
-            return normed(self.norm, Sum(x, added, self.share), exact=True)[1]
+            return normed(self.norm, Sum(x, sublayer(x, left is None), left, self.share), exact=True)[1]
+        added = sublayer(x, True)
         return taps.tap(self, "stream", self.norm(x + dropout(added, self.dropout, self.training), real))
 
 
@@ -265,9 +276,10 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Stream, own: Layout, real: Tensor | None = None) -> Stream:
         """x [T, D] -> [T, D]."""
-        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        x = self.own_residual(x, lambda h, biased: self.own(h, own, biased=biased), self.own.out.bias, real)
         rows = own.queries if isinstance(own, Packed) else None
-        return self.feed_forward_residual(x, lambda h: self.feed_forward(h, rows), real)
+        last = self.feed_forward.last_bias
+        return self.feed_forward_residual(x, lambda h, biased: self.feed_forward(h, rows, biased), last, real)
 
 
 class DecoderBlock(nn.Module):
@@ -286,6 +298,7 @@ class DecoderBlock(nn.Module):
         self, x: Stream, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
     ) -> Stream:
         """x [T, D] and source [S, Ds] -> [T, D]; source is None when the cross layout remembers it."""
-        x = self.own_residual(x, lambda h: self.own(h, own), real)
-        x = self.cross_residual(x, lambda h: self.cross(h, cross, source), real)
-        return self.feed_forward_residual(x, self.feed_forward, real)
+        x = self.own_residual(x, lambda h, biased: self.own(h, own, biased=biased), self.own.out.bias, real)
+        x = self.cross_residual(x, lambda h, biased: self.cross(h, cross, source, biased), self.cross.out.bias, real)
+        last = self.feed_forward.last_bias
+        return self.feed_forward_residual(x, lambda h, biased: self.feed_forward(h, None, biased), last, real)

@@ -74,8 +74,9 @@ def main() -> None:
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
         bias = torch.zeros(512) if centred else None
         how = seeds, 0.2 if centred else 0.0
-        kept = added_norm(x, x.to(dtype), torch.zeros(512), bias, *how, 1e-5, centred, dtype)
-        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, centred, dtype)
+        kept = added_norm(x, x.to(dtype), bias, torch.zeros(512), bias, *how, 1e-5, centred, dtype)
+        given = [centred, True, centred]
+        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype)
         log_sum(torch.zeros(6, 37000, dtype=dtype))
         greatest(torch.zeros(6, 37000, dtype=dtype), 5)
     print(done)

@@ -110,7 +110,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(linear_relu, inputs)
     torch.library.opcheck(linear_gelu, (*inputs, TANH))
     seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
-    more = drawn(5, 16).requires_grad_(), drawn(16).requires_grad_(), drawn(16).requires_grad_()
+    more = [drawn(*shape).requires_grad_() for shape in ((5, 16), (16,), (16,), (16,))]
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
@@ -254,9 +254,10 @@ def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: st
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "width"), [(37, 48), (5, 1500)])
-@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize(("kind", "biased"), [("layer", True), ("layer", False), ("rms", True)])
 def test_a_sum_and_its_norm(
     kind: Literal["layer", "rms"],
+    biased: bool,
     rows: int,
     width: int,
     share: float,
@@ -270,18 +271,19 @@ def test_a_sum_and_its_norm(
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.normal_()
-    x, added = 3 + drawn(rows, width), drawn(rows, width, dtype=dtype)
+    x, added, bias = 3 + drawn(rows, width), drawn(rows, width, dtype=dtype), drawn(width, dtype=dtype)
     upstream = [drawn(rows, width), drawn(rows, width, dtype=dtype)]
     found = []
     for ours in (True, False):
-        leaves = [x.clone().requires_grad_(), added.clone().requires_grad_()]
+        leaves = [t.clone().requires_grad_() for t in (x, added, *[bias] * biased)]
         torch.manual_seed(1)
         if ours:
             with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-                total, out = blocks.normed(norm, blocks.Sum(*leaves, share))
+                total, out = blocks.normed(norm, blocks.Sum(*leaves, *[None] * (not biased), share))
         else:
             kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
-            total = leaves[0] + leaves[1].float() * kept / (1 - share)
+            more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
+            total = leaves[0] + more * kept / (1 - share)
             out = norm(total).to(dtype)
         assert out.dtype == dtype and total.dtype == torch.float32
         slopes = torch.autograd.grad([total, out], [*leaves, *norm.parameters()], upstream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
@@ -64,8 +65,11 @@ class MultiHead(nn.Module):
         """[T, parts * D] -> parts x [T, H, D / H]."""
         return x.unflatten(-1, (parts, self.heads, -1)).unbind(-3)
 
-    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, D]. Cross-attention takes the source row [S, Ds], or None when the layout remembers it."""
+    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None, biased: bool = True) -> Tensor:
+        """x [T, D] -> [T, D]. Cross-attention takes the source row [S, Ds], or None when the layout remembers it.
+
+        If not `biased`, W_O's bias is left out, for whoever adds the result to something.
+        """
         key: Tensor | None
         value: Tensor | None
         if not self.cross:
@@ -77,7 +81,8 @@ class MultiHead(nn.Module):
             query = self.query_norm(query).type_as(query)
             key = None if key is None else self.key_norm(key).type_as(key)
         heads = attend(query, key, value, layout, score=self.score, owner=self)
-        return self.out(taps.tap(self, "heads", heads).flatten(-2))
+        heads = taps.tap(self, "heads", heads).flatten(-2)
+        return self.out(heads) if biased else F.linear(heads, self.out.weight)
 
     def remember(self, source: Tensor, rows: Rows) -> Memory:
         """The source's keys and values, computed once a sentence, for decoding."""

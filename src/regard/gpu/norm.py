@@ -1,8 +1,8 @@
-"""x + dropout(added) and its norm in one kernel, forward and backward.
+"""x + dropout(added + offset) and its norm in one kernel, forward and backward.
 
 The slow twin is `blocks.LayerNorm` or `RMSNorm` of the sum, with `dropout.hashed` saying what is dropped. One warp has
 a row of up to 1,024 features to itself, several have a longer one; in the backward pass they take a few rows one after
-the other, and sum up for the gradients of the norm's weight and bias.
+the other, and sum up for the gradients of the offset and of the norm's weight and bias.
 
 T rows of D features.
 """
@@ -10,6 +10,8 @@ T rows of D features.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc, type-arg"
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -42,12 +44,15 @@ def _dropped(x, at, seeds, limit, scale):
 
 @triton.jit
 def _norm(
-    x, added, weight, bias, seeds, total, out, mean, spread, d, eps, limit, scale,
-    CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr,
+    x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, limit, scale,
+    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    DROPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     row, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     at, there = row * d + feature, feature < d
     more = tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+    if OFFSET:
+        more += tl.load(offset + feature, mask=there, other=0.0).to(tl.float32)
     if DROPS:
         more = _dropped(more, at, seeds, limit, scale)
     both = tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more
@@ -68,15 +73,15 @@ def _norm(
 
 @triton.jit
 def _norm_backward(
-    total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, for_weight, for_bias,
-    rows, each, d, limit, scale,
-    CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr,
+    total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
+    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    DROPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     real = feature < d
     if WEIGHT:
         gain = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
-    weights, biases = tl.zeros([D], tl.float32), tl.zeros([D], tl.float32)
+    weights, biases, offsets = tl.zeros([D], tl.float32), tl.zeros([D], tl.float32), tl.zeros([D], tl.float32)
     for n in range(each):
         row = part * each + n
         at, there, mine = row * d + feature, feature < tl.where(row < rows, d, 0), tl.minimum(row, rows - 1)
@@ -98,24 +103,33 @@ def _norm_backward(
         if DROPS:
             change = _dropped(change, at, seeds, limit, scale)
         tl.store(for_added + at, change.to(for_added.dtype.element_ty), mask=there)
+        offsets += change
+    sums += part * 3 * d + feature
+    if OFFSET:
+        tl.store(sums, offsets, mask=real)
     if WEIGHT:
-        tl.store(for_weight + part * d + feature, weights, mask=real)
+        tl.store(sums + d, weights, mask=real)
     if BIAS:
-        tl.store(for_bias + part * d + feature, biases, mask=real)
+        tl.store(sums + 2 * d, biases, mask=real)
 
 
-def _how(d: int, share: float, centred: bool, weight: Tensor | None, biased: bool) -> tuple[list[float], dict]:
-    """From which hash on a number is kept and what it is multiplied by then; and what a kernel is compiled for."""
+def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[list[float], dict]:
+    """From which hash on a number is kept and what it is multiplied by then; and what a kernel is compiled for.
+
+    Given are, or are not, an offset, a weight and a bias.
+    """
     wide = triton.next_power_of_2(d)
     warps = min(triton.cdiv(wide, FEATURES_A_WARP), 8)
-    kind = {"CENTRED": centred, "WEIGHT": weight is not None, "BIAS": biased, "DROPS": share > 0, "D": wide}
-    return [dropout.limit(share), 1 / (1 - share)], {**kind, "num_warps": warps}
+    there = dict(zip(("OFFSET", "WEIGHT", "BIAS"), given, strict=True))
+    kind = {"CENTRED": centred, **there, "DROPS": share > 0, "D": wide, "num_warps": warps}
+    return [dropout.limit(share), 1 / (1 - share)], kind
 
 
 @torch.library.custom_op("regard::added_norm", mutates_args=())
 def added_norm(
     x: Tensor,
     added: Tensor,
+    offset: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     seeds: Tensor | None,
@@ -126,19 +140,20 @@ def added_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x and added [T, D] -> their sum, and its layer norm (not `centred`: root mean square norm) in this dtype.
 
-    Of `added` a share is dropped, by two seeds [2] of int32. The third and the fourth are for the backward pass.
+    The offset [D] is added to each row of `added`, of which then a share is dropped, by two seeds [2] of int32. The
+    third and the fourth are for the backward pass.
     """
     x, added = x.contiguous(), added.contiguous()
     (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     mean, spread = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    numbers, options = _how(d, share, centred, weight, bias is not None)
+    numbers, options = _how(d, share, centred, [t is not None for t in (offset, weight, bias)])
     with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
-        _norm[(rows,)](x, added, weight, bias, seeds, total, out, mean, spread, d, eps, *numbers, **options)
+        _norm[(rows,)](x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, *numbers, **options)
     return total, out, mean, spread
 
 
 @added_norm.register_fake
-def _(x, added, weight, bias, seeds, share, eps, centred, dtype):
+def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
     mean, spread = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, spread
 
@@ -159,45 +174,42 @@ def added_norm_backward(
     seeds: Tensor | None,
     share: float,
     centred: bool,
-    biased: bool,
+    given: list[bool],
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in x, and in `added` in this dtype; and parts [P, D] of those in weight and bias."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias."""
     total_slope, slope = total_slope.contiguous(), slope.contiguous()
     (rows, d), each = total.shape, _rows_each(len(total))
     for_x, for_added = torch.empty_like(total), torch.empty_like(total, dtype=dtype)
-    for_weight, for_bias = (total.new_empty(triton.cdiv(rows, each), d, dtype=torch.float32) for _ in range(2))
-    numbers, options = _how(d, share, centred, weight, biased)
+    sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
+    numbers, options = _how(d, share, centred, given)
     with torch.cuda.device_of(total):
-        _norm_backward[(len(for_weight),)](
-            total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, for_weight, for_bias,
+        _norm_backward[(len(sums),)](
+            total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
             rows, each, d, *numbers, **options,
         )  # fmt: skip
-    return for_x, for_added, for_weight, for_bias
+    return for_x, for_added, sums
 
 
 @added_norm_backward.register_fake
-def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, biased, dtype):
+def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype):
     (rows, d), each = total.shape, _rows_each(len(total))
-    parts = -(-rows // each)
-    sums = [total.new_empty(parts, d, dtype=torch.float32) for _ in range(2)]
-    return total.new_empty(total.shape), total.new_empty(total.shape, dtype=dtype), *sums
+    sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
+    return total.new_empty(total.shape), total.new_empty(total.shape, dtype=dtype), sums
 
 
 def _keep(ctx, inputs, output):
-    _, added, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
+    _, added, offset, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
     total, _, mean, spread = output
     ctx.save_for_backward(total, mean, spread, weight, seeds)
-    ctx.dtype, ctx.bias = added.dtype, None if bias is None else bias.dtype
+    ctx.dtype, ctx.given = added.dtype, [None if t is None else t.dtype for t in (offset, weight, bias)]
 
 
 def _backward(ctx, total_slope, slope, *_unused):
-    *kept, weight, seeds = ctx.saved_tensors
-    how = ctx.share, ctx.centred, ctx.bias is not None, ctx.dtype
-    for_x, for_added, for_weight, for_bias = added_norm_backward(total_slope, slope, *kept, weight, seeds, *how)
-    for_weight = None if weight is None else for_weight.sum(0).to(weight.dtype)
-    for_bias = None if ctx.bias is None else for_bias.sum(0).to(ctx.bias)
-    return for_x, for_added, for_weight, for_bias, *[None] * 5
+    how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
+    for_x, for_added, sums = added_norm_backward(total_slope, slope, *ctx.saved_tensors, *how)
+    found = zip(ctx.given, sums.sum(0), strict=True)
+    return for_x, for_added, *(None if dtype is None else total.to(dtype) for dtype, total in found), *[None] * 5
 
 
 added_norm.register_autograd(_backward, setup_context=_keep)
