@@ -116,7 +116,7 @@ class GPT(Translator):
         x = self._begin(embedded, self.decoder[0])
         for block in self.decoder:
             x = self._block(block, x, own, rows.real)
-        return self._end(self.decoder_norm, x, rows.real)
+        return self._end(self.decoder_norm, x, rows.real, exact=False)
 
     def _fits(self, rows: Rows) -> None:
         if not isinstance(rows, StaticRows):  # of which only a bound is known; they are made of sentences that fit

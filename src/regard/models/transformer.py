@@ -72,7 +72,7 @@ class Transformer(Translator):
         x, own = self._begin(embedded, self.encoder[0]), pack(rows, rows)
         for block in self.encoder:
             x = self._block(block, x, own, rows.real)
-        return self._end(self.encoder_norm, x, rows.real)
+        return self._end(self.encoder_norm, x, rows.real, exact=False)
 
     def hidden(self, batch: PairBatch) -> Tensor:
         memory = self.encode(batch.source)
@@ -82,7 +82,7 @@ class Transformer(Translator):
         own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
         for block in self.decoder:
             x = self._block(block, x, own, cross, memory, rows.real)
-        return rows.cleared(self._end(self.decoder_norm, x, rows.real))
+        return rows.cleared(self._end(self.decoder_norm, x, rows.real, exact=False))
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tied else self.output
