@@ -48,10 +48,14 @@ def decoding_precision(asked: str, trained: str, device: torch.device) -> str:
     return asked
 
 
+def in_bf16(precision: str, device: torch.device) -> bool:
+    """Whether matrix products are: auto is bf16 on a GPU and fp32 on a CPU."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Where matrix products run: auto is bf16 on a GPU and fp32 on a CPU. Weights stay fp32 either way."""
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
+    """Where matrix products run. Weights stay fp32 either way."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if in_bf16(precision, device) else nullcontext()
 
 
 def matrix_dtype(x: Tensor) -> torch.dtype:

@@ -140,7 +140,7 @@ def training_speed(
         tokens_per_second=loop.tokens / loop.seconds,
         flops_per_second=loop.work / loop.seconds,
         matrix_rate=matrix_rate(device, settings.precision),
-        precision="bf16" if _half(settings.precision, device) else "fp32",
+        precision="bf16" if devices.in_bf16(settings.precision, device) else "fp32",
         waiting=loop.waited / loop.seconds,
         idle=idle,
         packing=packing_speed(batches),
@@ -261,11 +261,6 @@ def _decoder(run: Run, model: Translator, texts: list[str]) -> tuple[str, Callab
 def _weights(run: Run, device: torch.device) -> Translator:
     """The run's best weights, or fresh ones while there are none: the speed is the same."""
     return run.model(device) if run.best.exists() else run.fresh_model().to(device)
-
-
-def _half(precision: str, device: torch.device) -> bool:
-    with devices.autocast(precision, device):
-        return torch.is_autocast_enabled(device.type)
 
 
 def _finish(device: torch.device) -> None:

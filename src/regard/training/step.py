@@ -7,18 +7,20 @@ again for every batch, so that nothing waits for Python to launch it; `compiled`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard import gpu
-from regard.devices import autocast
+from regard.devices import autocast, in_bf16
 from regard.errors import UserError, first_line
 from regard.models import Translator
 from regard.models.family import Compiled
 from regard.recipes.schema import ModelSettings, Training
 from regard.rows import PairBatch
+from regard.training.halves import Halves
 from regard.training.state import Average
 from regard.training.static import Shape
 
@@ -110,6 +112,7 @@ class CapturedStep(Step):
         self.laid = torch.zeros(self.shape.size, dtype=torch.long, device=self.device)
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self.halves = _halves(self.model, self.settings, self.device)
         self.left = WARM  # updates before the one that is captured
         for group in self.optimizer.param_groups:
             group["capturable"] = True  # the number of steps is counted on the device
@@ -132,6 +135,10 @@ class CapturedStep(Step):
             self.graphs[0].replay()
         else:
             self._backward(self.shape.batch(self.laid))
+
+    def _backward(self, batch: PairBatch) -> None:
+        with self.halves.used() if self.halves else nullcontext():
+            super()._backward(batch)
 
     def _apply(self) -> None:
         if self.graphs:
@@ -160,6 +167,11 @@ class CapturedStep(Step):
             self.say(f"the training step cannot be captured, and goes on without: {first_line(error)}")
         else:
             self.graphs = first, second
+
+
+def _halves(model: Translator, settings: Training, device: torch.device) -> Halves | None:
+    """In bf16, unless gradients of several batches are added up, which is done in float32."""
+    return Halves(model) if in_bf16(settings.precision, device) and settings.accumulate == 1 else None
 
 
 def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
@@ -224,9 +236,10 @@ def usable(
 
 def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
     model.train()
-    before = [buffer.clone() for buffer in model.buffers()]
+    before, halves = [buffer.clone() for buffer in model.buffers()], _halves(model, settings, device)
+    cast, drawn = autocast(settings.precision, device), torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast(settings.precision, device):
+        with drawn, halves.used() if halves else nullcontext(), cast:
             model.loss(batch, settings.label_smoothing).backward()
     finally:
         model.zero_grad(set_to_none=True)
