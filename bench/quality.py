@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,17 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> str:
     if done.returncode:
         sys.exit(f"{' '.join(command[:5])} ... failed; the end of {log}:\n{''.join(tail(log))}")
     return done.stdout
+
+
+@contextmanager
+def kept(where: Path | None, name: str) -> Iterator[Path]:
+    """A folder for one run: a fresh one of this name, or one that goes when all is done."""
+    if where is None:
+        with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+            yield Path(folder)
+    else:
+        (where / name).mkdir(parents=True)
+        yield where / name
 
 
 def tail(log: Path, lines: int = 15) -> list[str]:
@@ -164,6 +177,7 @@ def main() -> None:
     parser.add_argument("--no-ours", action="store_true", help="peers only")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "quality", help="where logs go")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what was trained, in a folder each")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     given = parser.parse_args()
     recipe, seconds, seeds = {
@@ -176,9 +190,9 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for seed in given.seeds:  # one after another: side by side they would share the time
         for how in [*([] if given.no_ours else [None]), *given.peers]:
-            with tempfile.TemporaryDirectory(prefix="quality-") as folder:
-                made = ours(given, given.recipe or recipe, seed, Path(folder)) if how is None else None
-                results.append(made or marian(given, str(how), seed, Path(folder)))
+            with kept(given.keep, f"{how or 'ours'}-{seed}") as folder:
+                made = ours(given, given.recipe or recipe, seed, folder) if how is None else None
+                results.append(made or marian(given, str(how), seed, folder))
             print(json.dumps(results[-1]), flush=True)
     report(given, results)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy
+from regard.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy, r_dropped
 
 
 @settings(max_examples=40, deadline=None)
@@ -19,10 +21,34 @@ def test_chunk_by_chunk_equals_all_at_once(places: int, words: int, chunk: int, 
     labels, counted = torch.randint(0, words, (places,)), torch.rand(places) < 0.8
     given_to = [x, table, *([bias] if bias is not None else [])]
     whole = cross_entropy(torch.nn.functional.linear(x, table, bias), labels, counted, smoothing)
-    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, chunk)
+    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, chunk=chunk)
     torch.testing.assert_close(parts, whole)
     upstream = torch.tensor(0.37)  # a mean over tokens, say
     expected, found = (torch.autograd.grad(loss, given_to, upstream) for loss in (whole, parts))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_two_readings_that_differ_are_pulled_together() -> None:
+    """p = (0.8, 0.2) and q = (0.5, 0.5) of a label that is the first word, and a place that does not count."""
+    one, other = torch.tensor([[0.8, 0.2], [0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
+    found = r_dropped(one, other, torch.tensor([0, 0]), torch.tensor([True, False]), 0.0, 8.0)
+    # (ln 1/0.8 + ln 1/0.5) / 2, and 8 / 4 times 0.3 ln(0.8 / 0.5) - 0.3 ln(0.2 / 0.5) = 0.3 ln 4
+    assert found.item() == pytest.approx(math.log(2.5) / 2 + 2 * 0.3 * math.log(4), rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 23), st.integers(2, 17), st.integers(1, 30), st.booleans(), st.sampled_from([0.0, 0.1]))
+def test_two_readings_chunk_by_chunk(places: int, words: int, chunk: int, biased: bool, smoothing: float) -> None:
+    """Our gradients are those that autograd finds for the definition."""
+    torch.manual_seed(places * words)
+    x, table = torch.randn(2, places, 6, requires_grad=True), torch.randn(words, 6, requires_grad=True)
+    bias = torch.randn(words, requires_grad=True) if biased else None
+    labels, counted = torch.randint(0, words, (places,)), torch.rand(places) < 0.8
+    given_to = [x, table, *([bias] if bias is not None else [])]
+    whole = r_dropped(*torch.nn.functional.linear(x, table, bias), labels, counted, smoothing, 3.0)
+    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, 3.0, chunk)
+    torch.testing.assert_close(parts, whole)
+    expected, found = (torch.autograd.grad(loss, given_to, torch.tensor(0.37)) for loss in (whole, parts))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -5,6 +5,10 @@ T places in the row, D features, V the vocabulary; C places a chunk. With smooth
     loss = (1 - e) · -log p(label) + e · mean over the vocabulary of -log p = lse(z) - (1 - e) · z[label] - e · mean(z)
 
 and its gradient in z is softmax(z) - (1 - e) · [label] - e / V.
+
+R-Drop (Liang et al. 2021) reads a batch twice, dropped out differently, and asks both readings to agree. With p and q
+what they say and a the difference of their logits, they disagree by KL(p, q) + KL(q, p) = sum of (p - q) · a, whose
+gradient in the logits of p is p - q + p · (a - sum of p · a).
 """
 
 from __future__ import annotations
@@ -28,6 +32,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor, smoothing: fl
     return losses.where(counted, 0.0).sum()
 
 
+def r_dropped(one: Tensor, other: Tensor, labels: Tensor, counted: Tensor, smoothing: float, weight: float) -> Tensor:
+    """R-Drop of two readings' logits [T, V], halved: the mean of their losses + weight / 4 times how they disagree."""
+    loss = (cross_entropy(one, labels, counted, smoothing) + cross_entropy(other, labels, counted, smoothing)) / 2
+    p, q = (F.log_softmax(logits.float(), -1) for logits in (one, other))
+    apart = F.kl_div(q, p, reduction="none", log_target=True) + F.kl_div(p, q, reduction="none", log_target=True)
+    return loss + weight / 4 * apart.sum(-1).where(counted, 0.0).sum()
+
+
 def projected_cross_entropy(
     x: Tensor,
     table: Tensor,
@@ -35,16 +47,21 @@ def projected_cross_entropy(
     labels: Tensor,
     counted: Tensor,
     smoothing: float = 0.0,
+    r_drop: float = 0.0,
     chunk: int | None = None,
 ) -> Tensor:
     """`cross_entropy(x @ table^T + bias, ...)` of x [T, D] and table [V, D], with never more than a chunk of logits.
 
-    The gradients are worked out in the forward pass, chunk by chunk, while the logits are at hand, so that they are
-    neither kept for the backward pass nor computed again.
+    Of two readings x [2, T, D] it is `r_dropped` with the weight `r_drop`. The gradients are worked out in the forward
+    pass, chunk by chunk, while the logits are at hand, so that they are neither kept for the backward pass nor computed
+    again.
     """
-    chunk = chunk or even_chunk(len(x), len(table) * matrix_dtype(x).itemsize)
+    x = x if x.dim() == 3 else x[None]
+    readings, places, _ = x.shape
+    each = matrix_dtype(x).itemsize if readings == 1 else 16  # bytes; two readings are compared in float32
+    chunk = chunk or even_chunk(places, len(table) * each)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, table, bias))
-    found: Tensor = _Projected.apply(x, table, bias, labels, counted, smoothing, chunk, wanted)
+    found: Tensor = _Projected.apply(x, table, bias, labels, counted, smoothing, r_drop, chunk, wanted)
     return found
 
 
@@ -70,6 +87,7 @@ class _Projected(torch.autograd.Function):
         labels: Tensor,
         counted: Tensor,
         smoothing: float,
+        r_drop: float,
         chunk: int,
         wanted: bool,
     ) -> Tensor:
@@ -79,18 +97,22 @@ class _Projected(torch.autograd.Function):
         for_x, for_table, for_bias = [], torch.zeros_like(table, dtype=torch.float32), None
         if bias is not None:
             for_bias = torch.zeros_like(bias, dtype=torch.float32)
-        for at in range(0, len(x), chunk):
-            piece, label, counts = low_x[at : at + chunk], labels[at : at + chunk], counted[at : at + chunk]
-            losses, slope = _sloped(piece, low_table, bias, label, counts, smoothing, wanted)
+        for at in range(0, x.shape[1], chunk):
+            label, counts = labels[at : at + chunk], counted[at : at + chunk]
+            piece = low_x[:, at : at + chunk].flatten(0, 1)
+            if len(x) == 1:
+                losses, slope = _sloped(piece, low_table, bias, label, counts, smoothing, wanted)
+            else:
+                losses, slope = _agreeing(_logits(piece, low_table, bias), label, counts, smoothing, r_drop)
             total = total + losses.sum()
             if wanted:
                 if for_bias is not None:
                     for_bias = for_bias + slope.sum(0, dtype=torch.float32)
                 slope = slope.to(dtype)
-                for_x.append(slope @ low_table)
+                for_x.append((slope @ low_table).unflatten(0, (len(x), -1)))
                 for_table = for_table + slope.T @ piece
         if wanted:
-            ctx.save_for_backward(torch.cat(for_x), for_table, *([] if for_bias is None else [for_bias]))
+            ctx.save_for_backward(torch.cat(for_x, dim=1), for_table, *([] if for_bias is None else [for_bias]))
             ctx.dtypes = x.dtype, table.dtype  # type: ignore[attr-defined]
         return total
 
@@ -100,7 +122,7 @@ class _Projected(torch.autograd.Function):
         for_x, for_table, *for_bias = ctx.saved_tensors  # type: ignore[attr-defined]
         x_dtype, table_dtype = ctx.dtypes  # type: ignore[attr-defined]
         bias = (for_bias[0] * upstream).to(table_dtype) if for_bias else None
-        return (for_x * upstream).to(x_dtype), (for_table * upstream).to(table_dtype), bias, *[None] * 5
+        return (for_x * upstream).to(x_dtype), (for_table * upstream).to(table_dtype), bias, *[None] * 6
 
 
 def _sloped(
@@ -111,14 +133,34 @@ def _sloped(
         from regard.gpu.slope import sloped
 
         return sloped(x, table, bias, labels, counted, smoothing, wanted)
-    logits = (x @ table.T).float()
-    if bias is not None:
-        logits = logits + bias.float()
+    logits = _logits(x, table, bias)
     lse = torch.cat([few.logsumexp(-1) for few in _few(logits)])
     right = logits.gather(1, labels[:, None]).squeeze(1)
     losses = lse - (1 - smoothing) * right - smoothing * logits.mean(-1)
     slope = _slope(logits, lse, labels, counted, smoothing) if wanted else logits
     return losses.where(counted, 0.0), slope
+
+
+def _logits(x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+    logits = (x @ table.T).float()
+    return logits if bias is None else logits + bias.float()
+
+
+def _agreeing(
+    logits: Tensor, labels: Tensor, counted: Tensor, smoothing: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """R-Drop of logits [2 * C, V], the first reading and then the second: losses [C], and their gradient [2 * C, V]."""
+    log = F.log_softmax(logits.unflatten(0, (2, -1)), -1)
+    right = log.gather(-1, labels.expand(2, -1)[..., None]).squeeze(-1)
+    losses = -((1 - smoothing) * right + smoothing * log.mean(-1)).mean(0)
+    said, apart = log.exp(), log[0] - log[1]
+    differ = said[0] - said[1]
+    losses = losses + weight / 4 * (differ * apart).sum(-1)
+    pull = said * (apart - (said * apart).sum(-1, keepdim=True)) + differ
+    here = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
+    slope = (said - smoothing / logits.shape[-1] - torch.where(here, 1 - smoothing, 0.0)) / 2
+    slope = slope + weight / 4 * torch.stack([pull[0], -pull[1]])
+    return losses.where(counted, 0.0), slope.where(counted[:, None], 0.0).flatten(0, 1)
 
 
 def _slope(logits: Tensor, lse: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> Tensor:

@@ -244,6 +244,8 @@ def test_a_syntax_error_says_where():
         ("[training]\nsteps = -3", "line 4: training.steps = -3: must be at least 1"),
         ("[training]\nlearning_rate = 0", "line 4: training.learning_rate = 0: must be more than 0"),
         ("[model]\ndropout = 1", "line 4: model.dropout = 1: must be less than 1"),
+        ("[training]\nr_drop = 5\n[model]\ndropout = 0", "line 1: training.r_drop compares readings that dropout makes "
+                                                       "differ: model.dropout must not be 0"),
         ("[decoding]\ntop_p = 1.5", "line 4: decoding.top_p = 1.5: must be at most 1"),
         ("[training]\nsteps = 'many'", 'line 4: training.steps = "many": must be a whole number'),
         ("[training]\nsteps = 1.5", "line 4: training.steps = 1.5: must be a whole number"),

@@ -164,10 +164,11 @@ class Bert(Translator):
     def logits(self, hidden: Tensor) -> Tensor:
         return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.filler.bias))
 
-    def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
+    def loss(self, batch: PairBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """As every family's; where only some places are to be guessed, only their logits are computed."""
-        if self.settings.task == "classify" or batch.counted is None or isinstance(batch.source.rows, StaticRows):
-            return super().loss(batch, smoothing)  # of static rows nothing may depend on how many places count
+        whole = self.settings.task == "classify" or batch.counted is None or r_drop > 0
+        if whole or isinstance(batch.source.rows, StaticRows):
+            return super().loss(batch, smoothing, r_drop)  # of static rows nothing may depend on how many places count
         hidden = self.filler(self.encode(batch.source)[batch.counted])
         labels = batch.labels[batch.counted]
         return losses.cross_entropy(self.logits(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)

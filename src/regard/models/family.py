@@ -143,20 +143,25 @@ class Translator(nn.Module):
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""
         weights.into_model(self, tensors, origin)
 
-    def loss(self, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
+    def loss(self, batch: PairBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """Label-smoothed cross-entropy summed over the target tokens that count, in float32 whatever the precision.
 
-        (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it.
+        (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
+        the batch is read twice (`losses.r_dropped`).
         """
         counted = batch.inputs.rows.real if batch.counted is None else batch.counted
         projection = self.projection()
+        if projection is None and r_drop:
+            return losses.r_dropped(self(batch), self(batch), batch.labels, counted, smoothing, r_drop)
         if projection is None:
             return losses.cross_entropy(self(batch), batch.labels, counted, smoothing)
-        hidden = self.hidden(batch)
-        if taps.listening():  # the logits are never there as a whole: who wants them has them computed beside
+        hidden = torch.stack([self.hidden(batch), self.hidden(batch)]) if r_drop else self.hidden(batch)
+        if (
+            taps.listening() and not r_drop
+        ):  # the logits are never there as a whole: who wants them has them computed beside
             written = taps.offer(self, "logits", taps.Later(lambda: F.linear(hidden, *projection)))
             if written is not None:
                 return losses.cross_entropy(written, batch.labels, counted, smoothing)
         compiled = self.compiled if self.training else None
         loss = losses.projected_cross_entropy if compiled is None else compiled.loss
-        return loss(hidden, *projection, batch.labels, counted, smoothing)
+        return loss(hidden, *projection, batch.labels, counted, smoothing, r_drop)

@@ -348,6 +348,11 @@ class Training(Settings):
     weight_decay: float = Field(0.0, ge=0, description="adamw and muon, on matrices")
     clip: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread over the whole vocabulary")
+    r_drop: float = Field(
+        0.0,
+        ge=0,
+        description="R-Drop: read batches twice, dropped out differently, and weigh what differs; little data: 5",
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU")
     update: Literal["auto", "plain", "captured", "compiled"] = Field(
         "auto", description="how updates run; auto: on a GPU captured as a graph, and for long jobs compiled"
@@ -407,6 +412,12 @@ class Recipe(Settings):
     def classifies(self) -> bool:
         """Whether what the model writes is the name of a class."""
         return isinstance(self.model, BertSettings) and self.model.task == "classify"
+
+    @model_validator(mode="after")
+    def _readings_differ(self) -> Recipe:
+        if self.training.r_drop and not self.model.dropout:
+            raise ValueError("training.r_drop compares readings that dropout makes differ: model.dropout must not be 0")
+        return self
 
     @model_validator(mode="after")
     def _data_suit_the_model(self) -> Recipe:

@@ -173,7 +173,8 @@ class _Loop:
             group = [next(self.stream)[0] for _ in range(self.run.recipe.training.accumulate)]
             self.number += 1
             self.tokens += self.update(group, self.number, 0.0)
-            self.work += sum(flops.update(self.run.recipe.model, batch, self.vocabulary) for batch in group)
+            readings = 2 if self.run.recipe.training.r_drop else 1
+            self.work += readings * sum(flops.update(self.run.recipe.model, batch, self.vocabulary) for batch in group)
             self.updates += 1
             progress(1)
         _finish(self.device)

@@ -75,7 +75,7 @@ class Step:
 
     def _backward(self, batch: PairBatch) -> None:
         with autocast(self.settings.precision, self.device):
-            loss = self.model.loss(batch, self.settings.label_smoothing)
+            loss = self.model.loss(batch, self.settings.label_smoothing, self.settings.r_drop)
         (loss * self.numbers[0]).backward()
         self.loss += loss.detach()
 
@@ -240,7 +240,7 @@ def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.
     cast, drawn = autocast(settings.precision, device), torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
         with drawn, halves.used() if halves else nullcontext(), cast:
-            model.loss(batch, settings.label_smoothing).backward()
+            model.loss(batch, settings.label_smoothing, settings.r_drop).backward()
     finally:
         model.zero_grad(set_to_none=True)
         for buffer, was in zip(model.buffers(), before, strict=True):

@@ -1,0 +1,61 @@
+"""R-Drop: every family reads a batch twice, dropped out differently, and both readings are asked to agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from regard.losses import cross_entropy, r_dropped
+from regard.models import Translator, build
+from regard.recipes.schema import FAMILIES
+from regard.rows import PairBatch
+
+WORDS = 20
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer": {"family": "transformer", "size": "tiny"},
+    "recurrent": {"family": "recurrent", "size": "tiny"},
+    "gpt": {"family": "gpt", "size": "nano"},
+    "bert": {"family": "bert", "size": "tiny", "task": "classify"},
+    "bert, gaps": {"family": "bert", "size": "tiny"},
+}
+
+
+def made(name: str) -> tuple[Translator, PairBatch]:
+    torch.manual_seed(0)
+    settings = FAMILIES[KINDS[name]["family"]].model_validate({**KINDS[name], "dropout": 0.3})
+    model = build(settings, WORDS, WORDS, name != "bert").train()  # type: ignore[arg-type]
+    sources, targets = [[5, 6, 7, 2], [8, 9, 2]], [[7, 2], [6, 2]]
+    if name != "bert, gaps":
+        return model, PairBatch.of(sources, targets, begin=1)
+    row = PairBatch.of(sources, sources, begin=1).source
+    return model, PairBatch(row, row, (row.ids + 1) % WORDS, row.ids % 2 == 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_batch_is_read_twice(name: str) -> None:
+    """Loss and gradients are those of the definition for two passes, one after the other."""
+    model, batch = made(name)
+    counted = torch.ones_like(batch.labels, dtype=torch.bool) if batch.counted is None else batch.counted
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(3)
+        if ours:
+            loss = model.loss(batch, 0.1, 5.0)
+        else:
+            one, other = model(batch), model(batch)
+            assert not torch.allclose(one, other)
+            loss = r_dropped(one, other, batch.labels, counted, 0.1, 5.0)
+        found.append([loss, *torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)])
+    torch.testing.assert_close(*([x for x in each if x is not None] for each in found))
+    torch.manual_seed(3)
+    apart = sum(cross_entropy(model(batch), batch.labels, counted, 0.1) for _ in range(2)) / 2
+    assert found[0][0] > apart + 1e-3  # to disagree costs something
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_dropout_both_readings_are_one(name: str) -> None:
+    model, batch = made(name)
+    model.eval()
+    torch.testing.assert_close(model.loss(batch, 0.1, 5.0), model.loss(batch, 0.1))
