@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention import kernel
 from regard.decoding import Hypothesis, Report, captured, search, static
-from regard.decoding.captured import Captured, suits
+from regard.decoding.captured import Captured, fit, undisturbed
 from regard.decoding.hypotheses import Slots
 from regard.decoding.penalties import NONE, repeats
 from regard.decoding.search import Run, quickest
@@ -363,12 +363,13 @@ def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> 
 def test_nobody_looks_into_a_recorded_step() -> None:
     """Who listens, asks for a kernel, or trains gets every step as it is."""
     model = model_of("transformer")
-    assert suits(model) and not suits(model_of("rotary")) and not suits(nn.Linear(2, 2))
+    assert fit(model) and not fit(model_of("rotary")) and not fit(nn.Linear(2, 2))
+    assert undisturbed(model)
     with taps.listen(lambda module, kind, value: None):
-        assert not suits(model)
+        assert not undisturbed(model)
     with kernel("plain"):
-        assert not suits(model)
-    assert not suits(model.train())
+        assert not undisturbed(model)
+    assert not undisturbed(model.train())
 
 
 def test_a_cpu_needs_no_recording() -> None:

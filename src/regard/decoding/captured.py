@@ -109,11 +109,15 @@ class Half:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    """All weights and buffers, in one walk; what is shared, as often as it is used."""
+    each = ((*module._parameters.values(), *module._buffers.values()) for module in model.modules())
+    return [tensor for tensors in each for tensor in tensors if tensor is not None]
 
 
 class Captured(Static):
     """Runs searches with recorded steps; one for each model (`quickest`). What cannot be recorded goes step by step."""
+
+    ahead = 1  # so that the GPU has work while the host looks
 
     def __init__(self, bf16: bool) -> None:
         super().__init__(sizes=True)
@@ -124,11 +128,12 @@ class Captured(Static):
         self.failed = False
         self._lock = Lock()  # a board serves one search at a time
         self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
-        self._where: tuple[int, ...] = ()  # the addresses that what is recorded reads weights from
+        self._where: list[int] = []  # the addresses that what is recorded reads weights from
         self._weights: list[Tensor] = []  # the model's own
+        self._fit = False  # whether the model with those can be recorded
 
     def __call__(self, model: Stepper, task: Task) -> Ended:
-        if self.failed or not suits(model) or int(task.rules.limit.max()) < WORTH:
+        if self.failed or task.rules.longest < WORTH or not undisturbed(model):
             return step_by_step(model, task)
         assert isinstance(model, nn.Module)
         device = task.source.ids.device
@@ -136,27 +141,26 @@ class Captured(Static):
             for _ in range(2):
                 try:
                     used = self._ready(model)
+                    if not self._fit:
+                        break
                     with self._precision(device.type):
-                        return super().__call__(used, task)
+                        return self._searched(used, task)
                 except torch.OutOfMemoryError:  # once more without what was kept for other searches
                     self._clear()
                     torch.cuda.empty_cache()
-            self._say("the GPU has not enough memory for it")
+            else:
+                self._say("the GPU has not enough memory for it")
         return step_by_step(model, task)
 
     def _ready(self, model: nn.Module) -> Stepper:
         """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
         self._weights = _tensors(model)
         where = [tensor.data_ptr() for tensor in self._weights]
-        if self.bf16:
-            if self.half is None:
-                self.half = Half(model)
-            where += [tensor.data_ptr() for tensor in self.half.tensors]
-            model = self.half.model
-        if self._where != (found := tuple(where)):  # weights that moved are not where what is recorded looks for them
+        if self._where != where:  # weights that moved are not where what is recorded looks for them
             self._clear()
-            self._where = found
-        return model  # type: ignore[return-value]
+            self._where, self._fit = where, fit(model)
+            self.half = Half(model) if self.bf16 and self._fit else None
+        return model if self.half is None else self.half.model  # type: ignore[return-value]
 
     def _follow(self) -> None:
         """Bring the copy in bf16, if there is one, up to date."""
@@ -200,6 +204,18 @@ class Captured(Static):
     def _reopen(self, opening: Opening, model: Any) -> None:
         self._follow()
         opening.play(model)
+
+    def _look(self, board: Board) -> Callable[[], list[bool]]:
+        if not board.done.is_cuda:
+            return super()._look(board)
+        done, copied = board.done.to("cpu", non_blocking=True), torch.cuda.Event()
+        copied.record()
+
+        def look() -> list[bool]:
+            copied.synchronize()
+            return done.tolist()
+
+        return look
 
     def steps(self, model: Stepper, board: Board, count: int) -> Board:
         if self.failed:
@@ -260,12 +276,14 @@ def _forget(kept: dict[object, Any]) -> None:
 _runs: WeakKeyDictionary[nn.Module, dict[bool, Captured]] = WeakKeyDictionary()
 
 
-def suits(model: object) -> bool:
-    """Whether a model's steps can be recorded, and nobody wants to see inside them."""
-    if not isinstance(model, nn.Module) or model.training or not possible(model):
-        return False
-    whole = all(type(parameter) is nn.Parameter for parameter in model.parameters())  # not spread over several GPUs
-    return whole and not taps.listening() and chosen() == "auto"
+def fit(model: nn.Module) -> bool:
+    """Whether a model's steps can be recorded: its state has constant shapes, and it is not spread over several GPUs."""
+    return possible(model) and all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+def undisturbed(model: object) -> bool:
+    """Whether a model is at work, and nobody wants to see inside it."""
+    return isinstance(model, nn.Module) and not model.training and not taps.listening() and chosen() == "auto"
 
 
 def captured(model: nn.Module, precision: str = "auto") -> Captured:

@@ -123,6 +123,10 @@ class Slots:
         """Only these sentences, [M] indices into the present N."""
         return Slots(**{name: value[sentences] for name, value in vars(self).items()})
 
+    def on_host(self) -> Slots:
+        """Where what is in them can be read off one by one."""
+        return Slots(**{name: value.cpu() for name, value in vars(self).items()})
+
     def hypotheses(self, penalty: Tensor, most: int | None = None) -> list[list[Hypothesis]]:
         """Per sentence, best first, those that are not empty, `most` at most. `penalty` [n]: that of n tokens."""
         if bool(self.total.isnan().any()):

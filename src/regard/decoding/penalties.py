@@ -20,15 +20,15 @@ WORST = -1e6  # log-probability of what the model finds impossible but the rules
 NONE = -1  # where a row of tokens has ended
 
 
-def length_penalties(alpha: float, longest: int, device: torch.device) -> Tensor:
+def length_penalties(alpha: float, longest: int) -> Tensor:
     """[longest + 1] the penalty ((5 + n) / 6) ** alpha of n tokens (Wu et al. 2016, equation 14).
 
     A table rather than a formula at each step: the same n gives the same bits whatever the batch.
 
-    >>> length_penalties(1.0, 7, torch.device("cpu"))[[1, 7]].tolist()
+    >>> length_penalties(1.0, 7)[[1, 7]].tolist()
     [1.0, 2.0]
     """
-    return torch.tensor([((5 + n) / 6) ** alpha for n in range(longest + 1)], dtype=torch.float32, device=device)
+    return torch.tensor([((5 + n) / 6) ** alpha for n in range(longest + 1)], dtype=torch.float32)
 
 
 def longest_output(settings: Decoding, source_length: int, prefix_length: int = 0) -> int:
@@ -53,6 +53,7 @@ class Rules:
     min_length: int
     no_repeat: int
     repetition: float
+    longest: int  # of all limits, at most
 
     @classmethod
     def of(
@@ -63,8 +64,9 @@ class Rules:
         forbidden: Sequence[int],
         device: torch.device,
         prompts: Sequence[Sequence[int]] | None = None,
+        longest: int | Sequence[int] | None = None,
     ) -> Rules:
-        """For sources of these lengths in tokens, their end marks counted."""
+        """For sources of these lengths in tokens, their end marks counted; `longest` is the most that is possible."""
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         prompts = [()] * len(lengths) if prompts is None else prompts
         for name, given in (("prefixes", prefixes), ("prompts", prompts)):
@@ -73,6 +75,9 @@ class Rules:
         if any(END in prefix for prefix in prefixes):
             raise ValueError("a prefix cannot contain the end mark")
         limits = [longest_output(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
+        if longest is not None:
+            most = [longest] * len(limits) if isinstance(longest, int) else longest
+            limits = [min(pair) for pair in zip(limits, most, strict=True)]
         return cls(
             limit=torch.tensor(limits, dtype=torch.long, device=device),
             prefix=_padded(prefixes, device),
@@ -81,6 +86,7 @@ class Rules:
             min_length=settings.min_length,
             no_repeat=settings.no_repeat,
             repetition=settings.repetition_penalty,
+            longest=max(limits),
         )
 
     def keep(self, sentences: Tensor) -> Rules:

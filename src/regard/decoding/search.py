@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -82,16 +82,16 @@ def search(
             raise ValueError(f"{len(given)} {what} for {count} sentences")
     if count == 0:
         return []
-    rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device, prompts)
-    if longest is not None:
-        rules = replace(rules, limit=rules.limit.minimum(torch.tensor(longest, device=device)))
-    penalty = length_penalties(settings.length_penalty, int(rules.limit.max()), device)
-    chooser: Chooser = Best(settings, penalty, nbest) if settings.method == "beam" else Random(settings, seed, nbest)
+    rules = Rules.of(settings, source.rows.lengths, prefixes, forbidden, device, prompts, longest)
+    penalty = length_penalties(settings.length_penalty, rules.longest)
+    best = settings.method == "beam"
+    chooser: Chooser = Best(settings, penalty.to(device), nbest) if best else Random(settings, seed, nbest)
     with torch.no_grad():  # not inference_mode: maps that the source's rows keep may be wanted in training
         ended = (step_by_step if run is None else run)(model, Task(source, begin, rules, chooser, lines, watch))
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
     margins = [math.inf] * count
     for sentences, slots in ended:
+        slots = slots.on_host()
         ranked, closest = slots.hypotheses(penalty, nbest + 1), slots.margin.tolist()  # one more, for the margin
         for sentence, hypotheses, margin in zip(sentences, ranked, closest, strict=True):
             results[sentence] = hypotheses[:nbest]

@@ -11,7 +11,7 @@ Shapes: N sentences on the board, K slots each, T tokens there is room for, V th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ class Board:
             last=torch.empty_like(slots.length),
             rules=rules,
             most=torch.empty_like(slots.margin),
-            penalty=length_penalties(settings.length_penalty, shape.room, device),
+            penalty=length_penalties(settings.length_penalty, shape.room).to(device),
             keys=None,
             uniform=torch.empty(*size, 0 if isinstance(chooser, Best) else shape.room, device=device),
             state=state,
@@ -188,13 +188,16 @@ class Board:
             tokens=F.pad(self.slots.tokens, (0, more), value=NONE),
             logprobs=F.pad(self.slots.logprobs, (0, more)),
         )
-        penalty = length_penalties(self.settings.length_penalty, room, self.penalty.device)
+        penalty = length_penalties(self.settings.length_penalty, room).to(self.penalty.device)
         uniform = self.uniform if self.keys is None else _draws(self.keys, room).to(self.uniform.device)
         return replace(self, slots=slots, penalty=penalty, uniform=uniform, state=self.state.grown(room))
 
     def written(self, sentences: list[int], tokens: int) -> Slots:
-        """The slots of some sentences, of whose histories so many tokens are written, as `step_by_step` has them."""
-        kept = self.slots.keep(torch.tensor(sentences, device=self.done.device))
+        """The slots of some sentences, of whose histories so many tokens are written, as `step_by_step` has them.
+
+        A copy, on the host.
+        """
+        kept = self.slots.on_host().keep(torch.tensor(sentences))
         return replace(kept, tokens=kept.tokens[..., :tokens], logprobs=kept.logprobs[..., :tokens])
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -318,7 +321,7 @@ class Board:
     def stop(self, sentences: list[int], where: Tensor) -> None:
         """The slots `where` [M, K] of these sentences are to be extended no further."""
         index = torch.tensor(sentences, device=self.done.device)
-        self.slots.live.index_copy_(0, index, self.slots.live[index] & ~where)
+        self.slots.live.index_copy_(0, index, self.slots.live[index] & ~where.to(index.device))
         self.settle()
 
 
@@ -337,11 +340,16 @@ class Static:
     `sizes`: whether to round sizes up, so that boards of few kinds serve all searches.
     """
 
+    ahead = 0  # steps taken before the answer to whether all is done has come; one that was not needed changes nothing
+
     def __init__(self, sizes: bool = False) -> None:
         self.sizes = sizes
 
     def __call__(self, model: Stepper, task: Task) -> Ended:
-        if not possible(model) or not isinstance(task.chooser, Best | Random):
+        return self._searched(model, task) if possible(model) else step_by_step(model, task)
+
+    def _searched(self, model: Stepper, task: Task) -> Ended:
+        if not isinstance(task.chooser, Best | Random):
             return step_by_step(model, task)
         with torch.inference_mode():
             board, places = self._board(model, task, task.chooser)
@@ -357,7 +365,7 @@ class Static:
         """
         source, begin, rules, lines = task.source, task.begin, task.rules, task.lines
         count, before = len(begin), source.rows.longest if reads_on(model) else 0
-        places = range(before, before + int(rules.limit.max()))
+        places = range(before, before + rules.longest)
         shape = Shape(
             sentences=self._size(count, 1),
             beams=chooser.settings.beam if isinstance(chooser, Best) else chooser.samples,
@@ -411,7 +419,10 @@ class Static:
                 stopped = watch([inside[n] for n in going], board.written(going, steps))
                 if stopped is not None:
                     board.stop(going, stopped)
-            done = board.done.tolist()
+            look = self._look(board)
+            more = 0 if watch is not None else min(self.ahead, room - places.start - steps, len(places) - steps)
+            board, steps = self.steps(model, board, more), steps + more
+            done = look()
             going = [n for n in going if not done[n]]
             if not going:
                 ended.append((inside, board.written(list(range(len(inside))), steps)))
@@ -425,6 +436,10 @@ class Static:
                 inside, going = [inside[n] for n in going], list(range(len(going)))
             if places.start + steps == room:
                 board = board.grown(min(2 * room, self._size(places.stop, 16)))
+
+    def _look(self, board: Board) -> Callable[[], list[bool]]:
+        """Ask which sentences are done now. The answer may be waited for when something else is under way."""
+        return board.done.tolist
 
     def steps(self, model: Stepper, board: Board, count: int) -> Board:
         """The board after so many steps; it may be another one, of the same kind."""
