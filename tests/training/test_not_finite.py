@@ -52,10 +52,10 @@ class Spoiler:
         def recording(trainer: Trainer, batches: list[PairBatch]) -> None:
             calls = 0
 
-            def spoiling(model: Translator, batch: PairBatch, smoothing: float = 0.0) -> Tensor:
+            def spoiling(model: Translator, batch: PairBatch, *how: float) -> Tensor:
                 nonlocal calls
                 calls += 1
-                plain = loss(model, batch, smoothing)
+                plain = loss(model, batch, *how)
                 return SPOILT[kind](plain) if trainer.progress.step == step and calls == len(batches) else plain
 
             with patch.context() as inner:

@@ -277,7 +277,7 @@ _runs: WeakKeyDictionary[nn.Module, dict[bool, Captured]] = WeakKeyDictionary()
 
 
 def fit(model: nn.Module) -> bool:
-    """Whether a model's steps can be recorded: its state has constant shapes, and it is not spread over several GPUs."""
+    """Whether a model's steps can be recorded: it has a state of constant shapes, and is on one GPU as a whole."""
     return possible(model) and all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 
