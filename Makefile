@@ -36,7 +36,7 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 test: $(READY) lint ## the everyday tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
-test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs
+test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs, more toys
 	$(BIN)/python -m pytest -m slow
 
 # The peers, and regard itself, live apart from .venv: what they need is not what regard needs. torch is the same one.
