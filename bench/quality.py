@@ -186,13 +186,17 @@ def main() -> None:
     }[given.task]
     vars(given).update(seconds=given.seconds or seconds, seeds=given.seeds or seeds)
     given.logs.mkdir(parents=True, exist_ok=True)
+    if given.keep and given.keep.exists():
+        parser.error(f"{given.keep} is there already")
     print(machine.heading(), flush=True)
     results: list[dict[str, Any]] = []
     for seed in given.seeds:  # one after another: side by side they would share the time
-        for how in [*([] if given.no_ours else [None]), *given.peers]:
-            with kept(given.keep, f"{how or 'ours'}-{seed}") as folder:
-                made = ours(given, given.recipe or recipe, seed, folder) if how is None else None
-                results.append(made or marian(given, str(how), seed, folder))
+        for how in [*([] if given.no_ours else ["ours"]), *given.peers]:
+            with kept(given.keep, f"{how}-{seed}") as folder:
+                if how == "ours":
+                    results.append(ours(given, given.recipe or recipe, seed, folder))
+                else:
+                    results.append(marian(given, how, seed, folder))
             print(json.dumps(results[-1]), flush=True)
     report(given, results)
 

@@ -170,6 +170,17 @@ def unsummed(x: Tensor, block: nn.Module) -> Stream:
     return Sum(x, nothing, bias, first.share)  # to a compiler the same as what blocks hand on
 
 
+def late_biases(model: nn.Module) -> set[nn.Parameter]:
+    """The biases that are added where sums are made: see `Residual`."""
+    found: set[nn.Parameter | None] = set()
+    for block in model.modules():
+        if isinstance(block, EncoderBlock | DecoderBlock):
+            found |= {block.own.out.bias, block.feed_forward.last_bias}
+        if isinstance(block, DecoderBlock):
+            found.add(block.cross.out.bias)
+    return {bias for bias in found if bias is not None}
+
+
 def normed(norm: nn.Module, x: Sum, exact: bool = False) -> tuple[Tensor, Tensor]:
     """The sum, and its norm: if not `exact`, in the precision that matrix products take it."""
     from regard.gpu.norm import added_norm
@@ -216,7 +227,7 @@ class FeedForward(nn.Module):
         return F.silu(taps.tap(self, "gate", gate)) * hidden
 
     @property
-    def last_bias(self) -> Tensor | None:
+    def last_bias(self) -> nn.Parameter | None:
         """What is added last of all; None where a gate comes after it."""
         return self.out.bias if self.channels is None else None
 

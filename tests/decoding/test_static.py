@@ -360,6 +360,56 @@ def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> 
     assert "memory" in capsys.readouterr().err and not run.failed
 
 
+def test_no_step_goes_past_the_last_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is taken before the host knows that it was the last, and the sentences that are left get a new board."""
+    monkeypatch.setattr(static, "FEW", 0)
+    monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 9})
+    model, lines = model_of("learned"), sources(8, longest=5)
+    for last in (8, 9):  # every eight steps the host looks, and one more is under way then
+        limits, settings = [last - 1] * 6 + [last] * 2, {**SETTINGS["beam"], "min_length": last}
+        run = Taped(bf16=False)
+        expected = found(model, lines, settings, None, longest=limits)
+        assert_same(found(model, lines, settings, run, longest=limits), expected)
+
+
+@pytest.mark.parametrize("room", [16, 64])
+@pytest.mark.parametrize("how", ["beam", "greedy", "drawn from few"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
+def test_limits_of_all_kinds(monkeypatch: pytest.MonkeyPatch, name: str, how: str, room: int) -> None:
+    monkeypatch.setattr(static, "FEW", 0)
+    monkeypatch.setattr(static, "ROOM", room)
+    model, lines = model_of(name), sources(9, longest=6)
+    for limits in ([9, 9, 9, 9, 9, 8, 8, 8, 8], [27, 18, 17, 9, 8, 7, 3, 2, 1], [18] * 9):
+        settings = {**SETTINGS[how], "min_length": 30, "max_extra": 40}
+        expected = found(model, lines, settings, None, longest=limits)
+        assert_same(found(model, lines, settings, Taped(bf16=False), longest=limits), expected)
+
+
+def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    class Scarce(captured.Half):
+        def __init__(self, model: nn.Module) -> None:
+            made.append(len(made) > 0)
+            if not made[-1]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().__init__(model)
+
+    monkeypatch.setattr(captured, "Half", Scarce)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    model, lines, run = model_of("transformer"), sources(5), Taped(bf16=True)
+    got = found(model, lines, SETTINGS["beam"], run)
+    assert made == [False, True] and run.half is not None
+    assert_same(got, found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
+
+
+def test_what_has_no_constant_shape_goes_step_by_step_and_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    model, lines, run = model_of("rotary"), sources(5), Taped(bf16=False)
+    for _ in range(2):
+        assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], None))
+    assert not run.records and not run.openings and not capsys.readouterr().err
+
+
 def test_nobody_looks_into_a_recorded_step() -> None:
     """Who listens, asks for a kernel, or trains gets every step as it is."""
     model = model_of("transformer")

@@ -279,7 +279,7 @@ def test_a_sum_and_its_norm(
         torch.manual_seed(1)
         if ours:
             with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-                total, out = blocks.normed(norm, blocks.Sum(*leaves, *[None] * (not biased), share))
+                total, out = blocks.normed(norm, blocks.Sum(*leaves[:2], leaves[2] if biased else None, share))
         else:
             kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
             more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
@@ -309,6 +309,9 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
         deep = {"size": "tiny", "encoder_layers": 2, "decoder_layers": 2, "norm_first": kind == "transformer"}
         settings = TransformerSettings.model_validate({**small, **deep})
     model = models.build(settings, 20, 20, True).to(DEVICE).train()
+    with torch.no_grad():  # biases that start as zeros would hide that one is lost
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
     sources = [[5, 6, 2], [7, 8, 9, 10, 2]]
     batch = PairBatch.of(sources, sources, begin=1, source_size=10, target_size=9).to(DEVICE)
     if kind == "bert":

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.losses import cross_entropy, r_dropped
 from regard.models import Translator, build
-from regard.recipes.schema import FAMILIES
+from regard.recipes.schema import FAMILIES, Training
 from regard.rows import PairBatch
+from regard.training import step
 
 WORDS = 20
 KINDS: dict[str, dict[str, Any]] = {
@@ -52,6 +54,29 @@ def test_a_batch_is_read_twice(name: str) -> None:
     torch.manual_seed(3)
     apart = sum(cross_entropy(model(batch), batch.labels, counted, 0.1) for _ in range(2)) / 2
     assert found[0][0] > apart + 1e-3  # to disagree costs something
+
+
+@pytest.mark.parametrize("readings", [1, 2])
+def test_an_update_reads_as_often_as_the_recipe_says(readings: int) -> None:
+    """Two batches in one update, each read so often; what is summed up is what the definition gives."""
+    model, batch = made("transformer")
+    settings = Training(precision="fp32", accumulate=2, label_smoothing=0.1, r_drop=5.0 if readings == 2 else 0.0)
+    passes, hidden = 0, model.hidden
+
+    def counted(batch: PairBatch) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return hidden(batch)
+
+    model.hidden = counted  # type: ignore[method-assign]
+    update = step.Step(
+        model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu")
+    )
+    update([batch, batch], 3, 0.0)
+    assert passes == 2 * readings
+    torch.manual_seed(settings.seed * 1_000_003 + 3)  # what is dropped depends on the seed and the step
+    expected = sum(model.loss(batch, 0.1, settings.r_drop).item() for _ in range(2))
+    assert update.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -240,11 +240,50 @@ def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(na
                 loss.backward()
             found.append([loss.detach(), *(w.grad for w in model.parameters() if w.grad is not None)])
         assert all(slope.dtype == torch.float32 for slope in found[0])
-        assert len(found[0]) > 8 and all(map(torch.equal, *found))
+        assert len(found[0]) == len(found[1]) > 8 and all(map(torch.equal, *found))
         assert all(map(operator.is_, model.parameters(), weights))
         with torch.no_grad():
             for weight in weights:  # copies are of the weights as they are then
                 weight.mul_(1.01)
+
+
+def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
+    """Neither are they in the model's place afterwards, nor is what they were given added to the next gradients."""
+    model, shape, batches = made("transformer")
+    weights, halves, batch = [*model.parameters()], Halves(model), shape.batch(shape.lay(batches[0]))
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        with halves.used(), torch.autocast("cpu", torch.bfloat16):
+            model.loss(batch).backward()
+        return [w.grad.clone() for w in weights if w.grad is not None]
+
+    expected = gradients()
+    with pytest.raises(ZeroDivisionError), halves.used(), torch.autocast("cpu", torch.bfloat16):
+        model.loss(batch).backward()
+        raise ZeroDivisionError
+    assert all(map(operator.is_, model.parameters(), weights))
+    assert all(copy.grad is None for copy in halves.copies)
+    assert all(map(torch.equal, gradients(), expected))
+
+
+def test_biases_that_norms_add_are_not_rounded() -> None:
+    model, *_ = made("transformer")
+    with Halves(model).used():
+        kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    late = {name for name in kinds if name.endswith(("own.out.bias", "cross.out.bias", "feed_forward.out.bias"))}
+    assert len(late) == 2 * 2 + 2 * 3 and {kinds[name] for name in late} == {torch.float32}
+    assert kinds["encoder.0.feed_forward.into.bias"] == kinds["decoder.1.cross.query.weight"] == torch.bfloat16
+
+
+def test_layers_that_do_not_learn_are_handed_nothing() -> None:
+    model, shape, batches = made("transformer")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.requires_grad_(False)
+    with Halves(model).used(), torch.autocast("cpu", torch.bfloat16):
+        model.loss(shape.batch(shape.lay(batches[0]))).backward()
+    assert all((w.grad is None) != w.requires_grad for w in model.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a GPU")

@@ -158,8 +158,9 @@ class Captured(Static):
         where = [tensor.data_ptr() for tensor in self._weights]
         if self._where != where:  # weights that moved are not where what is recorded looks for them
             self._clear()
-            self._where, self._fit = where, fit(model)
+            self._where, self._fit, self.half = [], fit(model), None
             self.half = Half(model) if self.bf16 and self._fit else None
+            self._where = where  # last: where there was no memory for all this, it is tried again
         return model if self.half is None else self.half.model  # type: ignore[return-value]
 
     def _follow(self) -> None:
@@ -218,7 +219,7 @@ class Captured(Static):
         return look
 
     def steps(self, model: Stepper, board: Board, count: int) -> Board:
-        if self.failed:
+        if self.failed or not count:
             return super().steps(model, board, count)
         kind = board.kind
         found = self.records.pop(kind, None)

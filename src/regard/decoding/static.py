@@ -413,14 +413,15 @@ class Static:
         steps, ended = 0, []
         while True:
             room = board.slots.tokens.shape[-1]
-            many = min(EVERY if watch is None else 1, room - places.start - steps, len(places) - steps)
+            end = min(room - places.start, len(places))  # steps for which there is room, and a use
+            many = min(EVERY if watch is None else 1, end - steps)
             board, steps = self.steps(model, board, many), steps + many
             if watch is not None:
                 stopped = watch([inside[n] for n in going], board.written(going, steps))
                 if stopped is not None:
                     board.stop(going, stopped)
             look = self._look(board)
-            more = 0 if watch is not None else min(self.ahead, room - places.start - steps, len(places) - steps)
+            more = min(self.ahead, end - steps) if watch is None else 0
             board, steps = self.steps(model, board, more), steps + more
             done = look()
             going = [n for n in going if not done[n]]
@@ -434,12 +435,13 @@ class Static:
                 board = board.keep([*going, *[going[-1]] * (size - len(going))])
                 board.done[len(going) :] = True
                 inside, going = [inside[n] for n in going], list(range(len(going)))
-            if places.start + steps == room:
+            if places.start + steps == room < places.stop:
                 board = board.grown(min(2 * room, self._size(places.stop, 16)))
 
     def _look(self, board: Board) -> Callable[[], list[bool]]:
         """Ask which sentences are done now. The answer may be waited for when something else is under way."""
-        return board.done.tolist
+        done = board.done.tolist()
+        return lambda: done
 
     def steps(self, model: Stepper, board: Board, count: int) -> Board:
         """The board after so many steps; it may be another one, of the same kind."""

@@ -151,14 +151,15 @@ class Translator(nn.Module):
         """
         counted = batch.inputs.rows.real if batch.counted is None else batch.counted
         projection = self.projection()
-        if projection is None and r_drop:
-            return losses.r_dropped(self(batch), self(batch), batch.labels, counted, smoothing, r_drop)
         if projection is None:
-            return losses.cross_entropy(self(batch), batch.labels, counted, smoothing)
-        hidden = torch.stack([self.hidden(batch), self.hidden(batch)]) if r_drop else self.hidden(batch)
-        if (
-            taps.listening() and not r_drop
-        ):  # the logits are never there as a whole: who wants them has them computed beside
+            logits = self(batch)
+            if r_drop:
+                return losses.r_dropped(logits, self(batch), batch.labels, counted, smoothing, r_drop)
+            return losses.cross_entropy(logits, batch.labels, counted, smoothing)
+        hidden = self.hidden(batch)
+        if r_drop:
+            hidden = torch.stack([hidden, self.hidden(batch)])
+        elif taps.listening():  # the logits are never there as a whole: who wants them has them computed beside
             written = taps.offer(self, "logits", taps.Later(lambda: F.linear(hidden, *projection)))
             if written is not None:
                 return losses.cross_entropy(written, batch.labels, counted, smoothing)

@@ -14,17 +14,22 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from regard.blocks import late_biases
+
 
 class Halves:
     """Copies of the weights of a model's linear layers, to compute with in their place."""
 
     def __init__(self, model: nn.Module) -> None:
         uses = Counter(weight for module in model.modules() for weight in module.parameters(recurse=False))
-        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        named = [(module, name, w) for module in linear for name, w in module.named_parameters(recurse=False)]
-        named = [(module, name, weight) for module, name, weight in named if uses[weight] == 1]
-        self.places = [(module, name) for module, name, _ in named]
-        self.weights = [weight for *_, weight in named]
+        late = late_biases(model)
+        self.places: list[tuple[nn.Module, str]] = []
+        self.weights: list[nn.Parameter] = []
+        for module in model.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if isinstance(module, nn.Linear) and uses[weight] == 1 and weight not in late:
+                    self.places.append((module, name))
+                    self.weights.append(weight)
         self.copies = [nn.Parameter(w.detach().to(torch.bfloat16), w.requires_grad) for w in self.weights]
 
     @contextmanager
@@ -38,19 +43,20 @@ class Halves:
         self._put(self.copies)
         try:
             yield
+            self._hand_over()
         finally:
             self._put(self.weights)
-        self._hand_over()
+            for copy in self.copies:
+                copy.grad = None
 
     def _hand_over(self) -> None:
         """The copies' gradients become the weights'."""
         given = [(w, c.grad) for w, c in zip(self.weights, self.copies, strict=True) if c.grad is not None]
         slopes = [torch.empty_like(weight) for weight, _ in given]
-        torch._foreach_copy_(slopes, [slope for _, slope in given])
+        if given:
+            torch._foreach_copy_(slopes, [slope for _, slope in given])
         for (weight, _), slope in zip(given, slopes, strict=True):
             weight.grad = slope
-        for copy in self.copies:
-            copy.grad = None
 
     def _put(self, weights: list[nn.Parameter]) -> None:
         for (module, name), weight in zip(self.places, weights, strict=True):

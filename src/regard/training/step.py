@@ -7,7 +7,7 @@ again for every batch, so that nothing waits for Python to launch it; `compiled`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -112,7 +112,7 @@ class CapturedStep(Step):
         self.laid = torch.zeros(self.shape.size, dtype=torch.long, device=self.device)
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        self.halves = _halves(self.model, self.settings, self.device)
+        self.halved = _halved(self.model, self.settings, self.device)
         self.left = WARM  # updates before the one that is captured
         for group in self.optimizer.param_groups:
             group["capturable"] = True  # the number of steps is counted on the device
@@ -137,7 +137,7 @@ class CapturedStep(Step):
             self._backward(self.shape.batch(self.laid))
 
     def _backward(self, batch: PairBatch) -> None:
-        with self.halves.used() if self.halves else nullcontext():
+        with self.halved():
             super()._backward(batch)
 
     def _apply(self) -> None:
@@ -169,9 +169,9 @@ class CapturedStep(Step):
             self.graphs = first, second
 
 
-def _halves(model: Translator, settings: Training, device: torch.device) -> Halves | None:
-    """In bf16, unless gradients of several batches are added up, which is done in float32."""
-    return Halves(model) if in_bf16(settings.precision, device) and settings.accumulate == 1 else None
+def _halved(model: Translator, settings: Training, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """`Halves.used`, in bf16, unless gradients of several batches are added up, which is done in float32."""
+    return Halves(model).used if in_bf16(settings.precision, device) and settings.accumulate == 1 else nullcontext
 
 
 def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
@@ -236,10 +236,11 @@ def usable(
 
 def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
     model.train()
-    before, halves = [buffer.clone() for buffer in model.buffers()], _halves(model, settings, device)
-    cast, drawn = autocast(settings.precision, device), torch.random.fork_rng([device] if device.type == "cuda" else [])
+    before = [buffer.clone() for buffer in model.buffers()]
+    halved = _halved(model, settings, device)
+    drawn = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with drawn, halves.used() if halves else nullcontext(), cast:
+        with drawn, halved(), autocast(settings.precision, device):
             model.loss(batch, settings.label_smoothing, settings.r_drop).backward()
     finally:
         model.zero_grad(set_to_none=True)
