@@ -351,7 +351,7 @@ class Training(Settings):
     r_drop: float = Field(
         0.0,
         ge=0,
-        description="R-Drop: read batches twice, dropped out differently, and weigh what differs; little data: 5",
+        description="R-Drop: read batches twice, dropped out differently, and weigh what differs; 0: once",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU")
     update: Literal["auto", "plain", "captured", "compiled"] = Field(
