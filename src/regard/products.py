@@ -94,7 +94,7 @@ class Int8(_Kept):
 def _in_32_bits(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:
     """The product with numbers x between -1 and 1, on processors with VNNI."""
     signed = (x * most).round_().to(torch.int8)
-    whole = signed.view(torch.uint8).bitwise_xor_(128)  # 128 more; PyTorch is slow to make the unsigned ones itself
+    whole = signed.view(torch.uint8).bitwise_xor_(128)  # most + 1 more: PyTorch itself is slow to make unsigned ones
     multiply = torch.ops.onednn.qlinear_pointwise
     return multiply(whole, 1 / most, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
 

@@ -2,7 +2,7 @@
 
 Under autocast every linear layer copies its weights to bf16 where it uses them, and brings their gradients back to
 float32: a kernel each, and a small model has hundreds in an update. Here one kernel makes all the copies, and another
-brings all gradients back. The numbers are the same, bit for bit.
+brings all gradients back. The numbers are those of autocast, bit for bit.
 """
 
 from __future__ import annotations
