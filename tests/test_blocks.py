@@ -229,7 +229,7 @@ def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() 
         attention.query_norm.weight.fill_(2.0)
         attention.key_norm.weight.fill_(0.5)
     before = attention(x, Packed(rows, rows))
-    query, key, _ = attention._split(attention.query_key_value(x), 3)
+    query, key, _ = attention._in_parts(attention.query_key_value, x, 3)
     for norm, projected, gain in ((attention.query_norm, query, 2.0), (attention.key_norm, key, 0.5)):
         expected = gain * projected / projected.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(norm(projected), expected, atol=1e-5, rtol=1e-5)

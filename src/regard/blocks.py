@@ -160,12 +160,16 @@ def quick(x: Tensor, norm: nn.Module) -> bool:
 
 
 def unsummed(x: Tensor, block: nn.Module) -> Stream:
-    """What a stack of such blocks is to begin with, so that they leave sums to their norms where that is quicker."""
+    """What a stack of such blocks is to begin with, so that they leave sums to their norms where that is quicker.
+
+    In training, the sums that they hand on are then in the precision of matrix products: norms are bound by memory.
+    """
     assert isinstance(block, EncoderBlock | DecoderBlock)
     first, last = block.own_residual, block.feed_forward.last_bias
     if not first.norm_first or not quick(x, first.norm):
         return x
     nothing = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
+    x = x.to(nothing.dtype) if block.training else x
     bias = nn.Parameter(torch.zeros_like(last)) if block.training and last is not None else None
     return Sum(x, nothing, bias, first.share)  # to a compiler the same as what blocks hand on
 

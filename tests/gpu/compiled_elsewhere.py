@@ -51,6 +51,7 @@ def main() -> None:
     from regard.gpu.few import few
     from regard.gpu.inner import GELU, RELU, TANH, bent, linear_gelu
     from regard.gpu.norm import added_norm, added_norm_backward
+    from regard.gpu.parts import joined
     from regard.gpu.ragged import ragged, ragged_backward
     from regard.gpu.slope import sloped
     from regard.gpu.trial import _one
@@ -70,6 +71,8 @@ def main() -> None:
     x, weight, bias = (torch.zeros(n, dtype=torch.bfloat16) for n in ((6, 8), (24, 8), (24,)))
     for kind in (RELU, GELU, TANH):
         bent(*linear_gelu(x, weight, bias, kind), kind)
+    for parts in (2, 3):
+        joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
         bias = torch.zeros(512) if centred else None

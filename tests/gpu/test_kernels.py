@@ -96,6 +96,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     from regard.gpu.few import few
     from regard.gpu.inner import TANH, linear_gelu, linear_relu
     from regard.gpu.norm import added_norm
+    from regard.gpu.parts import joined
     from regard.gpu.ragged import ragged
     from regard.gpu.slope import sloped
 
@@ -112,6 +113,8 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
     more = [drawn(*shape).requires_grad_() for shape in ((5, 16), (16,), (16,), (16,))]
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
+    torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
+    torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(3)],))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
@@ -252,6 +255,30 @@ def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("tokens", "heads", "wide"), [(9, 2, 16), (270, 3, 100)])
+def test_a_linear_layer_in_parts(tokens: int, heads: int, wide: int, parts: int, dtype: torch.dtype) -> None:
+    """Fewer tokens and features than a program takes, and more; gradients that lie as attention leaves them."""
+    from regard.gpu.parts import in_parts
+
+    torch.manual_seed(0)
+    all_of_it = parts * heads * wide
+    x, weight, bias = (drawn(*shape, dtype=dtype) for shape in ((tokens, 16), (all_of_it, 16), (all_of_it,)))
+    upstream = [
+        drawn(heads, tokens, wide, dtype=dtype).transpose(0, 1),
+        *(drawn(tokens, heads, wide, dtype=dtype),) * 2,
+    ]
+    found = []
+    for call in (in_parts, lambda x, w, b, *_: F.linear(x, w, b).unflatten(-1, (parts, heads, wide)).unbind(-3)):
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        out = call(*leaves, parts, heads)
+        found.append([*(t.detach() for t in out), *torch.autograd.grad(out, leaves, upstream[:parts])])
+    for one, other in zip(*found, strict=True):
+        close(one / other.abs().max(), other / other.abs().max(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("low", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "width"), [(37, 48), (5, 1500)])
 @pytest.mark.parametrize(("kind", "biased"), [("layer", True), ("layer", False), ("rms", True)])
@@ -261,18 +288,20 @@ def test_a_sum_and_its_norm(
     rows: int,
     width: int,
     share: float,
+    low: bool,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a stream in float32 and of what a matrix product adds to it, for the next matrix; values and gradients."""
+    """Of a stream, in float32 or as low as what a matrix product adds to it, for the next matrix; with gradients."""
     monkeypatch.setattr("regard.gpu.norm.PROGRAMS", 8)  # so that one takes several rows, and the last one fewer
     torch.manual_seed(0)
     norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.normal_()
-    x, added, bias = 3 + drawn(rows, width), drawn(rows, width, dtype=dtype), drawn(width, dtype=dtype)
-    upstream = [drawn(rows, width), drawn(rows, width, dtype=dtype)]
+    stream = dtype if low else torch.float32
+    x, added, bias = (3 + drawn(rows, width)).to(stream), drawn(rows, width, dtype=dtype), drawn(width, dtype=dtype)
+    upstream = [drawn(rows, width, dtype=stream), drawn(rows, width, dtype=dtype)]
     found = []
     for ours in (True, False):
         leaves = [t.clone().requires_grad_() for t in (x, added, *[bias] * biased)]
@@ -283,15 +312,26 @@ def test_a_sum_and_its_norm(
         else:
             kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
             more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
-            total = leaves[0] + more * kept / (1 - share)
-            out = norm(total).to(dtype)
-        assert out.dtype == dtype and total.dtype == torch.float32
+            total = (leaves[0] + more * kept / (1 - share)).to(stream)
+            out = norm(total.float()).to(dtype)
+        assert out.dtype == dtype and total.dtype == stream
         slopes = torch.autograd.grad([total, out], [*leaves, *norm.parameters()], upstream)
         assert slopes[1].dtype == dtype
         found.append([total.detach(), out.detach().float(), *(slope.float() for slope in slopes)])
-    close(found[0][0], found[1][0], torch.float32)
+    close(found[0][0], found[1][0], stream)
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         close(one / other.abs().max(), other / other.abs().max(), dtype)
+
+
+def test_the_stream_is_as_exact_as_matrix_products_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "quick", lambda *_: True)
+    block = blocks.EncoderBlock(BlockSettings(width=32, heads=2, inner=64)).to(DEVICE)
+    for low, training in ((True, True), (True, False), (False, True)):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
+            begun = blocks.unsummed(drawn(5, 32), block.train(training))
+        assert isinstance(begun, blocks.Sum)
+        assert begun.added.dtype == (torch.bfloat16 if low else torch.float32)
+        assert begun.x.dtype == (begun.added.dtype if training else torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm"])
@@ -363,5 +403,5 @@ def test_they_compile_where_there_is_no_gpu() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ["_forward", "_backward_queries", "_backward_keys", "_few", "_slope", "_gelu", "_bend", "_norm"]
-    names += ["_norm_backward", "_log_sum", "_maxima", "_pick"]
+    names += ["_norm_backward", "_join", "_log_sum", "_maxima", "_pick"]
     assert all(f"'{name}'" in done.stdout for name in names)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import taps
+from regard import gpu, taps
 from regard.attention.caches import Memory
 from regard.attention.kernels import attend
 from regard.attention.layouts import Layout, Packed
 from regard.attention.scores import ScaledDot, Score
+from regard.devices import matrix_dtype
 from regard.rows import Rows
 
 
@@ -61,9 +62,14 @@ class MultiHead(nn.Module):
                 for matrix in parameter.split(self.width):
                     nn.init.xavier_uniform_(matrix)
 
-    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[T, parts * D] -> parts x [T, H, D / H]."""
-        return x.unflatten(-1, (parts, self.heads, -1)).unbind(-3)
+    def _in_parts(self, linear: nn.Linear, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """x [T, D], through a layer with parts * D outputs -> parts x [T, H, D / H]."""
+        if parts > 1 and self.training and x.dim() == 2 and gpu.takes(x):
+            from regard.gpu.parts import in_parts
+
+            dtype = matrix_dtype(x)
+            return in_parts(x.to(dtype), linear.weight.to(dtype), linear.bias.to(dtype), parts, self.heads)
+        return linear(x).unflatten(-1, (parts, self.heads, -1)).unbind(-3)
 
     def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None, biased: bool = True) -> Tensor:
         """x [T, D] -> [T, D]. Cross-attention takes the source row [S, Ds], or None when the layout remembers it.
@@ -73,10 +79,10 @@ class MultiHead(nn.Module):
         key: Tensor | None
         value: Tensor | None
         if not self.cross:
-            query, key, value = self._split(self.query_key_value(x), 3)
+            query, key, value = self._in_parts(self.query_key_value, x, 3)
         else:
-            (query,) = self._split(self.query(x), 1)
-            key, value = (None, None) if source is None else self._split(self.key_value(source), 2)
+            (query,) = self._in_parts(self.query, x, 1)
+            key, value = (None, None) if source is None else self._in_parts(self.key_value, source, 2)
         if self.qk_norm:  # in the precision that the projections came in, whatever autocast makes of a norm
             query = self.query_norm(query).type_as(query)
             key = None if key is None else self.key_norm(key).type_as(key)
@@ -86,7 +92,7 @@ class MultiHead(nn.Module):
 
     def remember(self, source: Tensor, rows: Rows) -> Memory:
         """The source's keys and values, computed once a sentence, for decoding."""
-        key, value = self._split(self.key_value(source), 2)
+        key, value = self._in_parts(self.key_value, source, 2)
         if self.qk_norm:
             key = self.key_norm(key).type_as(key)
         key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))

@@ -55,8 +55,9 @@ def _norm(
         more += tl.load(offset + feature, mask=there, other=0.0).to(tl.float32)
     if DROPS:
         more = _dropped(more, at, seeds, limit, scale)
-    both = tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more
-    tl.store(total + at, both.to(total.dtype.element_ty), mask=there)
+    both = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more).to(total.dtype.element_ty)
+    tl.store(total + at, both, mask=there)
+    both = both.to(tl.float32)  # what is normalised is the sum as others have it, rounded if it is
     if CENTRED:
         middle = tl.sum(both, 0) / d
         tl.store(mean + row, middle)
@@ -74,7 +75,7 @@ def _norm(
 @triton.jit
 def _norm_backward(
     total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
-    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    APART: tl.constexpr, CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     DROPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
@@ -102,7 +103,8 @@ def _norm_backward(
         tl.store(for_x + at, change.to(for_x.dtype.element_ty), mask=there)
         if DROPS:
             change = _dropped(change, at, seeds, limit, scale)
-        tl.store(for_added + at, change.to(for_added.dtype.element_ty), mask=there)
+        if APART:
+            tl.store(for_added + at, change.to(for_added.dtype.element_ty), mask=there)
         offsets += change
     sums += part * 3 * d + feature
     if OFFSET:
@@ -163,6 +165,11 @@ def _rows_each(rows: int) -> int:
     return max(-(-rows // PROGRAMS), 1)
 
 
+def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
+    """Whether the gradient in what is added is another than that in x."""
+    return share > 0 or dtype != total.dtype
+
+
 @torch.library.custom_op("regard::added_norm_backward", mutates_args=())
 def added_norm_backward(
     total_slope: Tensor,
@@ -177,16 +184,19 @@ def added_norm_backward(
     given: list[bool],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias."""
+    """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias.
+
+    Where nothing is dropped and both are of one dtype, the second is the first: it is left out, and has no rows.
+    """
     total_slope, slope = total_slope.contiguous(), slope.contiguous()
-    (rows, d), each = total.shape, _rows_each(len(total))
-    for_x, for_added = torch.empty_like(total), torch.empty_like(total, dtype=dtype)
+    (rows, d), each, apart = total.shape, _rows_each(len(total)), _apart(total, share, dtype)
+    for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
     numbers, options = _how(d, share, centred, given)
     with torch.cuda.device_of(total):
         _norm_backward[(len(sums),)](
             total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
-            rows, each, d, *numbers, **options,
+            rows, each, d, *numbers, APART=apart, **options,
         )  # fmt: skip
     return for_x, for_added, sums
 
@@ -195,7 +205,8 @@ def added_norm_backward(
 def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype):
     (rows, d), each = total.shape, _rows_each(len(total))
     sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
-    return total.new_empty(total.shape), total.new_empty(total.shape, dtype=dtype), sums
+    for_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
+    return total.new_empty(total.shape), for_added, sums
 
 
 def _keep(ctx, inputs, output):
@@ -208,6 +219,7 @@ def _keep(ctx, inputs, output):
 def _backward(ctx, total_slope, slope, *_unused):
     how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
     for_x, for_added, sums = added_norm_backward(total_slope, slope, *ctx.saved_tensors, *how)
+    for_added = for_added if _apart(for_x, ctx.share, ctx.dtype) else for_x
     found = zip(ctx.given, sums.sum(0), strict=True)
     return for_x, for_added, *(None if dtype is None else total.to(dtype) for dtype, total in found), *[None] * 5
 
