@@ -211,6 +211,7 @@ def _ours(make: Callable[[], Callable[[], int]], flops: float) -> Case:
 
 CASES = {
     "transformer-32k": _ours(lambda: transformer(32_768, "compiled"), FLOPS_A_TOKEN),
+    "transformer-32k-captured": _ours(lambda: transformer(32_768, "captured"), FLOPS_A_TOKEN),
     "transformer-32k-marian-compiled": Case(lambda: peer("Marian", 32_768, True), FLOPS_A_TOKEN, slow=True),
     "transformer-32k-torch-compiled": Case(lambda: peer("nn.Transformer", 32_768, True), FLOPS_A_TOKEN, slow=True),
     "transformer-32k-marian": Case(lambda: peer("Marian", 32_768, False), FLOPS_A_TOKEN),
