@@ -49,6 +49,7 @@ def compiled(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **na
 def main() -> None:
     from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
+    from regard.gpu.heads import normed_heads, normed_heads_backward
     from regard.gpu.inner import GELU, RELU, TANH, bent, linear_gelu
     from regard.gpu.norm import added_norm, added_norm_backward
     from regard.gpu.parts import joined
@@ -71,6 +72,8 @@ def main() -> None:
     x, weight, bias = (torch.zeros(n, dtype=torch.bfloat16) for n in ((6, 8), (24, 8), (24,)))
     for kind in (RELU, GELU, TANH):
         bent(*linear_gelu(x, weight, bias, kind), kind)
+    x, gain = torch.zeros(6, 3, 2, 64, dtype=torch.bfloat16)[:, 1], torch.zeros(64)
+    normed_heads_backward(normed_heads(x, gain, 1e-6), x, gain, 1e-6)
     for parts in (2, 3):
         joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):

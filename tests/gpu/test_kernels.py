@@ -94,6 +94,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     """What PyTorch is told of the shapes and gradients of our operations is so."""
     from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
+    from regard.gpu.heads import normed_heads
     from regard.gpu.inner import TANH, linear_gelu, linear_relu
     from regard.gpu.norm import added_norm
     from regard.gpu.parts import joined
@@ -114,6 +115,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     more = [drawn(*shape).requires_grad_() for shape in ((5, 16), (16,), (16,), (16,))]
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
+    torch.library.opcheck(normed_heads, (drawn(5, 3, 2, 16)[:, 1].requires_grad_(), drawn(16).requires_grad_(), 1e-6))
     torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(3)],))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
@@ -278,6 +280,23 @@ def test_a_linear_layer_in_parts(tokens: int, heads: int, wide: int, parts: int,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "wide"), [(5, 24), (300, 64)])
+def test_queries_of_every_head_by_their_root_mean_square(tokens: int, wide: int, dtype: torch.dtype) -> None:
+    """Fewer vectors than a program takes, and more; as they lie in what they were projected with."""
+    from regard.gpu.heads import normed_heads
+
+    torch.manual_seed(0)
+    whole, gain, upstream = 3 * drawn(tokens, 3, 2, wide, dtype=dtype), drawn(wide), drawn(tokens, 2, wide, dtype=dtype)
+    found = []
+    for call in (normed_heads, lambda x, gain, eps: F.rms_norm(x.float(), (wide,), gain, eps).to(dtype)):
+        leaves = whole.clone().requires_grad_(), gain.clone().requires_grad_()
+        out = call(leaves[0][:, 1], leaves[1], 1e-6)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
+    for one, other in zip(*found, strict=True):
+        close(one / other.abs().max(), other / other.abs().max(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("low", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "width"), [(37, 48), (5, 1500)])
@@ -403,5 +422,5 @@ def test_they_compile_where_there_is_no_gpu() -> None:
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ["_forward", "_backward_queries", "_backward_keys", "_few", "_slope", "_gelu", "_bend", "_norm"]
-    names += ["_norm_backward", "_join", "_log_sum", "_maxima", "_pick"]
+    names += ["_norm_backward", "_join", "_heads", "_heads_backward", "_log_sum", "_maxima", "_pick"]
     assert all(f"'{name}'" in done.stdout for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,6 +13,8 @@ from regard.attention.layouts import Layout, Packed
 from regard.attention.scores import ScaledDot, Score
 from regard.devices import matrix_dtype
 from regard.rows import Rows
+
+TINY = torch.finfo(torch.float32).eps  # added to a mean square, of which the root is taken
 
 
 class MultiHead(nn.Module):
@@ -47,7 +50,7 @@ class MultiHead(nn.Module):
         self._initialise()
         self.qk_norm = qk_norm
         if qk_norm:
-            self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+            self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=TINY) for _ in range(2))
         if zero_init:
             nn.init.zeros_(self.out.weight)
 
@@ -83,9 +86,9 @@ class MultiHead(nn.Module):
         else:
             (query,) = self._in_parts(self.query, x, 1)
             key, value = (None, None) if source is None else self._in_parts(self.key_value, source, 2)
-        if self.qk_norm:  # in the precision that the projections came in, whatever autocast makes of a norm
-            query = self.query_norm(query).type_as(query)
-            key = None if key is None else self.key_norm(key).type_as(key)
+        if self.qk_norm:
+            query = _normed(self.query_norm, query)
+            key = None if key is None else _normed(self.key_norm, key)
         heads = attend(query, key, value, layout, score=self.score, owner=self)
         heads = taps.tap(self, "heads", heads).flatten(-2)
         return self.out(heads) if biased else F.linear(heads, self.out.weight)
@@ -94,6 +97,16 @@ class MultiHead(nn.Module):
         """The source's keys and values, computed once a sentence, for decoding."""
         key, value = self._in_parts(self.key_value, source, 2)
         if self.qk_norm:
-            key = self.key_norm(key).type_as(key)
+            key = _normed(self.key_norm, key)
         key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))
         return Memory(key, value, Packed(rows, rows).allowed)
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """x [T, H, E] with each head's features normalised, in the precision that they came in, whatever autocast does."""
+    if x.dim() == 3 and gpu.takes(x):
+        from regard.gpu.heads import normed_heads
+
+        return normed_heads(x, norm.weight, TINY)
+    found: Tensor = norm(x).type_as(x)
+    return found

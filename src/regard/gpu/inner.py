@@ -23,7 +23,12 @@ from regard.gpu.common import LOG2E
 
 RELU, GELU, TANH = 0, 1, 2  # kinds of f: GELU by its definition, or with a tanh in place of the error function
 EACH, WARPS = 1024, 4  # features of a program that maps one by one
-ROWS, COLUMNS, TILES = 2, 1024, 16  # a program of the backward pass takes so many tiles of so many rows and columns
+ROWS, COLUMNS, TILES, STAGES = (
+    2,
+    1024,
+    16,
+    1,
+)  # a program of the backward pass takes so many tiles of so many rows and columns
 
 _STEEP = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
@@ -60,12 +65,12 @@ def _gelu(before, out, size, KIND: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def _bend(
     slope, kept, change, sums, rows, columns,
-    KIND: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
+    KIND: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     column = tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([M, N], tl.float32)
-    for tile in range(TILES):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         row = (part * TILES + tile) * M + tl.arange(0, M)
         at = row.to(tl.int64)[:, None] * columns + column[None, :]
         there = (row < rows)[:, None] & (column < columns)[None, :]
@@ -115,8 +120,9 @@ def bent(slope: Tensor, kept: Tensor, kind: int) -> tuple[Tensor, Tensor]:
     sums = slope.new_empty(triton.cdiv(rows, ROWS * TILES), columns, dtype=torch.float32)
     with torch.cuda.device_of(slope):
         _bend[len(sums), triton.cdiv(columns, COLUMNS)](
-            slope, kept, change, sums, rows, columns, KIND=kind, M=ROWS, N=COLUMNS, TILES=TILES, num_warps=WARPS
-        )
+            slope, kept, change, sums, rows, columns,
+            KIND=kind, M=ROWS, N=COLUMNS, TILES=TILES, STAGES=STAGES, num_warps=WARPS,
+        )  # fmt: skip
     return change, sums
 
 

@@ -22,6 +22,7 @@ from regard import dropout
 
 FEATURES_A_WARP = 1024
 PROGRAMS = 2048  # of a backward pass: some for every multiprocessor
+STAGES = 1
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
 
@@ -75,15 +76,15 @@ def _norm(
 @triton.jit
 def _norm_backward(
     total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
-    APART: tl.constexpr, CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    DROPS: tl.constexpr, D: tl.constexpr,
+    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     real = feature < d
     if WEIGHT:
         gain = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
     weights, biases, offsets = tl.zeros([D], tl.float32), tl.zeros([D], tl.float32), tl.zeros([D], tl.float32)
-    for n in range(each):
+    for n in tl.range(0, each, num_stages=STAGES):
         row = part * each + n
         at, there, mine = row * d + feature, feature < tl.where(row < rows, d, 0), tl.minimum(row, rows - 1)
         hat = tl.load(total + at, mask=there, other=0.0).to(tl.float32)
@@ -196,7 +197,7 @@ def added_norm_backward(
     with torch.cuda.device_of(total):
         _norm_backward[(len(sums),)](
             total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
-            rows, each, d, *numbers, APART=apart, **options,
+            rows, each, d, *numbers, STAGES=STAGES, APART=apart, **options,
         )  # fmt: skip
     return for_x, for_added, sums
 

@@ -18,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-ROWS, COLUMNS, TILES, WARPS = 8, 256, 16, 4  # a program takes so many tiles of so many rows and columns
+ROWS, COLUMNS, TILES, STAGES, WARPS = 8, 256, 16, 1, 4  # a program takes so many tiles of so many rows and columns
 
 
 @triton.jit
 def _join(
     first, second, third, out, sums, rows, columns,
-    PARTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     lot, part = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * N + tl.arange(0, N)
@@ -34,7 +34,7 @@ def _join(
     if part == 2:
         source = third
     total = tl.zeros([M, N], tl.float32)
-    for tile in range(TILES):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         row = (lot * TILES + tile) * M + tl.arange(0, M)
         there = (row < rows)[:, None] & (column < columns)[None, :]
         at = row.to(tl.int64)[:, None]
@@ -55,7 +55,7 @@ def joined(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(out):  # Triton starts a kernel on the current device, wherever its tensors are
         _join[len(sums), triton.cdiv(columns, COLUMNS), count](
             flat[0], flat[1], flat[-1], out, sums, rows, columns,
-            PARTS=count, M=ROWS, N=COLUMNS, TILES=TILES, num_warps=WARPS,
+            PARTS=count, M=ROWS, N=COLUMNS, TILES=TILES, STAGES=STAGES, num_warps=WARPS,
         )  # fmt: skip
     return out, sums
 
