@@ -71,20 +71,26 @@ def main() -> None:
         sloped(x, table, bias, labels, labels > 0, 0.1, wanted)
     x, weight, bias = (torch.zeros(n, dtype=torch.bfloat16) for n in ((6, 8), (24, 8), (24,)))
     for kind in (RELU, GELU, TANH):
-        bent(*linear_gelu(x, weight, bias, kind), kind)
+        bent(*linear_gelu(x, weight, bias, kind), kind, 32)
     x, gain = torch.zeros(6, 3, 2, 64, dtype=torch.bfloat16)[:, 1], torch.zeros(64)
-    normed_heads_backward(normed_heads(x, gain, 1e-6), x, gain, 1e-6)
+    normed_heads_backward(normed_heads(x, gain, 1e-6), x, gain, 1e-6, 256)
     for parts in (2, 3):
-        joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts)
+        joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts, 128)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
         bias = torch.zeros(512) if centred else None
         how = seeds, 0.2 if centred else 0.0
         kept = added_norm(x, x.to(dtype), bias, torch.zeros(512), bias, *how, 1e-5, centred, dtype)
         given = [centred, True, centred]
-        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype)
+        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype, 4, 1)
         log_sum(torch.zeros(6, 37000, dtype=dtype))
         greatest(torch.zeros(6, 37000, dtype=dtype), 5)
+    x, mean, gain = (
+        torch.zeros(6, 1024),
+        torch.zeros(6),
+        torch.zeros(1024),
+    )  # the longest of which several rows are loaded
+    added_norm_backward(x, x, x, mean, mean, gain, None, 0.0, True, [True] * 3, torch.float32, 4, 3)
     print(done)
 
 

@@ -116,10 +116,33 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
     torch.library.opcheck(normed_heads, (drawn(5, 3, 2, 16)[:, 1].requires_grad_(), drawn(16).requires_grad_(), 1e-6))
-    torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(3)],))
+    torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(3)], 4))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
+
+
+def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the shapes of what operations give out, and would not see that a constant of a module has changed."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from regard.gpu import heads, inner, norm, parts
+
+    def shapes() -> list[torch.Size]:
+        with FakeTensorMode():
+            x, rows, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
+            found = *inner.bent(x, x, inner.RELU, 32), *parts.joined([x.view(700, 2, 8)] * 2, 128)
+            found += heads.normed_heads_backward(x.view(700, 2, 8), x.view(700, 2, 8), gain[:8], 1e-6, 256)
+            found += norm.added_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
+        return [t.shape for t in found]
+
+    before, changed = shapes(), 0
+    for module in (heads, inner, norm, parts):
+        for name, value in vars(module).items():
+            if name.isupper() and isinstance(value, int | tuple):
+                monkeypatch.setattr(module, name, 2 * value)
+                changed += 1
+    assert changed > 10 and shapes() == before
 
 
 def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +322,7 @@ def test_queries_of_every_head_by_their_root_mean_square(tokens: int, wide: int,
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("low", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-@pytest.mark.parametrize(("rows", "width"), [(37, 48), (5, 1500)])
+@pytest.mark.parametrize(("rows", "width"), [(37, 48), (7, 600), (5, 1500)])
 @pytest.mark.parametrize(("kind", "biased"), [("layer", True), ("layer", False), ("rms", True)])
 def test_a_sum_and_its_norm(
     kind: Literal["layer", "rms"],
@@ -312,7 +335,8 @@ def test_a_sum_and_its_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a stream, in float32 or as low as what a matrix product adds to it, for the next matrix; with gradients."""
-    monkeypatch.setattr("regard.gpu.norm.PROGRAMS", 8)  # so that one takes several rows, and the last one fewer
+    for which, stages in (("USUAL", 1), ("LONGER", 3)):  # so that one takes several rows, and the last one fewer
+        monkeypatch.setattr(f"regard.gpu.norm.{which}", (8 if rows > 8 else 2, stages))
     torch.manual_seed(0)
     norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
     with torch.no_grad():

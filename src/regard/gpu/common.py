@@ -1,4 +1,9 @@
-"""What the kernels share."""
+"""What the kernels share.
+
+One rule: the shapes of what an operation gives out hang on its arguments alone, never on a constant of a module. The
+compiler keeps what it made on the disk, beyond this process and this version of the package, and looks at the arguments
+only to see whether it still fits. So whoever calls a backward pass says how many rows a program of it takes.
+"""
 
 from __future__ import annotations
 

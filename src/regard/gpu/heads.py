@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEATURES, WARPS = 4096, 4  # of a program at a time
-LOTS = 8  # of a program of the backward pass
+FEATURES, WARPS = 2048, 4  # of a program at a time
+SOME = 256  # vectors of a program of the backward pass
 
 
 @triton.jit
@@ -82,22 +82,23 @@ def _(x, gain, eps):
 
 
 @torch.library.custom_op("regard::normed_heads_backward", mutates_args=())
-def normed_heads_backward(slope: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradient in x, and parts [P, E] of that in the gain."""
+def normed_heads_backward(slope: Tensor, x: Tensor, gain: Tensor, eps: float, each: int) -> tuple[Tensor, Tensor]:
+    """The gradient in x, and parts [P, E] of that in the gain, of so many vectors each."""
     slope, x = slope.contiguous(), x if x.stride(-1) == 1 else x.contiguous()
     (tokens, heads, e), how = x.shape, _how(x)
     for_x = x.new_empty(x.shape)
-    sums = x.new_empty(triton.cdiv(tokens * heads, LOTS * how["M"]), e, dtype=torch.float32)
+    sums = x.new_empty(triton.cdiv(tokens * heads, each), e, dtype=torch.float32)
     with torch.cuda.device_of(x):
         _heads_backward[(len(sums),)](
-            slope, x, gain, for_x, sums, tokens * heads, heads, *x.stride()[:2], e, eps, LOTS=LOTS, **how
-        )
+            slope, x, gain, for_x, sums, tokens * heads, heads, *x.stride()[:2], e, eps,
+            LOTS=triton.cdiv(each, how["M"]), **how,
+        )  # fmt: skip
     return for_x, sums
 
 
 @normed_heads_backward.register_fake
-def _(slope, x, gain, eps):
-    parts = -(-x.shape[0] * x.shape[1] // (LOTS * max(FEATURES // triton.next_power_of_2(x.shape[-1]), 1)))
+def _(slope, x, gain, eps, each):
+    parts = -(-x.shape[0] * x.shape[1] // each)
     return x.new_empty(x.shape), x.new_empty(parts, x.shape[-1], dtype=torch.float32)
 
 
@@ -108,7 +109,7 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, slope):
     x, gain = ctx.saved_tensors
-    for_x, sums = normed_heads_backward(slope, x, gain, ctx.eps)
+    for_x, sums = normed_heads_backward(slope, x, gain, ctx.eps, SOME)
     return for_x, sums.sum(0).to(gain.dtype), None
 
 

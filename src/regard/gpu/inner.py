@@ -23,12 +23,8 @@ from regard.gpu.common import LOG2E
 
 RELU, GELU, TANH = 0, 1, 2  # kinds of f: GELU by its definition, or with a tanh in place of the error function
 EACH, WARPS = 1024, 4  # features of a program that maps one by one
-ROWS, COLUMNS, TILES, STAGES = (
-    2,
-    1024,
-    16,
-    1,
-)  # a program of the backward pass takes so many tiles of so many rows and columns
+ROWS, COLUMNS, STAGES = 2, 1024, 3  # of a tile of the backward pass, and how many tiles are under way at once
+SOME = 32  # rows of a program of the backward pass
 
 _STEEP = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
@@ -110,25 +106,25 @@ def _(x, weight, bias, kind):
 
 
 @torch.library.custom_op("regard::bent", mutates_args=())
-def bent(slope: Tensor, kept: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """The slope [T, E] from before f, and parts [P, E] of its sum over the tokens.
+def bent(slope: Tensor, kept: Tensor, kind: int, each: int) -> tuple[Tensor, Tensor]:
+    """The slope [T, E] from before f, and parts [P, E] of its sum over the tokens, so many of them each.
 
     `kept` is what went into f, or of a ReLU, what came out.
     """
     slope, kept = slope.contiguous(), kept.contiguous()
     (rows, columns), change = slope.shape, torch.empty_like(slope)
-    sums = slope.new_empty(triton.cdiv(rows, ROWS * TILES), columns, dtype=torch.float32)
+    sums = slope.new_empty(triton.cdiv(rows, each), columns, dtype=torch.float32)
     with torch.cuda.device_of(slope):
         _bend[len(sums), triton.cdiv(columns, COLUMNS)](
             slope, kept, change, sums, rows, columns,
-            KIND=kind, M=ROWS, N=COLUMNS, TILES=TILES, STAGES=STAGES, num_warps=WARPS,
+            KIND=kind, M=ROWS, N=COLUMNS, TILES=triton.cdiv(each, ROWS), STAGES=STAGES, num_warps=WARPS,
         )  # fmt: skip
     return change, sums
 
 
 @bent.register_fake
-def _(slope, kept, kind):
-    parts = -(-len(slope) // (ROWS * TILES))
+def _(slope, kept, kind, each):
+    parts = -(-len(slope) // each)
     return slope.new_empty(slope.shape), slope.new_empty(parts, slope.shape[1], dtype=torch.float32)
 
 
@@ -140,7 +136,7 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, slope, *_unused):
     x, weight, kept = ctx.saved_tensors
-    change, sums = bent(slope, kept, ctx.kind)
+    change, sums = bent(slope, kept, ctx.kind, SOME)
     found = change @ weight, change.t() @ x, sums.sum(0).to(weight.dtype)
     return found if ctx.kind == RELU else (*found, None)
 

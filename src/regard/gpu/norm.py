@@ -21,8 +21,9 @@ from torch import Tensor
 from regard import dropout
 
 FEATURES_A_WARP = 1024
-PROGRAMS = 2048  # of a backward pass: some for every multiprocessor
-STAGES = 1
+# Programs of a backward pass, and how many rows they have under way at once: what was quickest on an H200 for 512
+# features, and for 768. Of longer rows than 1,024 several would not fit into every GPU's multiprocessors.
+USUAL, LONGER = (2048, 1), (1024, 3)
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
 
@@ -161,9 +162,10 @@ def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, spread
 
 
-def _rows_each(rows: int) -> int:
-    """Of a program of the backward pass."""
-    return max(-(-rows // PROGRAMS), 1)
+def _shared_out(rows: int, d: int) -> tuple[int, int]:
+    """How many rows a program of the backward pass takes, and how many at once."""
+    programs, stages = LONGER if 512 < d <= 1024 else USUAL
+    return max(-(-rows // programs), 1), stages
 
 
 def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
@@ -184,27 +186,30 @@ def added_norm_backward(
     centred: bool,
     given: list[bool],
     dtype: torch.dtype,
+    each: int,
+    stages: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias.
 
-    Where nothing is dropped and both are of one dtype, the second is the first: it is left out, and has no rows.
+    Where nothing is dropped and both are of one dtype, the second is the first: it is left out, and has no rows. A
+    program takes `each` rows, of which it loads some before it gets to them.
     """
     total_slope, slope = total_slope.contiguous(), slope.contiguous()
-    (rows, d), each, apart = total.shape, _rows_each(len(total)), _apart(total, share, dtype)
+    (rows, d), apart = total.shape, _apart(total, share, dtype)
     for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
     numbers, options = _how(d, share, centred, given)
     with torch.cuda.device_of(total):
         _norm_backward[(len(sums),)](
             total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
-            rows, each, d, *numbers, STAGES=STAGES, APART=apart, **options,
+            rows, each, d, *numbers, STAGES=stages, APART=apart, **options,
         )  # fmt: skip
     return for_x, for_added, sums
 
 
 @added_norm_backward.register_fake
-def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype):
-    (rows, d), each = total.shape, _rows_each(len(total))
+def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype, each, stages):
+    rows, d = total.shape
     sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
     for_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
     return total.new_empty(total.shape), for_added, sums
@@ -219,7 +224,8 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, total_slope, slope, *_unused):
     how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
-    for_x, for_added, sums = added_norm_backward(total_slope, slope, *ctx.saved_tensors, *how)
+    shared_out = _shared_out(*total_slope.shape)
+    for_x, for_added, sums = added_norm_backward(total_slope, slope, *ctx.saved_tensors, *how, *shared_out)
     for_added = for_added if _apart(for_x, ctx.share, ctx.dtype) else for_x
     found = zip(ctx.given, sums.sum(0), strict=True)
     return for_x, for_added, *(None if dtype is None else total.to(dtype) for dtype, total in found), *[None] * 5

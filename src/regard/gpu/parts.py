@@ -18,13 +18,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-ROWS, COLUMNS, TILES, STAGES, WARPS = 8, 256, 16, 1, 4  # a program takes so many tiles of so many rows and columns
+ROWS, COLUMNS, WARPS = 16, 256, 4  # of a tile
+SOME = 128  # rows of a program
 
 
 @triton.jit
 def _join(
     first, second, third, out, sums, rows, columns,
-    PARTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     lot, part = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * N + tl.arange(0, N)
@@ -34,7 +35,7 @@ def _join(
     if part == 2:
         source = third
     total = tl.zeros([M, N], tl.float32)
-    for tile in tl.range(0, TILES, num_stages=STAGES):
+    for tile in range(TILES):
         row = (lot * TILES + tile) * M + tl.arange(0, M)
         there = (row < rows)[:, None] & (column < columns)[None, :]
         at = row.to(tl.int64)[:, None]
@@ -45,26 +46,26 @@ def _join(
 
 
 @torch.library.custom_op("regard::joined", mutates_args=())
-def joined(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Two or three parts [T, H, E] -> all of them [T, P H E], and lots [L, P H E] of their sum over the tokens."""
+def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
+    """Two or three parts [T, H, E] -> all of them [T, P H E], and their sums over so many tokens each [L, P H E]."""
     flat = [part.reshape(len(part), -1) for part in parts]
     flat = [part.contiguous() for part in flat]
     (rows, columns), count = flat[0].shape, len(flat)
     out = flat[0].new_empty(rows, count * columns)
-    sums = out.new_empty(triton.cdiv(rows, ROWS * TILES), count * columns, dtype=torch.float32)
+    sums = out.new_empty(triton.cdiv(rows, each), count * columns, dtype=torch.float32)
     with torch.cuda.device_of(out):  # Triton starts a kernel on the current device, wherever its tensors are
         _join[len(sums), triton.cdiv(columns, COLUMNS), count](
             flat[0], flat[1], flat[-1], out, sums, rows, columns,
-            PARTS=count, M=ROWS, N=COLUMNS, TILES=TILES, STAGES=STAGES, num_warps=WARPS,
+            PARTS=count, M=ROWS, N=COLUMNS, TILES=triton.cdiv(each, ROWS), num_warps=WARPS,
         )  # fmt: skip
     return out, sums
 
 
 @joined.register_fake
-def _(parts):
+def _(parts, each):
     rows, columns = len(parts[0]), len(parts) * parts[0][0].numel()
     out = parts[0].new_empty(rows, columns)
-    return out, out.new_empty(-(-rows // (ROWS * TILES)), columns, dtype=torch.float32)
+    return out, out.new_empty(-(-rows // each), columns, dtype=torch.float32)
 
 
 class _InParts(torch.autograd.Function):
@@ -79,7 +80,7 @@ class _InParts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        change, sums = joined(list(slopes))
+        change, sums = joined(list(slopes), SOME)
         return change @ weight, change.t() @ x, sums.sum(0).to(weight.dtype), None, None
 
 

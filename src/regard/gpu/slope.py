@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.gpu.common import LEAST, LOG2E
 
-LOGITS, WARPS, STAGES = 8192, 16, 1  # of a row at a time
+LOGITS, WARPS = 8192, 16  # of a row at a time
 
 
 @triton.jit
@@ -32,7 +32,6 @@ def _logits(row, bias, at, there, BIAS: tl.constexpr):
 def _slope(
     logits, bias, labels, counted, losses, units, smoothing,
     BIAS: tl.constexpr, SMOOTH: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     place, size = tl.program_id(0).to(tl.int64), units * UNIT  # so that the compiler sees how rows are aligned
     row = logits + place * size
@@ -49,7 +48,7 @@ def _slope(
         if BIAS:
             right += tl.load(bias + label, mask=known, other=0.0).to(tl.float32)
         most, total, together = tl.full([], LEAST, tl.float32), 0.0, 0.0
-        for first in tl.range(0, size, N, num_stages=STAGES):
+        for first in range(0, size, N):
             at = first + tl.arange(0, N)
             some = _logits(row, bias, at, at < size, BIAS)
             if SMOOTH:
@@ -62,7 +61,7 @@ def _slope(
         tl.store(losses + place, lse / LOG2E - (1 - smoothing) * right - smoothing * together / size)
         if WANTED:
             spread = smoothing / size
-            for first in tl.range(0, size, N, num_stages=STAGES):
+            for first in range(0, size, N):
                 at = first + tl.arange(0, N)
                 there = at < size
                 some = tl.exp2(_logits(row, bias, at, there, BIAS) * LOG2E - lse)
@@ -90,8 +89,7 @@ def sloped(
     with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
         _slope[(places,)](
             logits, bias, labels, counted, losses, size // unit, smoothing,
-            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=LOGITS,
-            STAGES=STAGES, num_warps=WARPS,
+            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
         )  # fmt: skip
     return losses, logits
 
