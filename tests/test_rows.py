@@ -153,3 +153,14 @@ def test_gradients_move_back_the_way_the_tokens_came(lengths: list[int], fill: i
 
 def _spans(lengths: list[int]) -> list[tuple[int, int]]:
     return [(sum(lengths[:i]), n) for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_mean_over_many_tokens_loses_no_more_than_its_own_rounding(dtype: torch.dtype) -> None:
+    """On a GPU tokens are added one by one, and in bf16 each of them would be rounded away in part."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows, x = Rows([700, 3], device=device), torch.rand(703, 4, device=device).to(dtype)
+    expected = torch.stack([part.double().mean(0) for part in x.split([700, 3])])
+    found = rows.mean(x)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=0, rtol=torch.finfo(dtype).eps)

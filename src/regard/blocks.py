@@ -186,7 +186,7 @@ def late_biases(model: nn.Module) -> set[nn.Parameter]:
 
 
 def normed(norm: nn.Module, x: Sum, exact: bool = False) -> tuple[Tensor, Tensor]:
-    """The sum, and its norm: if not `exact`, in the precision that matrix products take it."""
+    """The sum, and its norm: in the precision of the stream if `exact`, else in that of matrix products."""
     from regard.gpu.norm import added_norm
 
     assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None

@@ -129,10 +129,13 @@ class Rows:
         return moved
 
     def mean(self, flat: Tensor) -> Tensor:
-        """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read."""
-        real = flat.where(self.real[:, None], 0.0)
-        sums = flat.new_zeros(len(self) + 1, flat.shape[1]).index_add(0, self.sentence, real)
-        return sums[:-1] / self.length.clamp(min=1)[:, None]
+        """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read.
+
+        Summed in float32 at least: in bf16 a sum of hundreds loses percents.
+        """
+        real = flat.where(self.real[:, None], 0.0).to(torch.promote_types(flat.dtype, torch.float32))
+        sums = real.new_zeros(len(self) + 1, flat.shape[1]).index_add(0, self.sentence, real)
+        return (sums[:-1] / self.length.clamp(min=1)[:, None]).to(flat.dtype)
 
     @property
     def filled(self) -> bool:

@@ -85,12 +85,10 @@ def main() -> None:
         added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype, 4, 1)
         log_sum(torch.zeros(6, 37000, dtype=dtype))
         greatest(torch.zeros(6, 37000, dtype=dtype), 5)
-    x, mean, gain = (
-        torch.zeros(6, 1024),
-        torch.zeros(6),
-        torch.zeros(1024),
-    )  # the longest of which several rows are loaded
-    added_norm_backward(x, x, x, mean, mean, gain, None, 0.0, True, [True] * 3, torch.float32, 4, 3)
+    for dtype in (torch.float32, torch.bfloat16):  # the longest rows of which several are loaded at once
+        x, gain = torch.zeros(6, 1024, dtype=dtype), torch.zeros(1024)
+        kept = added_norm(x, x, gain, gain, gain, None, 0.0, 1e-5, True, dtype)
+        added_norm_backward(x, x, x, *kept[2:], gain, None, 0.0, True, [True] * 3, dtype, 4, 3)
     print(done)
 
 

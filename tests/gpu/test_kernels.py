@@ -335,7 +335,7 @@ def test_a_sum_and_its_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a stream, in float32 or as low as what a matrix product adds to it, for the next matrix; with gradients."""
-    for which, stages in (("USUAL", 1), ("LONGER", 3)):  # so that one takes several rows, and the last one fewer
+    for which, stages in (("USUAL", 1), ("MIDDLING", 3)):  # so that one takes several rows, and the last one fewer
         monkeypatch.setattr(f"regard.gpu.norm.{which}", (8 if rows > 8 else 2, stages))
     torch.manual_seed(0)
     norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)

@@ -107,6 +107,7 @@ def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     if x.dim() == 3 and gpu.takes(x):
         from regard.gpu.heads import normed_heads
 
-        return normed_heads(x, norm.weight, TINY)
+        assert norm.eps is not None
+        return normed_heads(x, norm.weight, norm.eps)
     found: Tensor = norm(x).type_as(x)
     return found

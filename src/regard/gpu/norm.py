@@ -22,8 +22,8 @@ from regard import dropout
 
 FEATURES_A_WARP = 1024
 # Programs of a backward pass, and how many rows they have under way at once: what was quickest on an H200 for 512
-# features, and for 768. Of longer rows than 1,024 several would not fit into every GPU's multiprocessors.
-USUAL, LONGER = (2048, 1), (1024, 3)
+# features, and for 768. Of rows longer than 1,024 several would not fit into every GPU's multiprocessors.
+USUAL, MIDDLING = (2048, 1), (1024, 3)
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
 
@@ -164,7 +164,7 @@ def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
 
 def _shared_out(rows: int, d: int) -> tuple[int, int]:
     """How many rows a program of the backward pass takes, and how many at once."""
-    programs, stages = LONGER if 512 < d <= 1024 else USUAL
+    programs, stages = MIDDLING if 512 < d <= 1024 else USUAL
     return max(-(-rows // programs), 1), stages
 
 

@@ -48,8 +48,7 @@ def _join(
 @torch.library.custom_op("regard::joined", mutates_args=())
 def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
     """Two or three parts [T, H, E] -> all of them [T, P H E], and their sums over so many tokens each [L, P H E]."""
-    flat = [part.reshape(len(part), -1) for part in parts]
-    flat = [part.contiguous() for part in flat]
+    flat = [part.flatten(1).contiguous() for part in parts]
     (rows, columns), count = flat[0].shape, len(flat)
     out = flat[0].new_empty(rows, count * columns)
     sums = out.new_empty(triton.cdiv(rows, each), count * columns, dtype=torch.float32)
@@ -63,7 +62,7 @@ def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
 
 @joined.register_fake
 def _(parts, each):
-    rows, columns = len(parts[0]), len(parts) * parts[0][0].numel()
+    rows, columns = len(parts[0]), len(parts) * parts[0].shape[1:].numel()
     out = parts[0].new_empty(rows, columns)
     return out, out.new_empty(-(-rows // each), columns, dtype=torch.float32)
 
