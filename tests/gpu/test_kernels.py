@@ -261,6 +261,42 @@ def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype
     close(same.float(), logits.detach(), dtype)
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_of_a_sum_and_its_norm_one_may_be_used(used: int) -> None:
+    torch.manual_seed(0)
+    norm, upstream = nn.LayerNorm(16).to(DEVICE), drawn(7, 16)
+    leaves = [drawn(7, 16).requires_grad_() for _ in range(2)]
+    total = leaves[0] + leaves[1]
+    found = blocks.normed(blocks.LayerNorm(16).to(DEVICE), blocks.Sum(*leaves, None))
+    slopes = [torch.autograd.grad(out[used], leaves, upstream) for out in (found, (total, norm(total)))]
+    close(slopes[0], slopes[1], torch.float32)
+
+
+def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
+    """For what nothing comes back to: what went into a GELU, what sums of scores are kept for, what norms divide by."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from regard.gpu.inner import TANH, linear_gelu
+    from regard.gpu.ragged import ragged
+
+    class Listens(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, inputs: Any = (), named: Any = None) -> Any:
+            heard.append(str(operation))
+            return operation(*inputs, **(named or {}))
+
+    heard: list[str] = []
+    sparse = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    assert isinstance(sparse, Ranges)
+    x = drawn(32, 32).requires_grad_()
+    hidden, _ = linear_gelu(x, drawn(32, 32).requires_grad_(), drawn(32).requires_grad_(), TANH)
+    means, _ = ragged(*[hidden.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
+    last = blocks.normed(blocks.LayerNorm(32).to(DEVICE), blocks.Sum(x, means.flatten(1), None))[1]
+    with Listens():
+        last.backward(torch.ones_like(last))
+    assert {"regard.added_norm_backward.default", "regard.ragged_backward.default", "regard.bent.default"} <= {*heard}
+    assert not [name for name in heard if "zero" in name or "fill" in name]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu-tanh"])
 @pytest.mark.parametrize(("tokens", "wide"), [(9, 24), (530, 260)])

@@ -129,6 +129,7 @@ def _(slope, kept, kind, each):
 
 
 def _keep(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # no zeros for what went into a GELU
     x, weight, _, *kind = inputs
     ctx.kind = kind[0] if kind else RELU
     ctx.save_for_backward(x, weight, output[1] if kind else output)

@@ -78,7 +78,7 @@ def _norm(
 def _norm_backward(
     total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
     CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
+    STREAM: tl.constexpr, APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     real = feature < d
@@ -101,7 +101,9 @@ def _norm_backward(
         change -= hat * (tl.sum(change * hat, 0) / d)
         if CENTRED:
             change -= tl.sum(change, 0) / d
-        change = change * less + tl.load(total_slope + at, mask=there, other=0.0).to(tl.float32)
+        change *= less
+        if STREAM:
+            change += tl.load(total_slope + at, mask=there, other=0.0).to(tl.float32)
         tl.store(for_x + at, change.to(for_x.dtype.element_ty), mask=there)
         if DROPS:
             change = _dropped(change, at, seeds, limit, scale)
@@ -175,7 +177,7 @@ def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
 
 @torch.library.custom_op("regard::added_norm_backward", mutates_args=())
 def added_norm_backward(
-    total_slope: Tensor,
+    total_slope: Tensor | None,
     slope: Tensor,
     total: Tensor,
     mean: Tensor,
@@ -191,10 +193,11 @@ def added_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias.
 
-    Where nothing is dropped and both are of one dtype, the second is the first: it is left out, and has no rows. A
-    program takes `each` rows, of which it loads some before it gets to them.
+    The sum itself may have no gradient: where only its norm is used. Where nothing is dropped and both are of one dtype
+    the second is the first; it is left out, and has no rows. A program takes `each` rows, of which it loads some before
+    it gets to them.
     """
-    total_slope, slope = total_slope.contiguous(), slope.contiguous()
+    total_slope, slope = None if total_slope is None else total_slope.contiguous(), slope.contiguous()
     (rows, d), apart = total.shape, _apart(total, share, dtype)
     for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
@@ -202,7 +205,8 @@ def added_norm_backward(
     with torch.cuda.device_of(total):
         _norm_backward[(len(sums),)](
             total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
-            rows, each, d, *numbers, STAGES=stages, APART=apart, **options,
+            rows, each, d, *numbers, STREAM=total_slope is not None, STAGES=stages,
+            APART=apart, **options,
         )  # fmt: skip
     return for_x, for_added, sums
 
@@ -216,6 +220,7 @@ def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, gi
 
 
 def _keep(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # no zeros for what nothing comes back to
     _, added, offset, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
     total, _, mean, spread = output
     ctx.save_for_backward(total, mean, spread, weight, seeds)
@@ -223,8 +228,9 @@ def _keep(ctx, inputs, output):
 
 
 def _backward(ctx, total_slope, slope, *_unused):
+    slope = torch.zeros_like(ctx.saved_tensors[0]) if slope is None else slope
     how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
-    shared_out = _shared_out(*total_slope.shape)
+    shared_out = _shared_out(*slope.shape)
     for_x, for_added, sums = added_norm_backward(total_slope, slope, *ctx.saved_tensors, *how, *shared_out)
     for_added = for_added if _apart(for_x, ctx.share, ctx.dtype) else for_x
     found = zip(ctx.given, sums.sum(0), strict=True)
