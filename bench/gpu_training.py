@@ -101,10 +101,11 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 def packed(budget: int, batches: int) -> list[Any]:
     """Static batches of random pairs, as `regard train` packs them."""
+    from regard.data.packing import EVEN
     from regard.rows import PairBatch
 
     random, found = torch.Generator().manual_seed(1), []
-    room = round(budget * 1.02)
+    room = -(-round(budget * 1.02) // EVEN) * EVEN
     pairs = iter(lengths(2 * batches * budget // 20, 2))
     for _ in range(batches):
         sources, targets = [], []

@@ -114,3 +114,11 @@ def test_places_of_any_shape() -> None:
         table = made(place, torch.tensor([[6], [6]]))
         assert table.shape == (2, 3, 5)
         assert torch.equal(table[1, 2], made(torch.tensor(5), torch.tensor(6)))
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "halves"])
+def test_in_training_waves_are_looked_up(kind: str) -> None:
+    """They are those that are computed; and after it there is no longest sentence."""
+    made, places = positions.make(kind, 10, longest=40), torch.tensor([0, 7, 39, 3])
+    assert torch.equal(made.train()(places, places), made.eval()(places, places))
+    assert made(torch.tensor([4000]), places).shape == (1, 10)

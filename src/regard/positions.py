@@ -31,17 +31,22 @@ class Sinusoidal(Positions):
     """PE(pos, 2i) = sin(pos / base^(2i/d)),  PE(pos, 2i+1) = cos(pos / base^(2i/d)).
 
     Wavelengths run from 2π up to (nearly) base · 2π, and PE(pos + k) is a rotation of PE(pos) that depends on k alone.
-    Computed on the fly in float32, so there is no longest sentence.
+    Computed on the fly in float32, so there is no longest sentence. In training, where there is one, they are looked up.
     """
 
     frequency: Tensor
+    known: Tensor
 
-    def __init__(self, width: int, base: float = 10000.0) -> None:
+    def __init__(self, width: int, base: float = 10000.0, longest: int = 0) -> None:
         super().__init__(width)
         exponent = torch.arange(0, width, 2, dtype=torch.float64) / width  # 2i/d, shared by sine and cosine
         self.register_buffer("frequency", (base**-exponent).float(), persistent=False)
+        self.register_buffer("known", self._waves(torch.arange(longest)), persistent=False)
 
     def forward(self, position: Tensor, length: Tensor) -> Tensor:
+        return F.embedding(position, self.known) if self.training and len(self.known) else self._waves(position)
+
+    def _waves(self, position: Tensor) -> Tensor:
         angle = position.unsqueeze(-1).float() * self.frequency  # [..., ceil(width / 2)]
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)  # sine and cosine alternate
         return waves[..., : self.width]
@@ -50,7 +55,7 @@ class Sinusoidal(Positions):
 class Halves(Sinusoidal):
     """The same sinusoids in another order: all sines, then all cosines (as Marian has them)."""
 
-    def forward(self, position: Tensor, length: Tensor) -> Tensor:
+    def _waves(self, position: Tensor) -> Tensor:
         angle = position.unsqueeze(-1).float() * self.frequency
         return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.width]
 
@@ -100,7 +105,7 @@ def make(kind: str, width: int, *, base: float = 10000.0, longest: int = 1024) -
     if kind in (*INSIDE, "none"):
         return Nothing(width)
     if kind in ("sinusoidal", "halves"):
-        return {"sinusoidal": Sinusoidal, "halves": Halves}[kind](width, base)
+        return {"sinusoidal": Sinusoidal, "halves": Halves}[kind](width, base, longest)
     if kind == "learned":
         return Learned(width, longest)
     return {"index": Index, "fraction": Fraction}[kind](width)

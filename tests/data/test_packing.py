@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.packing import Packer, Position, fill, sentence_batches
+from regard.data.packing import EVEN, Packer, Position, fill, sentence_batches
 from regard.data.store import TokenStore
 from regard.errors import UserError
 from regard.rows import PairBatch
@@ -211,6 +211,7 @@ def test_static_batches_hold_pairs_of_all_lengths_and_never_more_than_their_boun
     targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
     store = TokenStore.of([[7] * n for n in targets], [[8] * n for n in targets])
     packer = Packer([store], [1.0], target_budget=1024, seed=1, static=True)
+    assert packer.source_budget % EVEN == 0
     batches = list(epoch_of(packer))
     assert sum(len(batch.inputs.rows) for batch in batches) == 20_000
     for batch in batches:

@@ -74,7 +74,7 @@ def main() -> None:
         bent(*linear_gelu(x, weight, bias, kind), kind, 32)
     x, gain = torch.zeros(6, 3, 2, 64, dtype=torch.bfloat16)[:, 1], torch.zeros(64)
     normed_heads_backward(normed_heads(x, gain, 1e-6), x, gain, 1e-6, 256)
-    for parts in (2, 3):
+    for parts in (1, 2, 3):
         joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts, 128)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None

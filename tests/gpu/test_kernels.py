@@ -116,7 +116,8 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
     torch.library.opcheck(normed_heads, (drawn(5, 3, 2, 16)[:, 1].requires_grad_(), drawn(16).requires_grad_(), 1e-6))
-    torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(3)], 4))
+    for parts in (1, 3):
+        torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(parts)], 4))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
@@ -316,7 +317,7 @@ def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize(("tokens", "heads", "wide"), [(9, 2, 16), (270, 3, 100)])
 def test_a_linear_layer_in_parts(tokens: int, heads: int, wide: int, parts: int, dtype: torch.dtype) -> None:
     """Fewer tokens and features than a program takes, and more; gradients that lie as attention leaves them."""

@@ -67,7 +67,7 @@ class MultiHead(nn.Module):
 
     def _in_parts(self, linear: nn.Linear, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """x [T, D], through a layer with parts * D outputs -> parts x [T, H, D / H]."""
-        if parts > 1 and self.training and x.dim() == 2 and gpu.takes(x):
+        if self.training and x.dim() == 2 and gpu.takes(x):
             from regard.gpu.parts import in_parts
 
             dtype = matrix_dtype(x)

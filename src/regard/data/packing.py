@@ -24,6 +24,7 @@ from regard.rows import PairBatch, Rows, TokenRow
 from regard.text import BEGIN, FILL
 
 SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
+EVEN = 64  # static source rows are multiples of so many tokens, as kernels like it and as target rows mostly are
 DEVIATIONS = 3.0  # the same for batches that are not sorted: of how much a batch's source tokens vary
 
 
@@ -140,7 +141,8 @@ class Packer(Batches):
         sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
         targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
         share = self.target_budget * sources / targets * (self._slack(sources / targets) if self.static else SLACK)
-        return max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
+        room = max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
+        return -(-room // EVEN) * EVEN if self.static else room
 
     def _slack(self, ratio: float) -> float:
         """Room in the source row of a batch of random pairs, as a share: so many deviations of its source tokens.

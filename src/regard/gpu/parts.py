@@ -1,7 +1,7 @@
 """W x + b in parts, such as queries, keys and values, for training. The slow twin is a linear layer, taken apart.
 
 In the backward pass one kernel lays the gradients of the parts side by side, for one matrix product with W, and sums up
-over the tokens, which is the gradient of b.
+over the tokens, which is the gradient of b. Of one part, it only sums up.
 
 T tokens, D features, P parts of H heads with E features each.
 """
@@ -40,21 +40,25 @@ def _join(
         there = (row < rows)[:, None] & (column < columns)[None, :]
         at = row.to(tl.int64)[:, None]
         found = tl.load(source + at * columns + column[None, :], mask=there, other=0.0)
-        tl.store(out + (at * PARTS + part) * columns + column[None, :], found, mask=there)
+        if PARTS > 1:
+            tl.store(out + (at * PARTS + part) * columns + column[None, :], found, mask=there)
         total += found.to(tl.float32)
     tl.store(sums + (lot * PARTS + part) * columns + column, tl.sum(total, 0), mask=column < columns)
 
 
 @torch.library.custom_op("regard::joined", mutates_args=())
 def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
-    """Two or three parts [T, H, E] -> all of them [T, P H E], and their sums over so many tokens each [L, P H E]."""
+    """Up to three parts [T, H, E] -> all of them [T, P H E], and their sums over so many tokens each [L, P H E].
+
+    One part is not copied: of it, there are only the sums, and the first has no rows.
+    """
     flat = [part.flatten(1).contiguous() for part in parts]
     (rows, columns), count = flat[0].shape, len(flat)
-    out = flat[0].new_empty(rows, count * columns)
+    out = flat[0].new_empty(rows if count > 1 else 0, count * columns)
     sums = out.new_empty(triton.cdiv(rows, each), count * columns, dtype=torch.float32)
     with torch.cuda.device_of(out):  # Triton starts a kernel on the current device, wherever its tensors are
         _join[len(sums), triton.cdiv(columns, COLUMNS), count](
-            flat[0], flat[1], flat[-1], out, sums, rows, columns,
+            flat[0], flat[min(1, count - 1)], flat[-1], out, sums, rows, columns,
             PARTS=count, M=ROWS, N=COLUMNS, TILES=triton.cdiv(each, ROWS), num_warps=WARPS,
         )  # fmt: skip
     return out, sums
@@ -63,7 +67,7 @@ def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
 @joined.register_fake
 def _(parts, each):
     rows, columns = len(parts[0]), len(parts) * parts[0].shape[1:].numel()
-    out = parts[0].new_empty(rows, columns)
+    out = parts[0].new_empty(rows if len(parts) > 1 else 0, columns)
     return out, out.new_empty(-(-rows // each), columns, dtype=torch.float32)
 
 
@@ -80,9 +84,10 @@ class _InParts(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         change, sums = joined(list(slopes), SOME)
+        change = change if len(slopes) > 1 else slopes[0].flatten(1)
         return change @ weight, change.t() @ x, sums.sum(0).to(weight.dtype), None, None
 
 
 def in_parts(x: Tensor, weight: Tensor, bias: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """x [T, D], weight [P H E, D], bias [P H E] -> two or three parts [T, H, E]."""
+    """x [T, D], weight [P H E, D], bias [P H E] -> up to three parts [T, H, E]."""
     return cast(tuple[Tensor, ...], _InParts.apply(x, weight, bias, parts, heads))
