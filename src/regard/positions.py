@@ -31,7 +31,7 @@ class Sinusoidal(Positions):
     """PE(pos, 2i) = sin(pos / base^(2i/d)),  PE(pos, 2i+1) = cos(pos / base^(2i/d)).
 
     Wavelengths run from 2π up to (nearly) base · 2π, and PE(pos + k) is a rotation of PE(pos) that depends on k alone.
-    Computed on the fly in float32, so there is no longest sentence. In training, where there is one, they are looked up.
+    Computed on the fly in float32, so there is no longest sentence. In training there is one, and they are looked up.
     """
 
     frequency: Tensor
