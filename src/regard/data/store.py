@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -185,13 +186,13 @@ class _Job:
     def data(self) -> Data:
         return self.recipe.data
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The most tokens of a sentence: longer pairs are dropped, longer documents cut so that batches hold them."""
         context = self.recipe.model.max_positions
         return min(context, self.recipe.training.batch_tokens if self.corpus.plain else self.data.max_length)
 
-    @property
+    @cached_property
     def together(self) -> int | None:
         """The most tokens of a pair, where source and target share the model's context."""
         room = Room.of(self.recipe)
