@@ -174,22 +174,38 @@ def test_static_rows_lie_as_rows_do() -> None:
 # -- which step --------------------------------------------------------------------------------------------------------
 
 
-def test_the_step_is_chosen_by_device_model_and_length_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("regard.gpu.available", lambda: True)
     transformer = FAMILIES["transformer"].model_validate({})
     recurrent = FAMILIES["recurrent"].model_validate({})
     sparse = FAMILIES["gpt"].model_validate({"mask": "window"})
-    assert step.kind(Training(steps=10**6), transformer, CPU) == "plain"  # type: ignore[arg-type]
-    assert step.kind(Training(steps=10**6), transformer, gpu) == "compiled"  # type: ignore[arg-type]
-    assert step.kind(Training(steps=10), transformer, gpu) == "captured"  # type: ignore[arg-type]
+    assert step.kind(Training(), transformer, CPU) == "plain"  # type: ignore[arg-type]
+    assert step.kind(Training(), transformer, gpu) == "captured"  # type: ignore[arg-type]
+    assert step.kind(Training(update="compiled"), transformer, gpu) == "compiled"  # type: ignore[arg-type]
     assert step.kind(Training(steps=10, update="plain"), transformer, gpu) == "plain"  # type: ignore[arg-type]
     for other in (recurrent, sparse):
-        assert step.kind(Training(steps=10**6), other, gpu) == "plain"  # type: ignore[arg-type]
+        assert step.kind(Training(), other, gpu) == "plain"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a GPU"):
         step.kind(Training(update="compiled"), transformer, CPU)  # type: ignore[arg-type]
     monkeypatch.setattr("regard.gpu.available", lambda: False)
-    assert step.kind(Training(steps=10**6), transformer, gpu) == "plain"  # type: ignore[arg-type]
+    assert step.kind(Training(), transformer, gpu) == "plain"  # type: ignore[arg-type]
+
+
+def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's length is its arithmetic: 6 times weights times tokens."""
+    model, shape, batches = made("transformer")
+    batch = shape.batch(shape.lay(batches[0]))
+    tried: list[object] = []
+    monkeypatch.setattr(step, "_try", lambda model, *_: tried.append(model.compiled))
+    weights = sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(step, "LONG_JOB", 6 * weights * 100 * 2 * 50)
+    few, many, said = Training(batch_tokens=100, accumulate=2, steps=49), {"batch_tokens": 100, "accumulate": 2}, []
+    assert step.usable("captured", model, batch, few, CPU, said.append) == "captured"
+    assert step.usable("captured", model, batch, Training(**many, steps=50), CPU, said.append) == "compiled"
+    told = Training(**many, steps=50, update="captured")
+    assert step.usable("captured", model, batch, told, CPU, said.append) == "captured"
+    assert [way is None for way in tried] == [True, False, True] and said == ["compiling the training step"]
 
 
 def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from regard.training.state import Average
 from regard.training.static import Shape
 
 CAPTURED = ("transformer", "gpt", "bert")  # recurrent cells need to know on the host how long each sentence is
-LONG_JOB = 20_000  # updates from where on compiling pays for itself
+LONG_JOB = 1e17  # floating-point operations, minutes of a large GPU, from where on compiling pays for itself
 WARM = 3  # updates before the one that is captured: compilers and libraries have set themselves up by then
 
 
@@ -175,7 +175,7 @@ def _halved(model: Translator, settings: Training, device: torch.device) -> Call
 
 
 def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
-    """How updates are made: as the recipe says, or the quickest way that this device and this model have."""
+    """How updates are made: as the recipe says, or captured where this device and this model can, else plain."""
     able = device.type == "cuda" and model.family in CAPTURED and not settings.checkpoint_activations
     able = able and getattr(model, "mask", "causal") == "causal" and gpu.available()
     if settings.update != "auto":
@@ -185,9 +185,13 @@ def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
                 f'family {" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations: try "auto"'
             )
         return settings.update
-    if not able:
-        return "plain"
-    return "compiled" if settings.steps >= LONG_JOB else "captured"
+    return "captured" if able else "plain"
+
+
+def worth_compiling(model: Translator, settings: Training) -> bool:
+    """Whether a job is long: six operations for every weight and every token, forward and backward."""
+    weights = sum(p.numel() for p in model.parameters())
+    return 6.0 * weights * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
 
 
 def make(
@@ -215,10 +219,13 @@ def usable(
 ) -> str:
     """`how` if that works on a static batch; else, after a line that says why not, the next slower way that does.
 
-    The model's blocks and loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither
-    gradients, nor numbers drawn at random, nor running statistics.
+    Where the recipe leaves it open, a step that is captured is compiled, too, if the job is long. The model's blocks and
+    loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither gradients, nor numbers
+    drawn at random, nor running statistics.
     """
     ways = ["compiled", "captured"]
+    if settings.update == "auto" and worth_compiling(model, settings):
+        how = "compiled"
     for way in ways[ways.index(how) :]:
         if way == "compiled":
             say("compiling the training step")
