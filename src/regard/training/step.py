@@ -219,9 +219,9 @@ def usable(
 ) -> str:
     """`how` if that works on a static batch; else, after a line that says why not, the next slower way that does.
 
-    Where the recipe leaves it open, a step that is captured is compiled, too, if the job is long. The model's blocks and
-    loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither gradients, nor numbers
-    drawn at random, nor running statistics.
+    Where the recipe leaves it open, a step that is captured is compiled, too, if the job is long. The model's blocks
+    and loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither gradients, nor
+    numbers drawn at random, nor running statistics.
     """
     ways = ["compiled", "captured"]
     if settings.update == "auto" and worth_compiling(model, settings):
