@@ -21,8 +21,8 @@ from torch import Tensor
 from regard import dropout
 
 FEATURES_A_WARP = 1024
-# Programs of a backward pass, and how many rows they have under way at once: what was quickest on an H200 for 512
-# features, and for 768. Of rows longer than 1,024 several would not fit into every GPU's multiprocessors.
+# Programs of a backward pass, and how many rows they have under way at once. The second was quickest on an H200 for 768
+# features; for 512 it has not been tried. Of rows longer than 1,024 several would not fit into every multiprocessor.
 USUAL, MIDDLING = (2048, 1), (1024, 3)
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)

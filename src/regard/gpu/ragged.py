@@ -239,7 +239,7 @@ def _(slope, q, k, v, out, lse, of_queries, of_keys, query_begins, key_begins, c
 
 
 def _keep(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(False)  # no zeros for the sums of scores
     *tensors, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])

@@ -189,9 +189,12 @@ def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
 
 
 def worth_compiling(model: Translator, settings: Training) -> bool:
-    """Whether a job is long: six operations for every weight and every token, forward and backward."""
-    weights = sum(p.numel() for p in model.parameters())
-    return 6.0 * weights * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
+    """Whether a job is long, roughly: six operations for every weight and every token that is read.
+
+    (`flops` counts it exactly, from lengths that the host knows; of static rows it does not, and this will do.)
+    """
+    weights, readings = sum(p.numel() for p in model.parameters()), 2 if settings.r_drop else 1
+    return 6.0 * weights * readings * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
 
 
 def make(
