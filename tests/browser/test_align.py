@@ -160,6 +160,16 @@ def test_the_saved_svg_and_png_show_the_same_cells(visit: Visit, trace: Trace, t
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) > 5000
 
 
+def test_a_view_that_says_it_is_ready_has_drawn_its_map(visit: Visit, page: Page) -> None:
+    """Whoever waits for that word, these tests and a screenshot's script alike, must find what they waited for."""
+    page.add_init_script("""new MutationObserver(() => {
+        const main = document.querySelector("main");
+        if (main.dataset.ready) window.rowsThen ??= main.querySelector(".map-plane canvas").dataset.rows ?? "none yet";
+    }).observe(document, { subtree: true, attributeFilter: ["data-ready"] })""")
+    visit("align", afresh=True)
+    assert page.evaluate("window.rowsThen") == str(len(cells(page)))
+
+
 def test_the_saved_html_shows_the_same_from_disk(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align", layer=1, head=1)
     path = export(page, "HTML", tmp_path)

@@ -309,8 +309,17 @@ async function show() {
   } else {
     root.append(el("p", { class: "callout", text: view.lacking }));
   }
-  if (ending.signal.aborted) cleanup?.();
-  else main.dataset.ready = view.id;
+  if (ending.signal.aborted) {
+    cleanup?.();
+    return;
+  }
+  await drawn();
+  if (!ending.signal.aborted) main.dataset.ready = view.id;
+}
+
+/** Maps draw themselves when they are given their room: between the next frame and the one after it. */
+function drawn() {
+  return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
 }
 
 function makeContext(signal) {
