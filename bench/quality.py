@@ -20,8 +20,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,28 @@ def fresh(folder: Path) -> dict[str, str]:
 
 
 def run(command: list[str], environment: dict[str, str], log: Path) -> str:
-    """What a command prints; all it says goes to the log too."""
+    """What a command prints. That goes to the log too, after what it says, whose lines have the seconds it then ran."""
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"$ {' '.join(command)}\n")
-        file.flush()
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
-        file.write(done.stdout)
-    if done.returncode:
+        began = time.perf_counter()
+
+        def listen(said: Iterable[str]) -> None:
+            for line in said:
+                file.write(f"{time.perf_counter() - began:6.1f} s  {line}")
+                file.flush()
+
+        listen([f"$ {' '.join(command)}\n"])
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            listener = threading.Thread(target=listen, args=[process.stderr])
+            listener.start()
+            printed = process.stdout.read()
+            listener.join()
+        file.write(printed)
+    if process.returncode:
         sys.exit(f"{' '.join(command[:5])} ... failed; the end of {log}:\n{''.join(tail(log))}")
-    return done.stdout
+    return printed
 
 
 @contextmanager

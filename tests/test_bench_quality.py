@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -15,7 +17,7 @@ if not (ROOT / "bench" / "quality.py").exists():
     pytest.skip("the benchmarks are not part of an installed package", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 
-from bench import hansards, peers_marian  # noqa: E402
+from bench import hansards, peers_marian, quality  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,13 @@ def test_the_peers_rate_warms_up_by_steps_and_ends_at_zero_by_the_clock() -> Non
     given = argparse.Namespace(learning_rate=1.0, warmup=10, cooldown=0.5)
     shares = [(5, 0.0), (10, 0.1), (50, 0.5), (80, 0.75), (99, 1.0)]
     assert [peers_marian.rate(given, *share) for share in shares] == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+
+
+def test_a_command_s_words_are_logged_with_their_seconds_and_what_it_prints_comes_back(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    talk = "import sys, time; print('loud', file=sys.stderr, flush=True); time.sleep(0.3); sys.stderr.write('late'); "
+    assert quality.run([sys.executable, "-c", talk + "print('score')"], dict(os.environ), log) == "score\n"
+    _, loud, late = re.findall(r"^ *([\d.]+) s  (.*)$", log.read_text("utf-8"), re.MULTILINE)
+    assert loud[1] == "loud" and late[1].startswith("late") and float(late[0]) >= float(loud[0]) + 0.2
+    with pytest.raises(SystemExit, match="late"):
+        quality.run([sys.executable, "-c", talk + "sys.exit(1)"], dict(os.environ), log)
