@@ -94,9 +94,8 @@ class _Projected(torch.autograd.Function):
         dtype = matrix_dtype(x)
         low_x, low_table = x.to(dtype), table.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
-        for_x, for_table, for_bias = [], torch.zeros_like(table, dtype=torch.float32), None
-        if bias is not None:
-            for_bias = torch.zeros_like(bias, dtype=torch.float32)
+        for_x, for_table = [], torch.zeros_like(table, dtype=torch.float32)
+        for_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for at in range(0, x.shape[1], chunk):
             label, counts = labels[at : at + chunk], counted[at : at + chunk]
             piece = low_x[:, at : at + chunk].flatten(0, 1)
@@ -128,17 +127,14 @@ class _Projected(torch.autograd.Function):
 def _sloped(
     x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of x [C, D]: the losses [C], and if wanted their gradient in the logits [C, V]."""
+    """Of x [C, D]: the losses [C], and, sure to be there only if wanted, their gradient in the logits [C, V]."""
     if gpu.takes(x):
         from regard.gpu.slope import sloped
 
         return sloped(x, table, bias, labels, counted, smoothing, wanted)
     logits = _logits(x, table, bias)
-    lse = torch.cat([few.logsumexp(-1) for few in _few(logits)])
-    right = logits.gather(1, labels[:, None]).squeeze(1)
-    losses = lse - (1 - smoothing) * right - smoothing * logits.mean(-1)
-    slope = _slope(logits, lse, labels, counted, smoothing) if wanted else logits
-    return losses.where(counted, 0.0), slope
+    parts = zip(_few(logits), _few(labels), _few(counted), strict=True)
+    return torch.cat([_into_slope(*few, smoothing) for few in parts]), logits
 
 
 def _logits(x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,13 +159,18 @@ def _agreeing(
     return losses.where(counted, 0.0), slope.where(counted[:, None], 0.0).flatten(0, 1)
 
 
-def _slope(logits: Tensor, lse: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> Tensor:
-    """[C, V] the gradient of the summed loss in the logits, in the logits' own memory."""
-    spread = smoothing / logits.shape[-1]
-    for few, own in zip(_few(logits), _few(lse), strict=True):
-        few.sub_(own[:, None]).exp_().sub_(spread)
-    logits.scatter_add_(1, labels[:, None], logits.new_full((len(labels), 1), smoothing - 1))
-    return logits.mul_(counted[:, None])
+def _into_slope(logits: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> Tensor:
+    """The losses [C] of logits [C, V], which become the gradient of their sum, in their own memory."""
+    here, counts = labels[:, None], counted[:, None].to(logits.dtype)
+    right = logits.gather(1, here)
+    even = logits.mean(-1, keepdim=True) if smoothing else 0.0
+    most = logits.amax(-1, keepdim=True)
+    total = logits.sub_(most).exp_().sum(-1, keepdim=True)
+    losses = most + total.log() - (1 - smoothing) * right - smoothing * even
+    logits.mul_(counts / total).scatter_add_(1, here, counts * (smoothing - 1))
+    if smoothing:
+        logits.sub_(counts * (smoothing / logits.shape[-1]))
+    return losses.squeeze(1).where(counted, 0.0)
 
 
 def _few(rows: Tensor) -> tuple[Tensor, ...]:

@@ -31,7 +31,7 @@ from regard.attention import (
     kernel,
     plain_weights,
 )
-from regard.attention.kernels import fused, plain
+from regard.attention.kernels import MANY, few, fused, plain
 from regard.inside.recorder import Recorder, intervene
 from regard.positions import Sinusoidal
 from regard.rows import Rows
@@ -178,7 +178,7 @@ def test_the_bilinear_score_is_q_w_k() -> None:
 
 def test_a_score_that_is_no_dot_product_has_no_fused_kernel() -> None:
     q, k, v = (draw(1, 1, 2, 4, dtype=torch.float32) for _ in range(3))
-    with kernel("fused"), pytest.raises(TypeError, match="cannot compute Additive"):
+    with kernel("fused"), pytest.raises(TypeError, match="Additive is no dot product"):
         attend(q, k, v, Dense(), score=Additive(4, 4, 4))
     with pytest.raises(ValueError, match="no kernel 'fast'"), kernel("fast"):
         pass
@@ -271,6 +271,24 @@ def test_a_query_with_nothing_to_attend_to_gives_exact_zeros_and_finite_gradient
     for gradient in torch.autograd.grad(out.square().sum(), (q, k, v)):
         assert gradient.isfinite().all()
     assert not plain_weights(q, k, Allowed(table), ScaledDot())[0, 0, 1].any()
+
+
+@pytest.mark.parametrize("keys", [1, 2, 7, 15, 16, 17])
+@pytest.mark.parametrize("masked", [False, True])
+def test_many_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: int, masked: bool) -> None:
+    """Those of fewer keys than a CPU takes at once are filled up on the way."""
+    torch.manual_seed(keys)
+    table = torch.rand(32, 1, 5, keys) < 0.6 if masked else None
+    if table is not None:
+        table[..., 0] = True
+    allowed = Allowed.shared(table, torch.float32)
+    q, k, v = (draw(32, 4, length, 3, dtype=torch.float32) for length in (5, keys, keys))
+    upstream = torch.randn(32, 4, 5, 3)
+    found = [run(q, k, v, allowed, ScaledDot()) for run in (few, plain)]
+    torch.testing.assert_close(found[0], found[1])
+    gradients = [torch.autograd.grad(out, (q, k, v), upstream) for out in found]
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert 32 * 4 * 5 * keys >= MANY, "or nothing is filled up here"
 
 
 @pytest.mark.parametrize("name", ["plain", "fused"])

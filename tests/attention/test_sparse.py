@@ -143,7 +143,7 @@ def test_the_blocks_kernel_does_without_a_pattern_what_the_fused_one_does() -> N
         )
         assert torch.equal(one, other)
     rows = Rows([5])
-    with kernel("blocks"), pytest.raises(TypeError, match="blocks kernel cannot compute Additive"):
+    with kernel("blocks"), pytest.raises(TypeError, match="Additive is no dot product"):
         attend(query[0].transpose(0, 1), query[0].transpose(0, 1), query[0].transpose(0, 1),
                Packed(rows, rows, Window(1)), score=Additive(4, 4, 4))  # fmt: skip
 

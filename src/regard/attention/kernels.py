@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,10 +42,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Sc
 
 def fused(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Score) -> Tensor:
     """PyTorch's fused dense kernel, for scores that come down to a dot product."""
-    dot = score.as_dot(query, key)
-    if dot is None:
-        raise TypeError(f"the fused kernel cannot compute {type(score).__name__}")
-    return _fused(*dot, value, allowed)
+    return _fused(*score.as_dot(query, key), value, allowed)
 
 
 def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: Allowed) -> Tensor:
@@ -68,10 +66,7 @@ def blocks(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: S
     """
     if not isinstance(allowed.sparse, Sparse):
         return fused(query, key, value, allowed, score)
-    dot = score.as_dot(query, key)  # of the whole, for a score may count places
-    if dot is None:
-        raise TypeError(f"the blocks kernel cannot compute {type(score).__name__}")
-    q, k, scale = dot
+    q, k, scale = score.as_dot(query, key)  # of the whole, for a score may count places
     parts = []
     for lot, may in allowed.sparse.lots:
         parts.append(_fused(_pick(q, lot.queries), _pick(k, lot.keys), scale, _pick(value, lot.keys), may))
@@ -90,10 +85,7 @@ def ragged(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: S
     from regard.gpu import ragged as ours
 
     assert isinstance(allowed.sparse, Ranges)
-    dot = score.as_dot(query, key)
-    if dot is None:
-        raise TypeError(f"the ragged kernel cannot compute {type(score).__name__}")
-    q, k, scale = dot
+    q, k, scale = score.as_dot(query, key)
     q, k, v = (x.to(value.dtype).transpose(0, 1) for x in (q, k, value))  # [H, L, D] -> [L, H, D]
     out, _ = ours.ragged(q, k, v, *allowed.sparse.places, allowed.sparse.causal, scale)
     return out.transpose(0, 1)
@@ -105,10 +97,7 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
     That is so in a decoding step, with one query a beam, and for short sentences on a CPU. On a GPU all of it is one
     kernel of our own.
     """
-    dot = score.as_dot(query, key)
-    if dot is None:
-        raise TypeError(f"the few kernel cannot compute {type(score).__name__}")
-    q, k, scale = dot
+    q, k, scale = score.as_dot(query, key)
     if not allowed.full or (allowed.causal and allowed.bias is not None):
         return _fused(q, k, scale, value, allowed)
     if _in_one(q, value, allowed):
@@ -119,7 +108,18 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
     scores, bias = (q * scale) @ k.transpose(-2, -1), allowed.bias
     if bias is None:
         bias = Allowed.shared(allowed.dense(q.shape[-2], k.shape[-2], q.device), q.dtype).bias
-    return (scores if bias is None else scores + bias).softmax(-1) @ value
+    return _softmax(scores if bias is None else scores + bias) @ value
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension. PyTorch takes rows shorter than a CPU's vectors number by number: up to 6 times slower.
+
+    So many of them are filled up; what is filled in has no weight, and no gradient.
+    """
+    lacking = LANES - scores.shape[-1]
+    if lacking <= 0 or not scores.is_cpu or scores.numel() < MANY:
+        return scores.softmax(-1)
+    return F.pad(scores, (0, lacking), value=-math.inf).softmax(-1)[..., :-lacking]
 
 
 def _in_one(query: Tensor, value: Tensor, allowed: Allowed) -> bool:
@@ -129,6 +129,8 @@ def _in_one(query: Tensor, value: Tensor, allowed: Allowed) -> bool:
 
 
 WIDEST = 256  # bytes of a head: more, and a tile of keys and one of values do not fit into every GPU's multiprocessors
+LANES = 16  # float32 numbers in the longest vectors that a CPU calculates with
+MANY = 512  # scores from where on it pays to fill them up
 FEW = 8  # queries
 SHORT = 64  # places of a sentence
 LONG = 1024  # places from where on skipping pays for the cutting

@@ -17,15 +17,12 @@ from regard.errors import UserError
 class Score(nn.Module):
     """A score function. Those that come down to a dot product say so, and may then use the fused kernels."""
 
-    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float] | None:
-        """`(q, k, scale)` such that the score is `scale * q @ k^T`; None if it is no dot product."""
-        return None
+    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        """`(q, k, scale)` such that the score is `scale * q @ k^T`."""
+        raise TypeError(f"{type(self).__name__} is no dot product: only the plain kernel, by its forward, computes it")
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        dot = self.as_dot(query, key)
-        if dot is None:
-            raise TypeError(f"{type(self).__name__} needs its own forward")
-        q, k, scale = dot
+        q, k, scale = self.as_dot(query, key)
         return scale * (q @ k.transpose(-2, -1))
 
 
