@@ -98,10 +98,11 @@ class Slots:
 
         So a hypothesis that is over is one candidate with its final score among all the others. Changes `logp`.
         """
-        idle = ~self.live
-        if bool(idle.any()):
-            logp[idle] = -math.inf
-            logp[..., END].masked_fill_(idle, 0.0)
+        idle = (~self.live).flatten().nonzero().squeeze(1)
+        if len(idle):
+            rows = logp.view(-1, logp.shape[-1])
+            rows.index_fill_(0, idle, -math.inf)
+            rows[:, END].index_fill_(0, idle, 0.0)
         return logp
 
     def advance(self, choice: Choice) -> Slots:

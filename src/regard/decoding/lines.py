@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from regard.data.packing import sentence_batches
+from regard.data.sources import corpora
 from regard.decoding.search import Hypothesis, quickest, search
 from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
@@ -59,7 +60,7 @@ class LineTranslator:
         settings: Decoding | None = None,
     ) -> LineTranslator:
         """As the recipe says: its decoding settings (or others), its longest sentence, its first corpus's tags."""
-        first = recipe.data.mix[0] if recipe.data.mix else recipe.data
+        first = corpora(recipe.data)[0]
         return cls(
             model,
             tokenizers,
@@ -121,9 +122,11 @@ class LineTranslator:
     def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
         """What each translation begins with, cut so that there is a place for the end mark."""
         tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
-        texts = prefixes if prefixes is not None else [""] * len(sources)
         rooms = [self.room.target(len(source)) - 1 for source in sources]
-        return [[*tag, *self.tokenizers[1].encode(t)][:room] for t, room in zip(texts, rooms, strict=True)]
+        if prefixes is None:
+            return [tag[:room] for room in rooms]
+        pieces = self.tokenizers[1].encode_batch(list(prefixes))
+        return [[*tag, *ids][:room] for ids, room in zip(pieces, rooms, strict=True)]
 
     def _search(
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int

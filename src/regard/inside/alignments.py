@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from regard.data.packing import sentence_batches
+from regard.data.sources import corpora
 from regard.decoding import score
 from regard.errors import UserError
 from regard.evaluation.alignment import Aligned, AlignmentScore, Gold, Link, score_links
@@ -112,7 +113,7 @@ def _pieces(
     tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[Pieces], list[Pieces]]:
     """The sources and the targets of pairs, as a recipe's model reads them."""
-    first = recipe.data.mix[0] if recipe.data.mix else recipe.data
+    first = corpora(recipe.data)[0]
     most, lower = recipe.model.max_positions, recipe.data.lowercase
     left, right = [source for source, _ in pairs], [target for _, target in pairs]
     return (
