@@ -143,7 +143,8 @@ def into_model(model: nn.Module, tensors: Mapping[str, Tensor], origin: object) 
     for what, names in (("lacks", own.keys() - tensors.keys()), ("has an unknown", tensors.keys() - own.keys())):
         if names:
             raise UserError(f"{origin} {what} tensor {min(names)} ({len(names)} in all)")
-    for name, mine in own.items():
+    for name, mine in own.items():  # all of them before the first is copied: a model is not left half changed
         if mine.shape != tensors[name].shape:
             raise UserError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, not {tuple(mine.shape)}")
+    for name, mine in own.items():
         mine.copy_(tensors[name])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from regard import load, weights
-from regard.data.masking import generator, mask_batch
+from regard.data.masking import Gaps
+from regard.data.packing import generator
 from regard.models import build
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
@@ -34,10 +35,10 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
     model = build(chosen.model, len(tokenizer), len(tokenizer), True)
     texts = [[BEGIN, *tokenizer.encode(text), END] for text in TEXTS] * 8
     clean = PairBatch.of([[] for _ in texts], texts, begin=BEGIN)
-    kind = dict(mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
+    gaps = Gaps(0.3, mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
-        batch = mask_batch(clean, generator(1, step + 1), share=0.3, **kind)  # type: ignore[arg-type]
+        batch = gaps.cut(clean, generator(1, step + 1))
         optimizer.zero_grad()
         (model.loss(batch) / batch.tokens).backward()
         optimizer.step()

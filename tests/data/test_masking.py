@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.masking import Masked, generator, mask_batch
-from regard.data.packing import Packer, Position
+from regard.data.masking import Gaps, Masked
+from regard.data.packing import Packer, Position, generator
 from regard.data.store import TokenStore
 from regard.rows import PairBatch
 from regard.text import BEGIN, END
 
 MASK, FIRST, SIZE = 4, 5, 1000  # the mask's id, the first piece's, and the vocabulary
-KIND = dict(mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
+
+
+def gaps(share: float) -> Gaps:
+    return Gaps(share, mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
 
 
 def text_batch(texts: list[list[int]], size: int | None = None) -> PairBatch:
@@ -33,7 +36,7 @@ def packer(seed: int = 1, static: bool = True) -> Packer:
 
 
 def masked(seed: int = 1, share: float = 0.15) -> Masked:
-    return Masked(packer(), seed, share, **KIND)
+    return Masked(packer(), seed, gaps(share))
 
 
 def same(one: PairBatch, other: PairBatch) -> bool:
@@ -48,7 +51,7 @@ def within(count: int, of: int, share: float) -> bool:
 
 def test_what_is_read_and_what_is_to_be_guessed_lie_side_by_side() -> None:
     batch = text_batch([[10, 11, 12], [13, 14]], size=12)
-    found = mask_batch(batch, generator(1), share=0.5, **KIND)
+    found = gaps(0.5).cut(batch, generator(1))
     assert found.source is found.inputs and found.inputs.rows is batch.inputs.rows
     assert torch.equal(found.labels, batch.labels)
     assert found.counted is not None and found.tokens == int(found.counted.sum()) >= 1
@@ -62,7 +65,7 @@ def test_a_share_of_the_words_is_guessed_and_80_10_10_of_them_masked_changed_and
     for seed in range(200):
         draw = np.random.default_rng(seed)
         batch = text_batch([draw.integers(FIRST, SIZE, 30).tolist() for _ in range(10)])
-        found = mask_batch(batch, generator(seed), share=0.15, **KIND)
+        found = gaps(0.15).cut(batch, generator(seed))
         read, clean = found.source.ids[found.counted], found.labels[found.counted]
         words += 300
         guessed += len(read)
@@ -81,23 +84,23 @@ def test_a_share_of_the_words_is_guessed_and_80_10_10_of_them_masked_changed_and
 def test_marks_and_fill_are_never_chosen_even_if_everything_else_is() -> None:
     batch = text_batch([[10, 11, 12], [13], [14, 15]], size=20)
     places = (batch.labels != BEGIN) & (batch.labels != END) & batch.inputs.rows.real
-    found = mask_batch(batch, generator(1), share=0.999999, **KIND)
+    found = gaps(0.999999).cut(batch, generator(1))
     assert torch.equal(found.counted, places)
     assert torch.equal(found.source.ids[~places], batch.labels[~places])
 
 
 def test_at_least_one_word_of_a_batch_is_guessed() -> None:
     for seed in range(50):
-        found = mask_batch(text_batch([[10, 11], [12]], size=9), generator(seed), share=1e-9, **KIND)
+        found = gaps(1e-9).cut(text_batch([[10, 11], [12]], size=9), generator(seed))
         assert found.tokens == 1 and found.labels[found.counted].item() in (10, 11, 12)
 
 
 def test_the_same_position_always_has_the_same_gaps_and_others_have_others() -> None:
     one, again, other = (list(islice(masked(seed).batches(), 30)) for seed in (1, 1, 2))
     assert all(same(a, b) and p == q for (a, p), (b, q) in zip(one, again, strict=True))
-    gaps = [batch.counted for batch, _ in one]
-    assert not any(torch.equal(a, b) for a, b in pairwise(gaps))  # type: ignore[arg-type]
-    assert not any(torch.equal(a, b.counted) for a, (b, _) in zip(gaps, other, strict=True))  # type: ignore[arg-type]
+    where = [batch.counted for batch, _ in one]
+    assert not any(torch.equal(a, b) for a, b in pairwise(where))  # type: ignore[arg-type]
+    assert not any(torch.equal(a, b.counted) for a, (b, _) in zip(where, other, strict=True))  # type: ignore[arg-type]
 
 
 def test_a_stream_taken_up_anywhere_goes_on_as_if_it_had_never_stopped() -> None:
@@ -111,7 +114,7 @@ def test_a_stream_taken_up_anywhere_goes_on_as_if_it_had_never_stopped() -> None
 
 
 def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
-    def gaps(epoch: int) -> dict[tuple[int, ...], tuple[bool, ...]]:
+    def seen(epoch: int) -> dict[tuple[int, ...], tuple[bool, ...]]:
         found = {}
         for batch, position in masked(share=0.5).batches(Position(epoch, 0)):
             if position.epoch != epoch:
@@ -121,7 +124,7 @@ def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
                 found[tuple(text.tolist())] = tuple(where.tolist())
         raise AssertionError
 
-    first, second = gaps(0), gaps(1)
+    first, second = seen(0), seen(1)
     assert first.keys() == second.keys()
     long = [text for text in first if len(text) > 10]
     assert sum(first[text] == second[text] for text in long) <= len(long) // 20
@@ -130,7 +133,5 @@ def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
 @pytest.mark.parametrize("static", [True, False])
 def test_the_text_itself_is_the_packers(static: bool) -> None:
     plain = packer(static=static)
-    for (gappy, _), (batch, _) in zip(
-        Masked(plain, 1, 0.15, **KIND).batches(), islice(plain.batches(), 5), strict=False
-    ):
+    for (gappy, _), (batch, _) in zip(Masked(plain, 1, gaps(0.15)).batches(), islice(plain.batches(), 5), strict=False):
         assert torch.equal(gappy.labels, batch.labels) and gappy.inputs.rows.size == batch.inputs.rows.size

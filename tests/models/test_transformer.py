@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import weights
+from regard.errors import UserError
 from regard.models import build
 from regard.models.transformer import Transformer
 from regard.recipes.schema import TransformerSettings
@@ -201,6 +202,16 @@ def test_tying_really_ties() -> None:
         factor = torch.ones(20)
         factor[17] = 2 if tied else 1
         torch.testing.assert_close(after, before * factor)
+
+
+def test_weights_of_which_one_does_not_fit_change_nothing() -> None:
+    model = Transformer(settings(), 20, 20)
+    before = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
+    last = list(before)[-1]
+    others = {name: tensor + 1 for name, tensor in before.items()} | {last: torch.zeros(3, 5, 7)}
+    with pytest.raises(UserError, match=r"memory: .* has shape \(3, 5, 7\)"):
+        weights.into_model(model, others, "memory")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights.of_model(model).items())
 
 
 def test_a_tied_table_is_stored_once_and_comes_back_tied() -> None:

@@ -91,7 +91,7 @@ def test_what_is_best_is_what_the_recipe_says(
 
 @pytest.mark.parametrize("average", [None, 0.5, 1.5])  # none; better than every look; worse than all
 def test_patience_ends_a_run_and_the_metrics_say_so(
-    average: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    average: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses = [1.0, 0.9, 0.95, 0.9]  # an equal one is no better one
     left = script(monkeypatch, [Look(loss) for loss in [*losses, *([] if average is None else [average])]])
@@ -102,8 +102,10 @@ def test_patience_ends_a_run_and_the_metrics_say_so(
     assert metrics(run.path)[-1] == stop
     assert tensors(run.resume).keys() and max(run.snapshots()) == 8
     before = content(run.path)
-    go(recipe, run.path)  # the same command again: there is nothing left to do, and no look left to take
+    go(recipe, run.path, quiet=False)  # the same command again: nothing is left to do, and no look left to take
     assert content(run.path) == before
+    said = capsys.readouterr().err
+    assert "already trained to step 8; raise training.patience to go on" in said and "resuming" not in said
 
 
 def test_more_patience_lets_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +154,8 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> N
         {"precision": "bf16"},
         {"patience": 9},
         {"validate_lines": 1},
+        {"update": "plain"},
+        {"checkpoint_activations": True},
         {"tensorboard": True},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -341,6 +345,19 @@ def test_the_loss_that_is_logged_is_the_mean_a_token_of_the_steps_since_the_last
         losses, tokens = zip(*part, strict=True)
         assert line["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-5)
     assert metrics(run.path, "train")[-1]["tokens"] == sum(tokens for _, tokens in seen)
+
+
+def test_samples_with_line_breaks_of_other_kinds_are_all_there_when_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = [f"one{sign}two" for sign in "\u2028\u0085\x0c\r"]
+    samples = [{"source": text, "reference": text, "output": text} for text in odd]
+    script(monkeypatch, [Look(1.0, samples=samples), Look(0.9)])
+    go(small(tmp_path, steps=4), tmp_path / "run")
+    before = (tmp_path / "run" / "samples.jsonl").read_bytes()
+    assert [json.loads(line)["source"] for line in before.decode().split("\n")[:-1]] == odd
+    go(small(tmp_path, steps=8), tmp_path / "run")
+    assert (tmp_path / "run" / "samples.jsonl").read_bytes() == before
 
 
 def test_the_samples_are_held_out_lines(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard import weights
 from regard.attention import Causal, Flat, Packed, attend
-from regard.data.masking import generator, mask_batch
-from regard.data.packing import Packer, Windows
+from regard.data.masking import Gaps
+from regard.data.packing import Packer, Windows, generator
 from regard.data.store import TokenStore
 from regard.errors import UserError
 from regard.losses import projected_cross_entropy
@@ -63,7 +63,7 @@ def windows(static: bool) -> Windows:
 
 
 def with_gaps(batch: PairBatch) -> PairBatch:
-    return mask_batch(batch, generator(1), share=0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS)
+    return Gaps(0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS).cut(batch, generator(1))
 
 
 KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {

@@ -21,7 +21,7 @@ def fetch(
     ),
     quiet: options.Quiet = False,
 ) -> None:
-    """Download a public data set that a recipe names. A broken download goes on where it stopped.
+    """Download a public data set. A broken download goes on where it stopped.
 
     Set REGARD_MIRROR to take the files from another server with the same paths.
 

@@ -8,82 +8,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from regard.data.packing import Position
+from regard.data.packing import Batches, Position, Stream, generator
 from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END
+from regard.text import BEGIN, END, Tokenizer
+from regard.text.sides import MASK
 
 MASKED, RANDOM = 0.8, 0.1  # of what is to be guessed; the rest stays
 
 
-class Batches(Protocol):
-    """A stream of text batches that can be taken up at any position."""
-
-    def batches(self, position: Position = ...) -> Iterator[tuple[PairBatch, Position]]: ...
-
-
-def generator(*numbers: int) -> np.random.Generator:
-    """A generator that these numbers determine."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))
-
-
-def mask_batch(
-    batch: PairBatch, random: np.random.Generator, *, share: float, mask_id: int, first_piece: int, vocabulary: int
-) -> PairBatch:
-    """A text batch with gaps: what is read is in `source` (= `inputs`), the text in `labels`, the gaps in `counted`.
-
-    The text is the labels of the batch, [begin, w1 .. wn, end] each. Of its real places that are no marks a `share` is
-    to be guessed, at least one (where there is one); random pieces are drawn from ids of `first_piece` on.
-    """
-    rows, clean = batch.inputs.rows, batch.labels.numpy()
-    words = np.flatnonzero((clean[: rows.tokens] != BEGIN) & (clean[: rows.tokens] != END))
-    guessed = words[random.random(len(words)) < share]
-    if not len(guessed):
-        guessed = random.choice(words, min(len(words), 1), replace=False)
-    lot = random.random(len(guessed))
-    read = clean.copy()
-    read[guessed[lot < MASKED]] = mask_id
-    other = guessed[(lot >= MASKED) & (lot < MASKED + RANDOM)]
-    read[other] = random.integers(first_piece, vocabulary, len(other))
-    counted = torch.zeros(len(clean), dtype=torch.bool)
-    counted[torch.from_numpy(guessed)] = True
-    row = TokenRow(torch.from_numpy(read), rows)
-    return PairBatch(row, row, batch.labels, counted)
-
-
 @dataclass(frozen=True)
-class Masked:
-    """The batches of a packer with gaps. Where they are depends on the seed, the epoch and the batch's number in it.
+class Gaps:
+    """What share of the words is to be guessed, what stands in a gap, and which ids random pieces are drawn from."""
 
-    >>> Masked(packer, 1, 0.15, mask_id=4, first_piece=5, vocabulary=8000).batch_at(0)  # doctest: +SKIP
-    """
-
-    packer: Batches
-    recipe_seed: int
     share: float
     mask_id: int
     first_piece: int
     vocabulary: int
 
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
-        """The batches from a position on, without end, each with the position after it."""
-        for batch, after in self.packer.batches(position):
-            random = generator(self.recipe_seed, after.epoch, after.batch)
-            masked = mask_batch(
-                batch,
-                random,
-                share=self.share,
-                mask_id=self.mask_id,
-                first_piece=self.first_piece,
-                vocabulary=self.vocabulary,
-            )
-            yield masked, after
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, share: float) -> Gaps:
+        return cls(share, tokenizer.tag(MASK), tokenizer.first, len(tokenizer))
 
-    def batch_at(self, step: int) -> PairBatch:
-        """The batch of a step, counted from 0."""
-        return next(islice(self.batches(), step, None))[0]
+    def cut(self, batch: PairBatch, random: np.random.Generator) -> PairBatch:
+        """A text batch with gaps: what is read is in `source` (= `inputs`), the text in `labels`, they in `counted`.
+
+        The text is the labels of the batch, [begin, w1 .. wn, end] each. Of its real places that are no marks a share
+        is to be guessed, at least one (where there is one).
+        """
+        rows, clean = batch.inputs.rows, batch.labels.numpy()
+        words = np.flatnonzero((clean[: rows.tokens] != BEGIN) & (clean[: rows.tokens] != END))
+        guessed = words[random.random(len(words)) < self.share]
+        if not len(guessed):
+            guessed = random.choice(words, min(len(words), 1), replace=False)
+        lot = random.random(len(guessed))
+        read = clean.copy()
+        read[guessed[lot < MASKED]] = self.mask_id
+        other = guessed[(lot >= MASKED) & (lot < MASKED + RANDOM)]
+        read[other] = random.integers(self.first_piece, self.vocabulary, len(other))
+        counted = torch.zeros(len(clean), dtype=torch.bool)
+        counted[torch.from_numpy(guessed)] = True
+        row = TokenRow(torch.from_numpy(read), rows)
+        return PairBatch(row, row, batch.labels, counted)
+
+
+@dataclass(frozen=True)
+class Masked(Stream):
+    """The batches of a packer with gaps. Where they are depends on the seed, the epoch and the batch's number in it."""
+
+    packer: Batches
+    seed: int
+    gaps: Gaps
+
+    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+        for batch, after in self.packer.batches(position):
+            yield self._cut(batch, after), after
+
+    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+        batch, after = self.packer.taken_at(step)
+        return self._cut(batch, after), after
+
+    def _cut(self, batch: PairBatch, after: Position) -> PairBatch:
+        return self.gaps.cut(batch, generator(self.seed, after.epoch, after.batch))

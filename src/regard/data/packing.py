@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ EVEN = 64  # static source rows are multiples of so many tokens, as kernels like
 DEVIATIONS = 3.0  # the same for batches that are not sorted: of how much a batch's source tokens vary
 
 
+def generator(*numbers: int) -> np.random.Generator:
+    """A generator that these numbers determine."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))
+
+
 @dataclass(frozen=True)
 class Position:
     """A place in the stream of batches: `batch` batches of this rank have been taken of epoch `epoch`."""
@@ -36,8 +41,24 @@ class Position:
     batch: int = 0
 
 
-class Batches(ABC):
-    """An endless stream of batches that can be taken up at any position. Kinds differ in what an epoch is made of.
+class Stream(ABC):
+    """Batches without end, that can be taken up at any position."""
+
+    @abstractmethod
+    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+        """The batches from a position on, without end, each with the position after it."""
+
+    @abstractmethod
+    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+        """The batch of a step, counted from 0, and the position after it: as `batches` from the start has it."""
+
+    def batch_at(self, step: int) -> PairBatch:
+        """The batch of a step, counted from 0."""
+        return self.taken_at(step)[0]
+
+
+class Batches(Stream):
+    """A stream that reads tokens. Kinds differ in what an epoch is made of.
 
     Of `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
     """
@@ -53,20 +74,23 @@ class Batches(ABC):
     dropped_long: int = 0  # how many sentences are too long for a batch
 
     def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
-        """The batches from a position on, without end, each with the position after it."""
+        for members, after in self._planned(position):
+            yield self._read(members), after
+
+    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+        members, after = next(islice(self._planned(Position()), step, None))
+        return self._read(members), after
+
+    def _planned(self, position: Position) -> Iterator[tuple[Array, Position]]:
+        """The members of each batch from a position on, and the position after it."""
         for epoch in count(position.epoch):
             skip = position.batch if epoch == position.epoch else 0
-            for number, members in enumerate(self._steps(epoch)):
-                if number >= skip:
-                    yield self._read(members), Position(epoch, number + 1)
-
-    def batch_at(self, step: int) -> PairBatch:
-        """The batch of a step, counted from 0: the definition that `batches` from the start agrees with."""
-        return self._read(next(islice(chain.from_iterable(map(self._steps, count())), step, None)))
+            for number, members in islice(enumerate(self._steps(epoch)), skip, None):
+                yield members, Position(epoch, number + 1)
 
     def _steps(self, epoch: int) -> Iterator[Array]:
         """The members of each batch that this rank takes of an epoch."""
-        plan = self._plan(np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))))
+        plan = self._plan(generator(self.seed, epoch))
         taken = 0
         while len(group := list(islice(plan, self.world))) == self.world:
             taken += 1
@@ -193,11 +217,10 @@ class Packer(Batches):
 
     def _read(self, members: Array) -> PairBatch:
         """The tokens of a batch, straight from the stores into flat rows."""
-        pairs = members
-        source_rows = Rows(self._source_lengths[pairs].tolist(), self.source_budget if self.static else None)
-        target_rows = Rows(self._target_lengths[pairs].tolist(), self.target_budget if self.static else None)
-        source = self._gather([store.source for store in self.stores], pairs, source_rows)
-        labels = self._gather([store.target for store in self.stores], pairs, target_rows)
+        source_rows = Rows(self._source_lengths[members].tolist(), self.source_budget if self.static else None)
+        target_rows = Rows(self._target_lengths[members].tolist(), self.target_budget if self.static else None)
+        source = self._gather([store.source for store in self.stores], members, source_rows)
+        labels = self._gather([store.target for store in self.stores], members, target_rows)
         inputs = np.full_like(labels, FILL)
         inputs[1 : target_rows.tokens] = labels[: target_rows.tokens - 1]
         inputs[np.cumsum([0, *target_rows.lengths[:-1]])] = BEGIN

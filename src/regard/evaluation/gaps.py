@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from regard.data.masking import generator, mask_batch
-from regard.data.packing import sentence_batches
+from regard.data.masking import Gaps
+from regard.data.packing import generator, sentence_batches
 from regard.errors import UserError
 from regard.models import Translator
 from regard.rows import PairBatch, TokenRow
 from regard.text import BEGIN, END, Tokenizer
-from regard.text.sides import MASK, cut
+from regard.text.sides import cut
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,6 @@ def gap_score(
 def _with_gaps(tokenizer: Tokenizer, texts: list[list[int]], share: float, seed: int) -> tuple[list[list[int]], ...]:
     """What is read of each text, what stood there, and where the gaps are: all texts at once, whatever the batches."""
     row = TokenRow.of(texts)
-    made = mask_batch(
-        PairBatch(row, row, row.ids),
-        generator(seed),
-        share=share,
-        mask_id=tokenizer.tag(MASK),
-        first_piece=tokenizer.first,
-        vocabulary=len(tokenizer),
-    )
+    made = Gaps.of(tokenizer, share).cut(PairBatch(row, row, row.ids), generator(seed))
     assert made.counted is not None
     return tuple([part.tolist() for part in row.rows.split(x)] for x in (made.inputs.ids, row.ids, made.counted))

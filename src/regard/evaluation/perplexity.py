@@ -74,6 +74,46 @@ def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None 
         scored = end
 
 
+@dataclass(frozen=True)
+class Laid:
+    """Text laid out in batches of windows, for any model of its vocabulary to be measured on."""
+
+    batches: list[PairBatch]
+    bytes: int  # of the text that is scored
+
+    @classmethod
+    def out(
+        cls,
+        tokenizer: Tokenizer,
+        documents: Sequence[str],
+        *,
+        context: int,
+        stride: int,
+        stream: bool,
+        batch_tokens: int = 4096,
+    ) -> Laid:
+        if not 1 <= stride <= context:
+            raise UserError(f"a stride of {stride} for a context of {context} tokens: it must be from 1 to the context")
+        found, size = _windows(tokenizer, documents, context, stride, stream)
+        if not found:
+            raise UserError("no text to score")
+        groups = sentence_batches([len(window.inputs) for window in found], batch_tokens)
+        return cls([_batch([found[i] for i in group]) for group in groups], size)
+
+    def score(
+        self, model: Translator, device: torch.device | str, progress: Callable[[int], None] | None = None
+    ) -> TextScore:
+        nats, tokens, unknown = 0.0, 0, 0
+        with torch.no_grad():
+            for batch in self.batches:
+                nats += model.loss(batch.to(device)).item()
+                tokens += batch.tokens
+                unknown += int((batch.labels == UNKNOWN)[batch.counted].sum())
+                if progress is not None:
+                    progress(batch.tokens)
+        return TextScore.of(nats, tokens, self.bytes, unknown)
+
+
 def text_perplexity(
     model: Translator,
     tokenizer: Tokenizer,
@@ -91,21 +131,8 @@ def text_perplexity(
     A stream's first token is not scored: nothing predicts it. `batch_tokens` are run at once; `progress` is called with
     the number of tokens just scored. The model is run as it is: put it into evaluation mode first.
     """
-    if not 1 <= stride <= context:
-        raise UserError(f"a stride of {stride} for a context of {context} tokens: it must be from 1 to the context")
-    found, size = _windows(tokenizer, documents, context, stride, stream)
-    if not found:
-        raise UserError("no text to score")
-    nats, tokens, unknown = 0.0, 0, 0
-    with torch.no_grad():
-        for group in sentence_batches([len(window.inputs) for window in found], batch_tokens):
-            batch = _batch([found[i] for i in group])
-            nats += model.loss(batch.to(device)).item()
-            tokens += batch.tokens
-            unknown += sum(label == UNKNOWN for i in group for label in found[i].labels[-found[i].counted :])
-            if progress is not None:
-                progress(batch.tokens)
-    return TextScore.of(nats, tokens, size, unknown)
+    laid = Laid.out(tokenizer, documents, context=context, stride=stride, stream=stream, batch_tokens=batch_tokens)
+    return laid.score(model, device, progress)
 
 
 def _windows(

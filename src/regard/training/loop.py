@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from regard import weights
-from regard.data.packing import Position
+from regard.data.packing import Stream
 from regard.data.prefetch import Prefetched
 from regard.errors import UserError
 from regard.files import reason, write_text
@@ -32,14 +32,6 @@ from regard.training.validation import Look, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite
-
-
-class Packing(Protocol):
-    """Where batches come from: a stream that goes on from any position, and any single batch again."""
-
-    def batches(self, position: Position) -> Iterator[tuple[PairBatch, Position]]: ...
-
-    def batch_at(self, step: int) -> PairBatch: ...
 
 
 class Interrupted(Exception):
@@ -81,7 +73,7 @@ class Trainer:
 
     run: Run
     model: Translator
-    packer: Packing
+    packer: Stream
     validator: Validator
     reporter: Reporter
     device: torch.device
@@ -106,14 +98,16 @@ class Trainer:
         """Go on to the recipe's number of steps, or until patience runs out or a signal comes."""
         self._resume()
         progress, settings = self.progress, self.settings
-        if progress.finished and progress.step >= settings.steps:
-            self.reporter.say(f"already trained to step {progress.step:,}; raise training.steps to go on")
+        limit = progress.limit(settings)
+        if progress.finished and limit:
+            self.reporter.say(f"already trained to step {progress.step:,}; raise {limit} to go on")
+            return
         batches = Prefetched(self.packer.batches(progress.position))
         with catch_signals() as signals, self.reporter, batches, self.writer:
-            if progress.step < settings.steps:
+            if not limit:
                 self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
-            while progress.step < settings.steps and not self._out_of_patience():
+            while not progress.limit(settings):
                 group = []
                 for _ in range(settings.accumulate):
                     batch, progress.position = next(batches)
@@ -143,9 +137,6 @@ class Trainer:
 
     def _looks(self) -> bool:
         return self.progress.step % self.settings.validate_every == 0
-
-    def _out_of_patience(self) -> bool:
-        return 0 < self.settings.patience <= self.progress.looks_since_best
 
     def _update(self, batches: list[PairBatch]) -> None:
         """One step of the optimiser on the mean loss a target token over all the batches together."""
@@ -248,8 +239,8 @@ class Trainer:
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
             file = self.run.path / name
             if file.exists():
-                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-                kept = [line for line in lines if not _comes_again(line, self.progress)]
+                lines = file.read_text(encoding="utf-8", errors="replace").split("\n")  # texts may hold other breaks
+                kept = [line for line in lines if line and not _comes_again(line, self.progress)]
                 write_text(file, "".join(line + "\n" for line in kept))
 
     def _save(self) -> None:
@@ -273,14 +264,12 @@ class Trainer:
 
     def _finish(self) -> None:
         """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
-        if self.progress.finished:
-            return
         self.writer.wait()
         last = [f for step, f in self.run.snapshots().items() if step <= self.progress.step][-self.settings.average :]
         if self.settings.average > 1 and len(last) > 1:
             with _borrowed(self.model, state.mean(last)):
                 self._judge(self.model, f"average of {len(last)}")  # no look of its own: patience does not count it
-        if self._out_of_patience() and self.progress.step < self.settings.steps:
+        if self.progress.limit(self.settings) == "training.patience":
             self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
         self.progress.finished = True
         self._save()

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from regard import devices, products
-from regard.data.packing import Position
+from regard.data.packing import Position, Stream
 from regard.data.prefetch import Prefetched
 from regard.data.sources import held_out
 from regard.data.store import build
@@ -29,10 +29,8 @@ from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
 from regard.runs import Run
 from regard.training import flops, start, step
-from regard.training.loop import Packing
 from regard.training.optimizers import make_optimizer
 from regard.training.state import Average
-from regard.training.static import Shape
 
 LINES = 64  # held-out sentences or prompts, decoded over and over
 NEW_TOKENS = 64  # a prompt is continued by
@@ -111,17 +109,11 @@ def training_speed(
     """
     settings = recipe.training
     stores = build(recipe, *run.tokenizers)
-    how = step.kind(settings, recipe.model, device)
-    packer = start.pack_batches(recipe, stores, static=how != "plain")
-    gaps = start.fills_gaps(recipe)
-    batches = start.with_gaps(recipe, packer, run.tokenizers[0]) if gaps else packer
+    how, static = start.how_to_update(run, device)
+    packer, batches = start.streams(recipe, stores, static, run.tokenizers[0])
     model = _weights(run, device).train()
     model.checkpoint_activations = settings.checkpoint_activations
-    shape = Shape.of(packer, gaps=gaps) if how != "plain" else None
-    if shape is not None:
-        first = shape.batch(shape.lay(batches.batch_at(0)).to(device))
-        how = step.usable(how, model, first, settings, device, say)
-        shape = shape if how != "plain" else None
+    how, shape = start.tried(how, packer, batches, model, settings, device, say)
     average = Average(model, settings.ema) if settings.ema else None
     update = step.make(model, make_optimizer(model, run), average, settings, device, shape, say)
     if device.type == "cuda":
@@ -195,7 +187,7 @@ class _Loop:
         return max(0.0, 1 - busy / usual)
 
 
-def packing_speed(batches: Packing, seconds: float = 0.5) -> float:
+def packing_speed(batches: Stream, seconds: float = 0.5) -> float:
     """Target tokens a second of the token cache packed into batches, by one thread that does nothing else."""
     stream = batches.batches(Position())
     next(stream)  # the plan of an epoch is made with its first batch

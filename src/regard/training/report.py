@@ -72,22 +72,18 @@ class Plain(Reporter):
             self.say(f"resuming after step {step:,} of {steps:,}")
 
     def step(self, step: int, tokens: int) -> None:
-        if self.tokens is None:
-            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
-        now = time.monotonic()
-        if now - self.shown >= PLAIN_EVERY:
-            self.shown = now
-            self.say(f"step {step:,} of {self.steps:,}{self._pace(step, tokens)}")
+        note = self._pace(step, tokens)
+        if time.monotonic() - self.shown >= PLAIN_EVERY:
+            self.shown = time.monotonic()
+            left = (self.shown - self.begun) / max(step - self.first, 1) * (self.steps - step)
+            self.say(f"step {step:,} of {self.steps:,}  {note}  {_clock(left)} left")
 
     def _pace(self, step: int, tokens: int) -> str:
-        spent = max(time.monotonic() - self.begun, 1e-9)
-        left = spent / max(step - self.first, 1) * (self.steps - step)
-        speed = (tokens - (self.tokens or 0)) / spent
-        return f"  {self._loss()}{speed:,.0f} tokens/s  {_clock(left)} left"
-
-    def _loss(self) -> str:
-        """Nothing before the first measurement."""
-        return "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
+        """The loss, once there is one, and the tokens a second since the first step, which may have been slow."""
+        if self.tokens is None:
+            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
+        loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
+        return f"{loss}{(tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9):,.0f} tokens/s"
 
     def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
         if kind == "train":
@@ -138,10 +134,7 @@ class Live(Plain):
         self.task = self.bar.add_task("", total=steps, completed=step, note="")
 
     def step(self, step: int, tokens: int) -> None:
-        if self.tokens is None:
-            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
-        speed = (tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9)
-        self.bar.update(self.task, completed=step, note=f"{self._loss()}{speed:,.0f} tokens/s")
+        self.bar.update(self.task, completed=step, note=self._pace(step, tokens))
 
 
 class Board:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from regard import devices, gpu, weights
-from regard.data.packing import Batches, Packer, Windows, fill
+from regard.data.masking import Gaps, Masked
+from regard.data.packing import Batches, Packer, Stream, Windows, fill
 from regard.data.sources import corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
 from regard.errors import UserError
@@ -17,13 +19,13 @@ from regard.files import alone
 from regard.models import Translator
 from regard.models.bert import Bert
 from regard.recipes import differences
-from regard.recipes.schema import BertSettings, Recipe
+from regard.recipes.schema import BertSettings, Recipe, Training
 from regard.runs import Run
 from regard.text import Tokenizer
-from regard.text.sides import MASK
 from regard.training import step
-from regard.training.loop import Packing, Trainer
+from regard.training.loop import Trainer
 from regard.training.report import Reporter, pick
+from regard.training.state import Progress
 from regard.training.static import Shape
 from regard.training.validation import validator
 
@@ -36,6 +38,8 @@ MAY_CHANGE = {
     "training.save_every",
     "training.patience",
     "training.precision",
+    "training.update",
+    "training.checkpoint_activations",
     "training.tensorboard",
 }
 
@@ -69,8 +73,7 @@ def train(
     how, static = how_to_update(run, where)
     if where.type == "cuda" and not gpu.available():
         reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
-    packer = pack_batches(recipe, stores, static)
-    batches = with_gaps(recipe, packer, run.tokenizers[0]) if fills_gaps(recipe) else packer
+    packer, batches = streams(recipe, stores, static, run.tokenizers[0])
     torch.manual_seed(settings.seed)
     model = run.fresh_model().to(where)
     if origin is not None:
@@ -78,11 +81,7 @@ def train(
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
-    shape = Shape.of(packer, gaps=fills_gaps(recipe)) if how != "plain" and not _trained(run) else None
-    if shape is not None:
-        first = shape.batch(shape.lay(batches.batch_at(0)).to(where))
-        if step.usable(how, model, first, settings, where, reporter.say) == "plain":
-            shape = None
+    _, shape = ("plain", None) if _trained(run) else tried(how, packer, batches, model, settings, where, reporter.say)
     with alone(run.path, "training"), devices.held_memory(where):
         Trainer(run, model, batches, looks, reporter, where, shape, static).train()
     return run
@@ -103,8 +102,10 @@ def how_to_update(run: Run, device: torch.device) -> tuple[str, bool]:
 
 def _trained(run: Run) -> bool:
     """Whether there is nothing left to do."""
-    facts = weights.about(run.resume) if run.resume.exists() else {}
-    return bool(facts.get("finished")) and facts["step"] >= run.recipe.training.steps
+    if not run.resume.exists():
+        return False
+    progress = Progress.from_json(weights.about(run.resume))
+    return progress.finished and progress.limit(run.recipe.training) != ""
 
 
 def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
@@ -183,7 +184,33 @@ def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
     return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
-def pack_batches(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
+def tried(
+    how: str,
+    packer: Batches,
+    batches: Stream,
+    model: Translator,
+    settings: Training,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[str, Shape | None]:
+    """How updates can be made, and the shape of the batches of those that are not plain."""
+    if how == "plain":
+        return how, None
+    shape = Shape.of(packer, gaps=isinstance(batches, Masked))
+    first = shape.batch(shape.lay(batches.batch_at(0)).to(device))
+    how = step.usable(how, model, first, settings, device, say)
+    return how, None if how == "plain" else shape
+
+
+def streams(recipe: Recipe, stores: list[TokenStore], static: bool, tokenizer: Tokenizer) -> tuple[Batches, Stream]:
+    """What is packed, and what is trained on: the same, unless there are gaps to be made in it."""
+    packer = _packer(recipe, stores, static)
+    if not (recipe.data.is_text and isinstance(recipe.model, BertSettings)):
+        return packer, packer
+    return packer, Masked(packer, recipe.training.seed, Gaps.of(tokenizer, recipe.model.masked))
+
+
+def _packer(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batches:
     weights, settings = [corpus.weight for corpus in corpora(recipe.data)], recipe.training
     if recipe.data.is_text and recipe.data.documents == "stream":
         context = recipe.model.max_positions
@@ -196,18 +223,6 @@ def pack_batches(recipe: Recipe, stores: list[TokenStore], static: bool) -> Batc
         pool=settings.pool,
         static=static,
     )
-
-
-def fills_gaps(recipe: Recipe) -> bool:
-    return recipe.data.is_text and isinstance(recipe.model, BertSettings)
-
-
-def with_gaps(recipe: Recipe, packer: Batches, tokenizer: Tokenizer) -> Packing:
-    from regard.data.masking import Masked
-
-    assert isinstance(recipe.model, BertSettings)
-    gaps = tokenizer.tag(MASK)
-    return Masked(packer, recipe.training.seed, recipe.model.masked, gaps, tokenizer.first, len(tokenizer))
 
 
 def _members(recipe: Recipe) -> str:
@@ -243,10 +258,7 @@ def _say_what(
 def _what_data(members: str, stores: list[TokenStore], packer: Batches) -> str:
     """How much there is to train on, and what was left out."""
     facts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}
-    empty, long = (
-        facts["dropped_empty"],
-        facts["dropped_long"] + packer.dropped_long,
-    )
+    empty, long = facts["dropped_empty"], facts["dropped_long"] + packer.dropped_long
     if members == "pairs":
         dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
         return f"{facts['pairs'] - packer.dropped_long:,} pairs, {dropped}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard import weights
 from regard.data.packing import Position
+from regard.recipes.schema import Training
 
 
 @dataclass
@@ -21,14 +22,20 @@ class Progress:
     position: Position = field(default_factory=lambda: Position(0, 0))
     seconds: float = 0.0
     tokens: int = 0
-    best: float | None = None  # higher is better: BLEU, or minus the loss
+    best: float | None = None  # higher is better: BLEU, the share that is exact, or minus the loss
     best_step: int = 0
-    best_is: str = ""  # which weights those were: "step", "ema" or "average"
+    best_is: str = ""  # which weights those were: "step", "ema" or "average of" so many
     looks_since_best: int = 0
     window_loss: float = 0.0  # loss and tokens since the last line of metrics
     window_tokens: int = 0
     finished: bool = False
     static: bool = False  # how batches are packed: a run keeps to it on whichever device it goes on
+
+    def limit(self, settings: Training) -> str:
+        """What ends a run here, and would have to be raised for it to go on; nothing if it goes on anyhow."""
+        if self.step >= settings.steps:
+            return "training.steps"
+        return "training.patience" if 0 < settings.patience <= self.looks_since_best else ""
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:

@@ -11,15 +11,17 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from regard.data.packing import sentence_batches
+from regard.data.packing import generator, sentence_batches
+from regard.data.sources import corpora
 from regard.decoding.lines import LineTranslator
 from regard.devices import autocast
 from regard.evaluation import score_texts
+from regard.evaluation.perplexity import Laid
 from regard.models import Translator
 from regard.recipes.schema import BertSettings, Recipe
 from regard.rows import PairBatch
 from regard.text import BEGIN, END, Tokenizer, encode_side
-from regard.text.sides import MASK, Room, cut, front_of
+from regard.text.sides import Room, cut, front_of
 
 SAMPLES = 3
 PROMPT_WORDS = 6  # of a held-out text, for the model to go on from
@@ -47,7 +49,7 @@ def pair_batches(
     pairs: Sequence[tuple[str, str]], tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe
 ) -> list[tuple[list[int], PairBatch]]:
     """Text pairs as batches for teacher forcing, each with the indices of its pairs, alike in length."""
-    first = recipe.data.mix[0] if recipe.data.mix else recipe.data
+    first = corpora(recipe.data)[0]
     front, room, plain = front_of(recipe), Room.of(recipe), recipe.data.is_text
     sources, _ = encode_side(
         tokenizers[0],
@@ -117,20 +119,19 @@ class Validator:
 class ContinuationValidator(Validator):
     """Measures a model that continues text: its loss on the held-out text, and a few continuations to read."""
 
-    def _measure(self, model: Translator) -> Look:
-        from regard.evaluation.perplexity import text_perplexity
-
-        context = self.recipe.model.max_positions
-        score = text_perplexity(
-            model,
+    @cached_property
+    def _laid(self) -> Laid:
+        return Laid.out(
             self.tokenizers[1],
             [text for _, text in self.pairs],
-            context=context,
-            stride=context,
+            context=self.recipe.model.max_positions,
+            stride=self.recipe.model.max_positions,
             stream=self.recipe.data.documents == "stream",
-            device=self.device,
             batch_tokens=max(self.recipe.training.batch_tokens, 2048),
         )
+
+    def _measure(self, model: Translator) -> Look:
+        score = self._laid.score(model, self.device)
         return Look(score.loss, samples=self._continuations(model), bits_per_byte=score.bits_per_byte)
 
     def _continuations(self, model: Translator) -> list[dict[str, str]]:
@@ -162,28 +163,17 @@ class GapValidator(Validator):
 
     @cached_property
     def _batches(self) -> list[PairBatch]:
-        from regard.data.masking import generator, mask_batch
+        from regard.data.masking import Gaps
 
         tokenizer, front = self.tokenizers[0], front_of(self.recipe)
         room = self.recipe.model.max_positions - len(front) - 1
         tokens = tokenizer.encode_batch([text for _, text in self.pairs])
         pieces = [[*front, *piece, END] for ids in tokens for piece in cut(ids, room)]
         groups = sentence_batches(list(map(len, pieces)), max(self.recipe.training.batch_tokens, 2048))
-        random = generator(self.recipe.training.seed)
-        settings = self.recipe.model
-        assert isinstance(settings, BertSettings)
+        assert isinstance(self.recipe.model, BertSettings)
+        gaps, random = Gaps.of(tokenizer, self.recipe.model.masked), generator(self.recipe.training.seed)
         whole = [PairBatch.of([[] for _ in g], [pieces[i] for i in g], begin=BEGIN) for g in groups]
-        return [
-            mask_batch(
-                batch,
-                random,
-                share=settings.masked,
-                mask_id=tokenizer.tag(MASK),
-                first_piece=tokenizer.first,
-                vocabulary=len(tokenizer),
-            ).to(self.device)
-            for batch in whole
-        ]
+        return [gaps.cut(batch, random).to(self.device) for batch in whole]
 
     def _measure(self, model: Translator) -> Look:
         total, right, gaps = 0.0, 0, sum(batch.tokens for batch in self._batches)
