@@ -76,7 +76,9 @@ def browser() -> Iterator[Browser]:
         wanting(f"browser tests need one of {', '.join(BROWSERS)}")
     rooted = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=[*rooted, "--disable-gpu"])
+        browser = driver.chromium.launch(
+            executable_path=found, args=[*rooted, "--disable-gpu"], timeout=5 * PATIENCE * 1000
+        )
         yield browser
         browser.close()
 
@@ -116,6 +118,7 @@ def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Pa
 
     yield make
     for page in pages:
+        page.unroute_all(behavior="ignoreErrors")  # a request in flight would fail in another test
         page.context.close()
 
 

@@ -48,6 +48,19 @@ def holds(page: Page, expression: str) -> None:
     until(lambda: bool(page.evaluate(expression)), expression)
 
 
+def settled(page: Page) -> None:
+    """Waits until what the page has put on the screen is drawn: maps are, when they are given their room."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def slowness() -> float:
+    """How many times longer work takes here than it would if this machine had nothing else to do: at least 1."""
+    wall, own = time.perf_counter(), time.process_time()
+    while (spent := time.process_time() - own) < 0.3:
+        pass
+    return max((time.perf_counter() - wall) / spent, 1.0)
+
+
 def announced(page: Page) -> str:
     """What the page last said to those who cannot see it."""
     return page.text_content("#live") or ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from onscreen import SENTENCE, Site, Visit, announced, cells, export, table, until
+from onscreen import SENTENCE, Site, Visit, announced, cells, export, settled, table, until
 
 import regard
 from regard.inside.colours import signed_rgb
@@ -23,6 +23,7 @@ LONG = "this cat is very large and that dog is small"
 
 def _done(page: Page) -> None:
     until(lambda: page.locator("figure:has(h3:text('Deletion'))").count() == 1, "the explanation")
+    settled(page)
 
 
 @pytest.mark.parametrize(("text", "exact"), [(SENTENCE, True), (LONG, False)])

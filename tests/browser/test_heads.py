@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from onscreen import COPIED, SENTENCE, Site, Visit, announced, cells, holds, table, until
+from onscreen import COPIED, SENTENCE, Site, Visit, announced, cells, holds, slowness, table, until
 from tinyruns import served
 
 import regard
@@ -99,7 +99,7 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     text = ("the small cat sleeps on the old mat " * 20)[:TOKENS]
     visit("heads", at=long_site, text="the cat")  # the model is loaded
     took: list[float] = []
-    while len(took) < TRIES and min(took, default=SECONDS) >= SECONDS:
+    while len(took) < TRIES and min(took, default=SECONDS) >= SECONDS:  # a busy machine may be less so the next time
         began = time.monotonic()
         visit("heads", at=long_site, afresh=True, text=text + "." * len(took))  # another text: none is at hand already
         holds(page, "[...document.querySelectorAll('.thumb canvas')].slice(0, 12).every((one) => one.width > 1)")
@@ -107,7 +107,7 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     assert page.locator(".thumb").count() == LAYERS * HEADS
     told = f"opened in {', '.join(f'{seconds:.2f}' for seconds in took)} s"
     print(f"{TOKENS} tokens by {LAYERS * HEADS} heads: {told}")
-    assert min(took) < SECONDS, told
+    assert min(took) < SECONDS * slowness(), told
 
     # However far one scrolls, no step of the page's own holds the screen for long.
     page.evaluate(
@@ -117,7 +117,7 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     page.locator(".thumb").last.scroll_into_view_if_needed()
     holds(page, "[...document.querySelectorAll('.thumb canvas')].at(-1).width > 1")
     page.locator(".thumb").last.click()
-    page.wait_for_selector(".map-plane canvas")
+    page.wait_for_selector(".map-plane[aria-rowcount]")
     page.keyboard.press("Tab")
     page.focus(".map-cell")
     page.keyboard.press("Control+End")
@@ -125,4 +125,4 @@ def test_512_tokens_by_144_heads_open_and_stay_responsive(visit: Visit, page: Pa
     assert rows >= TOKENS and page.get_attribute(".map-cell", "data-r") == str(rows - 1)
     longest = page.evaluate("window.longest")
     print(f"longest task of the page: {longest:.0f} ms")
-    assert longest < SECONDS / 4 * 1000
+    assert longest < SECONDS / 4 * 1000 * slowness()

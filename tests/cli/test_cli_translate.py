@@ -161,7 +161,7 @@ def test_prefix_and_lengths(regard, trained):
 
 
 @contextlib.contextmanager
-def _ending(process: subprocess.Popen[str], seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
+def _ending(process: subprocess.Popen[str], seconds: float = 600) -> Iterator[subprocess.Popen[str]]:
     """Nothing that hangs may hang the tests."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()

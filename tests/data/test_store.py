@@ -194,7 +194,7 @@ def test_two_processes_at_once_both_end_well(tmp_path, cache):
     )
     command = [sys.executable, "-c", program, str(tmp_path / "recipe.json")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate(timeout=60)[0] for process in both]
+    answers = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert answers[0] == answers[1] and answers[0].endswith(" 2000\n")
     assert len(list(cache.iterdir())) == 1

@@ -37,7 +37,7 @@ def found() -> list[tuple[set[str], str]]:
 
 def test_the_same_seed_gives_the_same_stories_in_every_process() -> None:
     program = "from regard.data.builtin import pairs; print([p.target for p in pairs('stories', 'train', 50)])"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert other.stdout == f"{texts('train', 50)}\n"
     assert [p.target for p in pairs("stories", "train", 50, seed=1)] != texts("train", 50)
 

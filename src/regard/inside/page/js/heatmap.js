@@ -144,6 +144,7 @@ export function heatMap(given) {
 
   /** Labels of the row and column at hand stand out; a linked map's cell is outlined. */
   function highlight() {
+    if (!layout) return;
     const hand = pointed ?? (document.activeElement === cell ? at : marked);
     for (const label of sideLabels.children)
       label.classList.toggle("lit", hand !== null && Number(label.dataset.i) === hand.r);
@@ -171,6 +172,7 @@ export function heatMap(given) {
   }
 
   function move(r, c) {
+    if (!layout) return;
     const { rows, columns } = options;
     const to = { r: Math.min(Math.max(r, -1), rows.length - 1), c: Math.min(Math.max(c, -1), columns.length - 1) };
     if (to.r < 0 && to.c < 0) return;
