@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.gpu.common import LEAST, LOG2E
+from regard.gpu.common import LEAST, LOG2E, beside
 
 AT_ONCE, WARPS = 8192, 16  # of a row
 GROUP, GROUPS = 64, 64  # the greatest of every group is found first, so many groups a program
@@ -74,7 +74,7 @@ def log_sum(values: Tensor) -> Tensor:
     """[..., V] -> [...], in float32."""
     values = values.contiguous()
     out = values.new_empty(values.shape[:-1], dtype=torch.float32)
-    with torch.cuda.device_of(values):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(values):
         _log_sum[(out.numel(),)](values, out, values.shape[-1], N=AT_ONCE, num_warps=WARPS)
     return out
 
@@ -93,7 +93,7 @@ def greatest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     where = torch.empty_like(best, dtype=torch.long)
     rows, groups = values.numel() // size, triton.cdiv(size, GROUP)
     maxima = best.new_empty(rows, groups)
-    with torch.cuda.device_of(values):
+    with beside(values):
         _maxima[rows, triton.cdiv(groups, GROUPS)](values, maxima, size, groups, GROUP=GROUP, M=GROUPS, num_warps=4)
         _pick[(rows,)](
             values, maxima, best, where, size, groups, count,

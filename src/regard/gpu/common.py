@@ -8,8 +8,27 @@ only to see whether it still fits. So whoever calls a backward pass says how man
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
+import torch
+import triton
 import triton.language as tl
+from torch import Tensor
 
 LOG2E = tl.constexpr(math.log2(math.e))  # exp(x) is exp2(LOG2E x), which is what the hardware has
 LEAST = tl.constexpr(-1e30)  # below any score, and finite: a row that has seen nothing yet has no NaN
+
+
+def beside(x: Tensor) -> AbstractContextManager[None]:
+    """On the device of this tensor: Triton starts a kernel on the current device, wherever its tensors are."""
+    return torch.cuda.device_of(x)
+
+
+def tile(size: int) -> int:
+    """The side of the least tile that holds so many, of which two can be multiplied."""
+    return max(triton.next_power_of_2(size), 16)
+
+
+def exactness(x: Tensor) -> str:
+    """How products of tiles are calculated: in float32 whole, for its sake; of 16-bit numbers they are exact anyhow."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"

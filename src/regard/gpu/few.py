@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.gpu.common import LEAST, LOG2E
+from regard.gpu.common import LEAST, LOG2E, beside, exactness, tile
 
 KEYS, WARPS, STAGES = 64, 4, 2  # of a tile
 
@@ -65,12 +65,11 @@ def few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     out = v.new_empty(sentences, beams, heads, e).transpose(1, 2)
     bias = bias.expand(sentences, 1, beams, length)[:, 0]
     strides = [step for x in (q, k, v) for step in x.stride()[:3]] + [*bias.stride(), *out.stride()[:3]]
-    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(q):
         _few[sentences, heads](
             q, k, v, bias, out, *strides, beams, length, scale, d=d, e=e,
-            D=max(triton.next_power_of_2(d), 16), E=max(triton.next_power_of_2(e), 16),
-            M=max(triton.next_power_of_2(beams), 16), N=KEYS,
-            EXACT="ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES,
+            D=tile(d), E=tile(e), M=tile(beams), N=KEYS, EXACT=exactness(q),
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return out
 

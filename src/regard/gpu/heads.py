@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.gpu.common import beside
+
 FEATURES, WARPS = 2048, 4  # of a program at a time
 SOME = 256  # vectors of a program of the backward pass
 
@@ -69,7 +71,7 @@ def normed_heads(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     (tokens, heads, e), how = x.shape, _how(x)
     out = x.new_empty(x.shape)
-    with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(x):
         _heads[(triton.cdiv(tokens * heads, how["M"]),)](
             x, gain, out, tokens * heads, heads, *x.stride()[:2], e, eps, **how
         )
@@ -88,7 +90,7 @@ def normed_heads_backward(slope: Tensor, x: Tensor, gain: Tensor, eps: float, ea
     (tokens, heads, e), how = x.shape, _how(x)
     for_x = x.new_empty(x.shape)
     sums = x.new_empty(triton.cdiv(tokens * heads, each), e, dtype=torch.float32)
-    with torch.cuda.device_of(x):
+    with beside(x):
         _heads_backward[(len(sums),)](
             slope, x, gain, for_x, sums, tokens * heads, heads, *x.stride()[:2], e, eps,
             LOTS=triton.cdiv(each, how["M"]), **how,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.gpu.common import LOG2E
+from regard.gpu.common import LOG2E, beside
 
 RELU, GELU, TANH = 0, 1, 2  # kinds of f: GELU by its definition, or with a tanh in place of the error function
 EACH, WARPS = 1024, 4  # features of a program that maps one by one
@@ -94,7 +94,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, kind: int) -> tuple[Ten
     """x [T, D], weight [E, D], bias [E] -> [T, E], and what went into the GELU."""
     before = torch.addmm(bias, x, weight.t())
     out, size = torch.empty_like(before), before.numel()
-    with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(x):
         _gelu[(triton.cdiv(size, EACH),)](before, out, size, KIND=kind, N=EACH, num_warps=WARPS)
     return out, before
 
@@ -114,7 +114,7 @@ def bent(slope: Tensor, kept: Tensor, kind: int, each: int) -> tuple[Tensor, Ten
     slope, kept = slope.contiguous(), kept.contiguous()
     (rows, columns), change = slope.shape, torch.empty_like(slope)
     sums = slope.new_empty(triton.cdiv(rows, each), columns, dtype=torch.float32)
-    with torch.cuda.device_of(slope):
+    with beside(slope):
         _bend[len(sums), triton.cdiv(columns, COLUMNS)](
             slope, kept, change, sums, rows, columns,
             KIND=kind, M=ROWS, N=COLUMNS, TILES=triton.cdiv(each, ROWS), STAGES=STAGES, num_warps=WARPS,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard import dropout
+from regard.gpu.common import beside
 
 FEATURES_A_WARP = 1024
 # Programs of a backward pass, and how many rows they have under way at once. The second was quickest on an H200 for 768
@@ -153,7 +154,7 @@ def added_norm(
     (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     mean, spread = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     numbers, options = _how(d, share, centred, [t is not None for t in (offset, weight, bias)])
-    with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(x):
         _norm[(rows,)](x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, *numbers, **options)
     return total, out, mean, spread
 
@@ -202,7 +203,7 @@ def added_norm_backward(
     for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
     numbers, options = _how(d, share, centred, given)
-    with torch.cuda.device_of(total):
+    with beside(total):
         _norm_backward[(len(sums),)](
             total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
             rows, each, d, *numbers, STREAM=total_slope is not None, STAGES=stages,

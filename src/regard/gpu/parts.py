@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from regard.gpu.common import beside
+
 ROWS, COLUMNS, WARPS = 16, 256, 4  # of a tile
 SOME = 128  # rows of a program
 
@@ -56,7 +58,7 @@ def joined(parts: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
     (rows, columns), count = flat[0].shape, len(flat)
     out = flat[0].new_empty(rows if count > 1 else 0, count * columns)
     sums = out.new_empty(triton.cdiv(rows, each), count * columns, dtype=torch.float32)
-    with torch.cuda.device_of(out):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(out):
         _join[len(sums), triton.cdiv(columns, COLUMNS), count](
             flat[0], flat[min(1, count - 1)], flat[-1], out, sums, rows, columns,
             PARTS=count, M=ROWS, N=COLUMNS, TILES=triton.cdiv(each, ROWS), num_warps=WARPS,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.gpu.common import LEAST, LOG2E
+from regard.gpu.common import LEAST, LOG2E, beside, exactness, tile
 
 
 @triton.jit
@@ -176,8 +176,8 @@ def _options(what: str, q: Tensor, v: Tensor, causal: bool) -> dict:
     wide = max(q.shape[-1], v.shape[-1]) * q.element_size() > 2 * 64
     m, n, warps, stages = WIDE if wide else TILES[what]
     d, e = q.shape[-1], v.shape[-1]
-    widths = {"d": d, "e": e, "D": max(triton.next_power_of_2(d), 16), "E": max(triton.next_power_of_2(e), 16)}
-    exact = "ieee" if q.dtype == torch.float32 else "tf32"
+    widths = {"d": d, "e": e, "D": tile(d), "E": tile(e)}
+    exact = exactness(q)
     return {"CAUSAL": causal, **widths, "M": m, "N": n, "EXACT": exact, "num_warps": warps, "num_stages": stages}
 
 
@@ -196,7 +196,7 @@ def ragged(
     out = q.new_empty(queries, heads, v.shape[-1])
     lse = torch.empty(heads, queries, dtype=torch.float32, device=q.device)
     options = _options("forward", q, v, causal)
-    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(q):
         _forward[triton.cdiv(queries, options["M"]), heads](
             q, k, v, out, lse, of_queries, of_keys, key_begins, *_strides(q, k, v, out),
             queries, len(key_begins) - 1, scale, **options,
@@ -218,14 +218,14 @@ def ragged_backward(
     for_q, for_k, for_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     lost = torch.empty_like(lse)
     options = _options("queries", q, v, causal)
-    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(q):
         _backward_queries[triton.cdiv(queries, options["M"]), heads](
             q, k, v, out, slope, lse, lost, for_q, of_queries, of_keys, key_begins,
             *_strides(q, k, v, out, slope, for_q),
             queries, sentences, scale, **options,
         )  # fmt: skip
     options = _options("keys", q, v, causal)
-    with torch.cuda.device_of(q):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(q):
         _backward_keys[triton.cdiv(size, options["N"]), heads](
             q, k, v, slope, lse, lost, for_k, for_v, of_queries, of_keys, query_begins,
             *_strides(q, k, v, slope, for_k, for_v), queries, size, sentences, scale, **options,

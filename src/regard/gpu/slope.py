@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.gpu.common import LEAST, LOG2E
+from regard.gpu.common import LEAST, LOG2E, beside
 
 LOGITS, WARPS = 8192, 16  # of a row at a time
 
@@ -86,7 +86,7 @@ def sloped(
     logits = x @ table.T
     (places, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
     unit = math.gcd(size, 16)
-    with torch.cuda.device_of(x):  # Triton starts a kernel on the current device, wherever its tensors are
+    with beside(x):
         _slope[(places,)](
             logits, bias, labels, counted, losses, size // unit, smoothing,
             BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=LOGITS, num_warps=WARPS,
