@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from onscreen import SENTENCE, Site, Visit, cells, export, holds, until
+from tinyruns import TINY, served
 
 import regard
 from regard.api import Model
 from regard.inside import colours
 from regard.runs import Run
+from tiny_runs import make
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -75,6 +78,18 @@ def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, si
     page.keyboard.press("Home")
     holds(page, f"document.querySelector(\"{where} h3\").textContent.endsWith('step 10')")
     assert slider.get_attribute("aria-valuetext") == "10"
+
+
+def test_many_snapshots_are_all_seen_whole(visit: Visit, page: Page, tmp_path: Path) -> None:
+    run = make(tmp_path / "run", TINY["tiny-transformer"])
+    for step in range(30, 110, 10):
+        shutil.copy(run.snapshot(10), run.snapshot(step))
+    with served([run.path], SENTENCE) as address:
+        visit("compare", at=address)
+        holds(page, "[...document.querySelectorAll('.film canvas')].every((one) => one.width > 1)")
+        read = "all => all.map((one) => one.getBoundingClientRect().bottom)"
+        (film,), thumbs = (page.eval_on_selector_all(where, read) for where in (".film", ".film .thumb"))
+    assert len(thumbs) == 10 and max(thumbs) <= film
 
 
 def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Page, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import pytest
-from onscreen import SENTENCE, VIEWS, Site, Visit, announced, until
+from onscreen import SENTENCE, VIEWS, Site, Visit, announced, export, until
 
 import regard
 from regard.inside import colours
@@ -185,6 +186,20 @@ def test_words_run_in_their_own_direction(visit: Visit, page: Page) -> None:
     assert page.get_attribute(".strip", "dir") == "rtl", "a sentence that begins in Hebrew runs from the right"
     page.focus(".map-cell")
     until(lambda: "\u2068שלום\u2069" in announced(page), "the announcement, its Hebrew set apart")
+
+
+def test_a_long_sentence_of_a_saved_page_leaves_the_arrow_of_its_list_alone(
+    visit: Visit, page: Page, tmp_path: Path
+) -> None:
+    visit("align", text=" ".join([SENTENCE] * 4))
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    page.wait_for_selector("main[data-ready=align]")
+    box = page.locator("select.sentence").bounding_box()
+    assert box is not None
+    arrow = {"x": box["x"] + box["width"] - 18, "y": box["y"], "width": 18, "height": box["height"]}
+    drawn = page.screenshot(clip=arrow)  # type: ignore[arg-type]
+    page.evaluate("document.querySelector('select.sentence option').textContent = 'short'")
+    assert page.screenshot(clip=arrow) == drawn  # type: ignore[arg-type]
 
 
 def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:

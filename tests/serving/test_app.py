@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from regard import weights
@@ -22,6 +23,8 @@ from regard.inside.explain.models import ask
 from regard.inside.places import study
 from regard.runs import Run
 from regard.serving import asked
+from regard.serving import runs as serving_runs
+from regard.serving.app import application
 from regard.serving.guard import LARGEST, is_local
 from regard.serving.runs import Latest, Runs
 from tiny_runs import make_run
@@ -34,6 +37,12 @@ def trace(client: TestClient, run: str = "tiny-transformer", text: str = TEXT, *
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+def replace_weights(run: Run, **about: Any) -> None:
+    """As training does when it finds better ones."""
+    tensors, old = weights.load(run.best)
+    weights.save(run.best, {name: 1.1 * one for name, one in tensors.items()}, old | about)
 
 
 def refused(answer: Any, status: int, why: str) -> None:
@@ -62,7 +71,8 @@ def test_the_runs_are_named(client: TestClient, runs: list[Path]) -> None:
 def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]) -> None:
     header = trace(client)
     own = Model(Run(runs[0]), "cpu").trace(TEXT)
-    assert header == own.header
+    ours = {"key": f"{own.key}-{header['weights']}", "weights": header["weights"]}  # the server's part
+    assert header == own.header | ours
     for name, about in header["arrays"].items():
         answer = client.get(f"/api/trace/{header['key']}/{name}")
         assert answer.headers["content-type"] == "application/octet-stream"
@@ -95,16 +105,58 @@ def test_a_trace_keeps_no_model_alive_and_is_made_anew_for_new_weights(tmp_path:
     """Of many snapshots looked at, only the last few models are held, whatever traces there are of the others."""
     run = make_run(tmp_path / "run", "transformer")
     runs, wanted = Runs([run.path], device="cpu"), asked.TraceAsked(run="run", text=TEXT)
-    first, module = runs.trace(wanted), weakref.ref(runs.model("run").module)
+    (first, _), module = runs.trace(wanted), weakref.ref(runs.model("run").module)
     layers = Model(run, "cpu").trace(TEXT).layers
     runs._models = Latest(1)
     gc.collect()
-    assert module() is None and runs.trace(wanted) is first
+    assert module() is None and runs.trace(wanted)[0] is first
     assert first.layers == layers
-    tensors, about = weights.load(run.best)
-    weights.save(run.best, tensors, about | {"step": 30})
-    runs._models = Latest(1)
-    assert runs.trace(wanted).header["model"]["step"] == 30
+    replace_weights(run, step=30)
+    assert runs.trace(wanted)[0].header["model"]["step"] == 30
+
+
+def test_new_weights_answer_the_next_question_and_none_about_the_old_ones(tmp_path: Path) -> None:
+    """Whatever else was looked at meanwhile: what a page has of the old weights and what it is told never mix."""
+    run = make_run(tmp_path / "run", "gpt")
+    client = TestClient(application([run.path], device="cpu"), base_url="http://127.0.0.1")
+    old = trace(client, "run", "Once upon")
+    wanted = {"run": "run", "text": "Once upon", "weights": old["weights"]}
+    table = {"kind": "learned", "run": "run", "weights": old["weights"]}
+    before, logits = Model(run, "cpu"), client.get(f"/api/trace/{old['key']}/output.logits").content
+    assert trace(client, **wanted) == old and client.post("/api/positions", json=table).status_code == 200
+    replace_weights(run)  # of the same step: it says little of what is in a file
+    for path, asking in (
+        ("trace", wanted | {"changes": [{"kind": "head", "attention": "decoder.0.self", "head": 1}]}),
+        ("explain", wanted),
+        ("positions", table),
+        ("standalone", {"requests": [wanted]}),
+    ):
+        refused(client.post(f"/api/{path}", json=asking), 409, "the weights of run have changed")
+    refused(client.get(f"/api/trace/{old['key']}/layers"), 409, "the weights of run have changed")
+    new = trace(client, "run", "Once upon")
+    assert new["output"] == Model(run, "cpu").trace("Once upon").header["output"] != old["output"]
+    assert explained(client, **wanted | {"weights": new["weights"]})[-1]["final"]
+    assert client.get(f"/api/trace/{old['key']}/output.logits").content == logits  # or is no longer held
+    np.testing.assert_array_equal(
+        np.frombuffer(logits, "<f4"), before.trace("Once upon").array("output.logits").ravel()
+    )
+
+
+def test_weights_that_are_replaced_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, steps = make_run(tmp_path / "run", "gpt"), [30, 40]
+
+    def slow(*given: Any) -> Model:
+        model = Model(*given)
+        if steps:
+            replace_weights(run, step=steps.pop(0))
+        return model
+
+    monkeypatch.setattr(serving_runs, "Model", slow)
+    model, on_disk = Runs([run.path], device="cpu").model("run"), weights.load(run.best)[0]
+    assert model.step == 40 and not steps
+    assert all(torch.equal(mine, on_disk[name]) for name, mine in weights.of_model(model.module).items())
 
 
 def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from regard.serving import asked
 from regard.serving.explaining import Busy, Explainer, Lines, TooMany
 from regard.serving.guard import Guard
 from regard.serving.judging import sorting
-from regard.serving.runs import Runs, Unknown
+from regard.serving.runs import Changed, Runs, Unknown
 
 AT_ONCE = 2  # passes through models side by side
 WAITING = 100  # that may wait for their turn
@@ -31,7 +31,14 @@ class TooLarge(Exception):
     """A text longer than this server reads."""
 
 
-STATUS: dict[type[Exception], int] = {UserError: 400, Unknown: 404, TooLarge: 413, TooMany: 422, Busy: 503}
+STATUS: dict[type[Exception], int] = {
+    UserError: 400,
+    Unknown: 404,
+    Changed: 409,
+    TooLarge: 413,
+    TooMany: 422,
+    Busy: 503,
+}
 
 
 class Turns:
@@ -78,8 +85,8 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
     @app.post("/api/trace")
     async def trace(wanted: asked.TraceAsked) -> Response:
         _short_enough(wanted)
-        found = await turns.take(runs.trace, wanted)
-        return _json(found.header)
+        found, weights = await turns.take(runs.trace, wanted)
+        return _json(found.header | {"key": f"{found.key}-{weights}", "weights": weights})
 
     @app.get("/api/trace/{key}/layers")
     async def layers(key: str) -> Response:
@@ -102,8 +109,8 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     def begun(wanted: asked.ExplainAsked, loop: asyncio.AbstractEventLoop) -> Lines:
-        with runs.using(wanted.run, wanted.step) as model:
-            return explainer.begin(model, wanted, loop)
+        with runs.using(wanted.run, wanted.step, wanted.weights) as held:
+            return explainer.begin(held.model, wanted, loop)
 
     @app.post("/api/positions")
     async def places(wanted: asked.PositionsAsked) -> Response:
@@ -119,7 +126,8 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
             _short_enough(one)
         traces = []
         for one in wanted.requests:
-            traces.append(await turns.take(runs.trace, one))
+            found, _ = await turns.take(runs.trace, one)
+            traces.append(found)
             if len(traces) > 1 and sum(trace.size for trace in traces) > asked.FILE_BYTES:
                 raise TooLarge(
                     f"the file would hold more than {asked.FILE_BYTES // 2**20} MB: open fewer runs, or a shorter text"

@@ -26,6 +26,7 @@ class OfRun(Asked):
 
     run: str
     step: int | None = None
+    weights: str | None = None  # as an earlier answer named them: refused where there are others by now
     text: str
     target: str | None = None
 
@@ -69,6 +70,7 @@ class PositionsAsked(Asked):
     base: float = Field(10_000.0, gt=1.0, le=1e9, strict=False)
     run: str | None = None  # its own table, of learned positions
     step: int | None = None
+    weights: str | None = None
 
 
 class JudgeAsked(Asked):

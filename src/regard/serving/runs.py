@@ -6,11 +6,11 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from regard import devices
 from regard.api import Model
@@ -42,6 +42,10 @@ class Unknown(LookupError):
     """What was asked for is not there."""
 
 
+class Changed(Exception):
+    """What was asked about has other weights by now."""
+
+
 class Latest(Generic[Key, Value]):
     """A few things, of which the one longest unused goes first."""
 
@@ -67,6 +71,15 @@ class Latest(Generic[Key, Value]):
         return sum(map(self.weigh, self._held.values()))
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A model, which weights it has (as `which` names them), and the lock of whoever uses it."""
+
+    model: Model
+    weights: str
+    lock: Lock = field(default_factory=Lock)
+
+
 class Runs:
     """The runs by their ids, which are the names of their folders (numbered where two share one)."""
 
@@ -79,10 +92,9 @@ class Runs:
             name = run.path.resolve().name
             names = (name, *(f"{name}-{number}" for number in range(2, len(paths) + 2)))
             self.runs[next(free for free in names if free not in self.runs)] = run
-        self._models: Latest[tuple[str, int | None], Model] = Latest(MODELS)
+        self._models: Latest[tuple[str, int | None], Held] = Latest(MODELS)
         self._traces: Latest[str, Trace] = Latest(TRACES, lambda trace: trace.size, TRACE_BYTES)
         self._loading = Lock()
-        self._using: WeakKeyDictionary[Model, Lock] = WeakKeyDictionary()
         self._drawing = Lock()  # of random numbers: vectors that are not learnt yet depend on the seed alone
 
     def run(self, name: str) -> Run:
@@ -91,49 +103,56 @@ class Runs:
         return self.runs[name]
 
     @contextmanager
-    def using(self, name: str, step: int | None = None) -> Iterator[Model]:
+    def using(self, name: str, step: int | None = None, weights: str | None = None) -> Iterator[Held]:
         """A model to oneself: searches may keep what they work with beside it."""
-        model = self.model(name, step)
-        with self._loading:
-            lock = self._using.setdefault(model, Lock())
-        with lock:
-            yield model
+        held = self._held(name, step, weights)
+        with held.lock:
+            yield held
 
-    def model(self, name: str, step: int | None = None) -> Model:
-        """The model of a run, or of one of its snapshots."""
+    def model(self, name: str, step: int | None = None, weights: str | None = None) -> Model:
+        """The model of a run, or of one of its snapshots; where `weights` are named, with these or not at all."""
+        return self._held(name, step, weights).model
+
+    def _held(self, name: str, step: int | None, weights: str | None) -> Held:
+        """The model with the weights that are on disk now: training replaces them when it finds better ones."""
         run = self.run(name)
+        snapshots = {} if step is None else run.snapshots()
+        if step is not None and step not in snapshots:
+            known = ", ".join(map(str, snapshots)) or "none"
+            raise Unknown(f"{name} has no snapshot of step {step}; there are {known}")
+        file = run.best if step is None else snapshots[step]
         with self._loading:
-            model = self._models.get((name, step))
-            if model is None:
-                snapshots = run.snapshots()
-                if step is not None and step not in snapshots:
-                    known = ", ".join(map(str, snapshots)) or "none"
-                    raise Unknown(f"{name} has no snapshot of step {step}; there are {known}")
-                model = Model(run, self.device, None if step is None else snapshots[step])
-                self._models.put((name, step), model)
-        return model
+            held = self._models.get((name, step))
+            if held is None or held.weights != which(file):
+                held = self._load(run, file)
+                self._models.put((name, step), held)
+        if weights not in (None, held.weights):
+            raise Changed(f"the weights of {name} have changed since then: load the page again")
+        return held
 
-    def trace(self, wanted: asked.TraceAsked) -> Trace:
-        """The trace that was asked for: the one at hand, or a new one."""
+    def _load(self, run: Run, file: Path) -> Held:
+        """The model of a file; if that is replaced while it is read, of the new one."""
+        while True:
+            weights, model = which(file), Model(run, self.device, file)
+            _ = model.step  # is read from the file as well, when first asked for
+            if which(file) == weights:
+                return Held(model, weights)
+
+    def trace(self, wanted: asked.TraceAsked) -> tuple[Trace, str]:
+        """The trace that was asked for, the one at hand or a new one; and which weights it is of."""
         changes = to_json(parse(wanted.changes))
-        key = request_key(wanted.run, wanted.step, wanted.text, wanted.target, wanted.after, changes)
-        with self.using(wanted.run, wanted.step) as model:
-            found = self._traces.get(digest(key))
-            if found is None or found.header["model"]["step"] != model.step:  # it may have been trained further
+        key = digest(request_key(wanted.run, wanted.step, wanted.text, wanted.target, wanted.after, changes))
+        with self.using(wanted.run, wanted.step, wanted.weights) as held:
+            found = self._traces.get(f"{key}-{held.weights}")
+            if found is None:
                 about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
-                again = partial(self._again, wanted.run, wanted.step, model.step)
-                found = record(model, wanted.text, changes=changes, again=again, **about)  # type: ignore[arg-type]
-                self._traces.put(found.key, found)
-        return found
-
-    def _again(self, name: str, step: int | None, recorded: int | None) -> Model:
-        """The model of a trace, whose weights may have been trained further since it was last held."""
-        model = self.model(name, step)
-        if model.step != recorded:
-            raise Unknown(f"{name} has other weights by now: ask for this trace again")
-        return model
+                again = partial(self.model, wanted.run, wanted.step, held.weights)
+                found = record(held.model, wanted.text, changes=changes, again=again, **about)  # type: ignore[arg-type]
+                self._traces.put(f"{key}-{held.weights}", found)
+        return found, held.weights
 
     def kept(self, key: str) -> Trace:
+        """A trace that was asked for before, by its own key and the name of its weights."""
         found = self._traces.get(key)
         if found is None:
             raise Unknown("this trace is no longer held: ask for it again")
@@ -145,7 +164,7 @@ class Runs:
         if wanted.run is not None and wanted.kind == "learned":
             if getattr(self.run(wanted.run).recipe.model, "positions", None) != "learned":
                 raise UserError(f"{wanted.run} has not learnt its positions")
-            table = places.table(self.model(wanted.run, wanted.step).module)
+            table = places.table(self.model(wanted.run, wanted.step, wanted.weights).module)
         with self._drawing:
             return places.study(wanted.kind, wanted.length, wanted.width, wanted.base, table)
 
@@ -162,6 +181,15 @@ class Runs:
                 "requests": asked.REQUESTS,
             },
         }
+
+
+def which(file: Path) -> str:
+    """A name for what is in a file, another one whenever it is written anew; of a file that is not there, none."""
+    try:
+        now = file.stat()
+    except OSError:
+        return ""
+    return digest(f"{now.st_ino} {now.st_mtime_ns} {now.st_size}")
 
 
 def describe(name: str, run: Run) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import { positions } from "./views/positions.js";
 const VIEWS = [align, heads, compare, walk, changes, explain, positions];
 const ANSWERS = { translate: "Translation", generate: "Continuation", fill: "Filled in", classify: "Class" };
 const LONG_TEXT = 140; // characters, from which on text is set smaller
+const RENEWED = "The weights on disk have changed: all that is shown here is of the new ones.";
 const TYPING_PAUSE = 450; // milliseconds of quiet before the model is asked
 
 const place = (id) => document.getElementById(id);
@@ -37,6 +38,7 @@ let traceKey = "";
 let viewShown = null; // what render() was last called for, so that a late answer draws nothing twice
 let leave = () => {};
 let asked = 0;
+let renewed = false; // by itself, until another text is asked for
 
 const announce = debounce((text) => {
   place("live").textContent = text;
@@ -225,6 +227,7 @@ function tellAnswer(error = null) {
     el("span", { class: "verb", text: ANSWERS[model.task] ?? "Answer" }),
     said,
     el("p", { class: "quiet facts num", text: facts.filter(Boolean).join(" · ") }),
+    renewed ? el("p", { class: "note", text: RENEWED }) : "",
   );
 }
 
@@ -264,7 +267,7 @@ function refreshLinks() {
 }
 
 function complain(error) {
-  if (error?.name === "AbortError") return;
+  if (error?.name === "AbortError" || error?.status === 409) return; // with other weights all is drawn anew
   const said = el("p", { class: "callout", role: "alert", text: error?.message ?? String(error) });
   const old = place("main").querySelector(".callout[role=alert]");
   if (old) old.replaceWith(said);
@@ -366,7 +369,9 @@ async function load() {
       trace = found;
       traceKey = key;
       tellAnswer();
-      if (found.header.text.target) announce(`${found.header.text.target}`);
+      const said = [renewed && RENEWED, found.header.text.target].filter(Boolean);
+      if (said.length) announce(said.join(" "));
+      renewed = false;
     } catch (error) {
       if (mine !== asked) return;
       tellAnswer(error); // the last text that could be read stays, and its views can be visited
@@ -375,6 +380,14 @@ async function load() {
     }
   }
   if (viewShown !== `${currentView().id} ${traceKey}`) await show();
+}
+
+/** Some of what is shown has other weights by now: the view ends, and everything is asked for again. */
+function renew() {
+  leave();
+  leave = () => {};
+  [trace, traceKey, viewShown, renewed] = [null, "", null, true];
+  load();
 }
 
 function buildFoot() {
@@ -409,6 +422,7 @@ async function begin() {
   } catch (error) {
     return complain(error);
   }
+  addEventListener("regard-weights", renew);
   buildTools();
   dress();
   buildComposer();

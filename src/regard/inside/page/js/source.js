@@ -157,6 +157,25 @@ function remember(kept, key, make) {
 export function liveSource() {
   const kept = new Map();
   const answers = new Map();
+  const weights = new Map(); // which ones the page shows, by run and step: what it asks is about these
+
+  const holder = ({ run, step = null }) => JSON.stringify([run, step]);
+  const about = (request) => ({ ...request, weights: weights.get(holder(request)) ?? null });
+
+  /** What comes; where there are other weights by now, what came before is forgotten, and the shell begins anew. */
+  async function noticing(coming) {
+    try {
+      return await coming;
+    } catch (error) {
+      if (error.status === 409) {
+        for (const known of [kept, answers, weights]) known.clear();
+        dispatchEvent(new Event("regard-weights"));
+      }
+      throw error;
+    }
+  }
+
+  const ask = (path, request, signal) => noticing(post(path, request, signal));
 
   function keepAnswer(kind, request, found) {
     const key = answerKey(kind, request);
@@ -166,17 +185,24 @@ export function liveSource() {
     return found;
   }
 
+  async function begin(request) {
+    const header = await (await post("api/trace", about(whole(request)))).json();
+    const shown = weights.get(holder(request)) ?? header.weights; // another answer may have come meanwhile
+    if (shown !== header.weights) throw Object.assign(new Error("The weights have changed."), { status: 409 });
+    weights.set(holder(request), shown);
+    return header;
+  }
+
   async function record(request) {
-    const header = await (await post("api/trace", whole(request))).json();
-    let key = header.key;
+    const header = await noticing(begin(request));
+    const part = async (name) => answered(await fetch(`api/trace/${encodeURIComponent(header.key)}/${name}`));
     return makeTrace(header, request, async (name) => {
-      const ask = async () => answered(await fetch(`api/trace/${encodeURIComponent(key)}/${name}`));
       try {
-        return await (await ask()).arrayBuffer();
+        return await (await noticing(part(name))).arrayBuffer();
       } catch (error) {
         if (error.status !== 404) throw error;
-        key = (await (await post("api/trace", whole(request))).json()).key; // the server keeps only the last few
-        return (await ask()).arrayBuffer();
+        await ask("api/trace", { ...whole(request), weights: header.weights }); // the server keeps only the last few
+        return (await noticing(part(name))).arrayBuffer();
       }
     });
   }
@@ -189,13 +215,15 @@ export function liveSource() {
       keepAnswer(
         "explain",
         request,
-        await eachLine(await whenFree(() => post("api/explain", request, signal)), onLine),
+        await eachLine(await whenFree(() => ask("api/explain", about(request), signal)), onLine),
       ),
     positions: async (request, signal) =>
-      keepAnswer("positions", request, await (await post("api/positions", request, signal)).json()),
+      keepAnswer("positions", request, await (await ask("api/positions", about(request), signal)).json()),
     judge: async (request, signal) => (await post("api/judge", request, signal)).json(),
-    standalone: async (requests, hash) =>
-      withAnswers(await (await post("api/standalone", { requests: requests.map(whole), hash })).text(), answers),
+    standalone: async (requests, hash) => {
+      const wanted = { requests: requests.map((one) => about(whole(one))), hash };
+      return withAnswers(await (await ask("api/standalone", wanted)).text(), answers);
+    },
   };
 }
 

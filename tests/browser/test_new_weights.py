@@ -1,0 +1,112 @@
+"""Weights that are replaced while a page is open: it notices, says so, and is never of two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from onscreen import SENTENCE, Visit, announced, export, table, until
+from tinyruns import TINY, served
+
+from regard import weights
+from regard.api import Model
+from regard.inside.explain.pictures import number
+from regard.runs import Run
+from tiny_runs import make
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+CHANGE = {"kind": "head", "attention": "decoder.0.cross", "head": 1}
+OFF = "cross-attention, layer 1, head 2 off"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make(tmp_path / "run", TINY["tiny-transformer"])
+
+
+@pytest.fixture
+def address(run: Run) -> Iterator[str]:
+    """A server of its own; a test names it first, so that its page is closed before the server is."""
+    with served([run.path], SENTENCE) as address:
+        yield address
+
+
+def _train_on(run: Run) -> None:
+    tensors, _ = weights.load(run.best)
+    weights.save(run.best, {name: 1.5 * one for name, one in tensors.items()}, {"step": 30})
+
+
+def _renewed(page: Page, run: Run, troubles: list[str]) -> None:
+    """Waits for the notice; what stands above is of the weights on disk, and the refusal was the only trouble."""
+    page.wait_for_selector(".answer .note")
+    assert "weights on disk have changed" in (page.text_content(".answer .note") or "")
+    assert "step 30" in (page.text_content(".facts") or "")
+    assert page.text_content(".said") == (Model(run, "cpu").translate(SENTENCE).text or "(nothing)")
+    until(lambda: bool(troubles), "the browser's own note of the refusal")
+    assert all("409" in trouble for trouble in troubles)
+    troubles.clear()
+
+
+def test_an_intervention_is_in_the_weights_that_the_page_names(
+    address: str, run: Run, visit: Visit, page: Page, troubles: list[str]
+) -> None:
+    visit("changes", at=address)
+    assert "step 20" in (page.text_content(".facts") or "")
+    _train_on(run)
+    page.get_by_role("button", name=OFF).click()
+    _renewed(page, run, troubles)
+    page.wait_for_selector("[data-output=changed]")
+    there = Model(run, "cpu").trace(SENTENCE, changes=[CHANGE]).header
+    for which, said in (("original", there["before"]["text"]), ("changed", there["text"]["target"])):
+        assert (page.text_content(f"[data-output={which}] .output-said") or "").strip() == (said.strip() or "∅")
+    until(lambda: "weights on disk have changed" in announced(page), "the announcement")
+    page.fill("textarea", "the dog sees a house")
+    until(lambda: page.query_selector(".answer .note") is None, "another text, which has nothing to do with it")
+
+
+def test_an_explanation_is_of_the_weights_that_the_page_names(
+    address: str, run: Run, visit: Visit, page: Page, troubles: list[str]
+) -> None:
+    visit("align", at=address, masks=64, table=1)
+    _train_on(run)
+    page.click("nav.views >> text=Explain")
+    _renewed(page, run, troubles)
+    page.wait_for_selector("figure:has(h3:text('Deletion'))")
+    there = Model(run, "cpu").explain(SENTENCE, masks=64)
+    overall = table(page, "figure:has(h3:text('What the whole output'))")[1:]
+    assert [row[1] for row in overall] == [number(value) for value in there.overall]
+
+
+def test_of_two_answers_that_crossed_the_change_one_is_asked_for_again(visit: Visit, page: Page) -> None:
+    visit("changes", run="tiny-transformer")
+    others = ["of another file"]
+
+    def crossed(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | ({"weights": others.pop()} if others else {}))
+
+    page.route("**/api/trace", crossed)
+    page.get_by_role("button", name=OFF).click()
+    page.wait_for_selector(".answer .note")
+    page.wait_for_selector("[data-output=changed]")
+
+
+def test_a_page_that_is_loaded_again_and_a_saved_one_are_of_the_new_weights(
+    address: str, run: Run, visit: Visit, page: Page, troubles: list[str], tmp_path: Path
+) -> None:
+    visit("align", at=address)
+    _train_on(run)
+    page.click(".menu summary")
+    page.click(".menu-list >> text=HTML")  # would hold the new weights' numbers, and the page shows the old ones'
+    _renewed(page, run, troubles)
+    assert page.query_selector("main [role=alert]") is None
+    page.wait_for_selector("main[data-ready=align]")
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    page.wait_for_selector("main[data-ready=align]")
+    assert "step 30" in (page.text_content(".facts") or "")
+    visit("align", at=address, afresh=True)
+    assert "step 30" in (page.text_content(".facts") or "") and page.query_selector(".answer .note") is None
