@@ -358,6 +358,15 @@ def test_a_word_is_hidden_with_all_its_pieces_and_marks_never_are(translating: M
     assert without == [tag, *before, *([] if how == "drop" else [UNKNOWN] * pieces), *after, end]
 
 
+def test_words_whose_pieces_share_a_character_are_written_whole(translating: Model) -> None:
+    tokenizer = translating.run.tokenizers[0]
+    tokens = tokenizer.encode("naïve café 😀 мир\u3000世界 ⟨c3⟩⟨af⟩")
+    words = Reading.of(tokens, tokenizer, Hiding())
+    assert words.names == ("naïve", "café", "😀", "мир", "世界", "⟨c3⟩⟨af⟩")
+    pieces = Reading.of(tokens, tokenizer, Hiding(unit="pieces"))
+    assert pieces.names[tokenizer.decode(tokens[:3]).index("\ufffd") :][:2] == ("⟨c3⟩", "⟨af⟩")
+
+
 def test_pieces_and_spans_instead_of_words(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = translating.translator().encode(["the cat sat on zebras"])[0][0]

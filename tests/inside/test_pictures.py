@@ -58,6 +58,15 @@ def test_rows_still_sum_to_one_after_merging_and_the_text_is_kept() -> None:
     np.testing.assert_allclose(merged.to_words().weights, merged.weights)
 
 
+def test_words_are_whole_where_their_pieces_share_a_character() -> None:
+    queries = ("na⟨c3⟩", "⟨af⟩ve", " ⟨f0⟩", "⟨9f⟩⟨98⟩", "⟨80⟩", "</s>")
+    keys = ("⟨d0⟩", "⟨bc⟩", "⟨e3⟩", "⟨80⟩", "⟨80⟩", "⟨e7⟩⟨95⟩", "⟨8c⟩", " ⟨e2⟩")  # \u3000, a space of three bytes
+    words = Map(np.full((6, 8), 1 / 8), queries, keys).to_words()
+    assert words.queries == ("naïve", " 😀", "</s>")
+    assert words.keys == ("м", "\u3000界", " ⟨e2⟩")
+    np.testing.assert_allclose(words.weights, [[2 / 8, 5 / 8, 1 / 8]] * 3)
+
+
 def test_an_all_zero_row_stays_zero() -> None:
     merged = Map(np.zeros((2, 2)), ("a", "b"), ("a", "b")).to_words()
     assert merged.weights.tolist() == [[0.0]]
@@ -80,6 +89,9 @@ def test_labels_drop_the_space_of_words_and_show_it_among_pieces() -> None:
     assert labels(("a", " ", " b")) == ("a", "␣", "b")
     assert labels(("<s>", "este", " gato", "</s>")) == ("<s>", "este", "gato", "</s>")  # a text begins after its mark
     assert labels(("<s>", "un", "a", " b")) == ("<s>", "un", "a", "␣b")
+    assert labels(("I", " am", ",", " so"), words=True) == ("I", "am", ",", "so")
+    assert labels(("oui", "\xa0!", "\u3000non")) == ("oui", "!", "non")  # spaces of any width
+    assert labels(("oui", "\nnon", " si"), words=True) == ("oui", "␊non", "si")
 
 
 def test_nothing_invisible_is_left_in_a_label() -> None:

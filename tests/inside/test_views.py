@@ -8,6 +8,8 @@ import json
 import math
 import os
 import re
+import shutil
+import subprocess
 import unicodedata
 import xml.etree.ElementTree as ET
 import zlib
@@ -21,8 +23,9 @@ import torch
 
 from regard.api import Model
 from regard.errors import UserError
-from regard.inside import figure, places, views
+from regard.inside import figure, places, standalone, views
 from regard.inside.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
+from regard.inside.grid import Grid
 from regard.inside.maps import columns
 from regard.inside.scene import MANY, Cells, Scene, png
 from regard.inside.terminal import SHADES
@@ -30,6 +33,7 @@ from regard.inside.trace import Trace
 from regard.inside.views import Choice
 from regard.inside.views.heads import pooled
 from regard.runs import Run
+from regard.text.tokenizers import joined
 from tiny_runs import FAMILIES, make_run, text_for
 
 Get = Callable[[str], Trace]
@@ -289,6 +293,47 @@ def test_words_and_gold_links(trace: Get) -> None:
     best = views.draw(seen, "align", Choice(layer=0, head="best"))
     assert (best.numbers["layer"], best.numbers["head"]) == (0, 1)
     assert np.array(words.numbers["weights"]).sum(1) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """What a GPT was given and what it wrote, with no space between the two."""
+    model = Model(make_run(tmp_path_factory.mktemp("run") / "tiny", "gpt"), "cpu")
+    return model.trace("naïve café 😀 I am", ", мир 世")
+
+
+WRITTEN_WORDS = ("<s>", "naïve", "café", "😀", "I", "am", ",", "мир", "⟨e4⟩⟨b8⟩")  # the last byte is not read any more
+
+
+def test_words_are_whole_and_end_where_the_prompt_does(written: Trace) -> None:
+    grid = views.draw(written, "maps").panels[0]
+    assert isinstance(grid, Grid) and grid.rows == grid.columns == WRITTEN_WORDS
+    assert "мир" in views.draw(written, "maps").text(width=200, colour="none")
+    pieces = views.draw(written, "maps", Choice(words=False)).panels[0]
+    assert isinstance(pieces, Grid) and "⟨c3⟩" in pieces.rows
+
+
+def test_the_page_joins_words_as_the_pictures_do(written: Trace) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    tokens = written.header["tokens"]["inputs"]
+    odd = ["⟨d0⟩⟨bc⟩⟨ed⟩", "⟨a0⟩⟨80⟩⟨f0⟩", "⟨9f⟩⟨98⟩⟨80⟩😀⟨c3⟩", "⟨", "c3", "⟩⟨af⟩⟨", "⟩"]
+    odd_tokens = [{"piece": piece, "word": 0, "mark": False, "given": True} for piece in odd]
+    script = f"""
+        const [tokens, odd] = {json.dumps([tokens, odd_tokens])};
+        const labels = (some) => wordLabels(some, wordGroups(some));
+        console.log(JSON.stringify([labels(tokens), labels(odd), labels(odd.slice(0, 1))]));"""
+    asked = [node, "--input-type=module", "--eval", standalone.files()["js/tokens.js"].decode() + script]
+    found = json.loads(subprocess.run(asked, capture_output=True, check=True, encoding="utf-8").stdout)
+    assert found == [list(WRITTEN_WORDS), [joined(odd)], odd[:1]]
+
+
+def test_the_walk_writes_whole_characters(written: Trace) -> None:
+    seen = _changed(written)
+    p = seen.header["output"]["p"]
+    p[:] = [1.0] * (len(p) - 3) + [0.0] + [1.0] * 2  # least sure of the first byte of the last character
+    assert "The next token after “мир”" in views.draw(seen, "walk").text(width=80, colour="none")
 
 
 def test_the_mean_is_over_all_layers_and_heads(trace: Get) -> None:

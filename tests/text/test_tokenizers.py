@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.text import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
-from regard.text.tokenizers import Foreign, SentencePieceTokenizer, WordPieceTokenizer
+from regard.text.tokenizers import Foreign, SentencePieceTokenizer, WordPieceTokenizer, joined
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
 TAGS = ("<2de>", "<2en>")
@@ -43,13 +43,24 @@ def test_many_texts_encode_as_each_alone(many):
         assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
 
 
-@settings(max_examples=50, deadline=None)
-@given(texts)
-def test_pieces_join_to_the_text_where_no_character_is_cut(text):
-    for tokenizer in (BPE, CHAR):
-        pieces = tokenizer.pieces(tokenizer.encode(text))
-        if not any("⟨" in piece for piece in pieces):
-            assert "".join(pieces) == text
+SIGNS = ["⟨c3⟩⟨af⟩ und ⟨c3⟩⟨af⟩ und", "⟨c3⟩"] * 3  # text that reads like bytes
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHAR, train(SIGNS, "bpe", 400), train(SIGNS, "char", 400)], ids=repr)
+@settings(max_examples=100, deadline=None)
+@given(text=st.lists(st.one_of(texts, st.sampled_from([*SIGNS, "⟨", "⟩", "c3", "ï"])), max_size=4).map("".join))
+def test_pieces_join_to_the_text_also_where_a_character_is_cut(tokenizer, text):
+    pieces = tokenizer.pieces(tokenizer.encode(text))
+    assert joined(pieces) == text
+    if not any("⟨" in piece for piece in pieces):
+        assert "".join(pieces) == text
+
+
+def test_bytes_that_make_no_character_stay_bytes():
+    assert joined(["⟨d0⟩", "⟨bc⟩⟨d0⟩", "⟨b8⟩ ⟨f0⟩", "⟨9f⟩", "é⟨80⟩"]) == "ми ⟨f0⟩⟨9f⟩é⟨80⟩"
+    assert joined(["⟨ed⟩", "⟨a0⟩", "⟨80⟩"]) == "⟨ed⟩⟨a0⟩⟨80⟩", "half a surrogate pair"
+    assert joined(["⟨c3⟩⟨af⟩"]) == "⟨c3⟩⟨af⟩", "a word of its own: bytes that make a character are never shown"
+    assert joined([]) == ""
 
 
 def test_special_ids_and_tags_come_first():
@@ -218,6 +229,7 @@ def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
 def test_pieces_that_are_bytes_join_to_characters():
     tokenizer = SentencePieceTokenizer((), ["▁a", "<0xC3>", "<0xA9>", "<0x0A>", "b▁"], model="")
     assert tokenizer.decode([4, 5, 6, 8, 7]) == "aéb"
+    assert tokenizer.pieces([4, 5, 6]) == ["a", "⟨c3⟩", "⟨a9⟩"] and joined(tokenizer.pieces([4, 5, 6])) == "aé"
     assert tokenizer.forbidden()[-1] == 7, "a line feed"
 
 

@@ -59,7 +59,7 @@ class Grid:
         for q, k in chosen:
             if not (0 <= q < len(map.queries) and 0 <= k < len(map.keys)):
                 raise ValueError(f"link ({q}, {k}) lies outside a map of {len(map.queries)} x {len(map.keys)}")
-        rows, columns = labels(map.queries), labels(map.keys)
+        rows, columns = labels(map.queries, map.words), labels(map.keys, map.words)
         return cls(map.weights, rows, columns, map.title, "looks at →", "attention weight", links=chosen,
                    about=_description(map, chosen))  # fmt: skip
 
@@ -84,7 +84,7 @@ class Grid:
 def _description(map: Map, links: tuple[tuple[int, int], ...]) -> str:
     """What a reader who cannot see the picture needs: its size, and where each row looks most."""
     shown = 24
-    queries, keys = labels(map.queries), labels(map.keys)
+    queries, keys = labels(map.queries, map.words), labels(map.keys, map.words)
     said = [f"A heat map of attention weights, {len(queries)} rows by {len(keys)} columns; each row looks at columns."]
     for q, row in enumerate(map.weights[:shown]):
         k = int(row.argmax())

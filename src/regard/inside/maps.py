@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from regard.text.tokenizers import joined
+
 _MARK = re.compile(r"<[^<>\s]+>|\[[A-Z]+\]")
 _JOINERS = "\u200c\u200d"  # zero-width (non-)joiner: part of how Persian, Hindi and emoji are spelt
 
@@ -27,7 +29,7 @@ class Map:
     """One attention matrix with its tokens: `weights[q, k]` is how much query token q looks at key token k.
 
     `weights` is [Q, K], every row sums to one (or is all zero, where a query looks at nothing). For cross-attention
-    the queries are the target tokens and the keys the source tokens.
+    the queries are the target tokens and the keys the source tokens. `words`: the tokens are whole words.
 
         Map(np.eye(2), ("el", " gato"), ("the", " cat"), "cross-attention, layer 2, mean of 4 heads")
     """
@@ -36,6 +38,7 @@ class Map:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     title: str = ""
+    words: bool = False
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, dtype=np.float64)  # a copy of our own: a picture must not change later
@@ -53,7 +56,7 @@ class Map:
         """Merge the pieces of each word, on both axes.
 
         A piece begins a word if it is the first one, begins with white space, is a special mark or follows one;
-        ''.join(pieces) is the text. The weight a query gives to a word is the SUM over the word's key pieces (what
+        `joined` pieces are the text. The weight a query gives to a word is the SUM over the word's key pieces (what
         was given to any of them was given to the word); the row of a word is the MEAN over its query pieces (each
         piece had one unit to give). So rows that summed to one still do. Text without spaces stays one word.
         """
@@ -69,9 +72,10 @@ class Map:
             mean[word, pieces] = 1.0 / len(pieces)
         return Map(
             np.minimum(mean @ self.weights @ into, 1.0),
-            tuple("".join(self.queries[i] for i in pieces) for pieces in query_words),
-            tuple("".join(self.keys[i] for i in pieces) for pieces in key_words),
+            tuple(joined([self.queries[i] for i in pieces]) for pieces in query_words),
+            tuple(joined([self.keys[i] for i in pieces]) for pieces in key_words),
             self.title,
+            words=True,
         )
 
 
@@ -81,22 +85,35 @@ def _words(pieces: Sequence[str], is_mark: Callable[[str], bool]) -> list[list[i
     after_mark = True  # so that the first piece begins a word
     for i, piece in enumerate(pieces):
         mark = is_mark(piece)
-        if after_mark or mark or piece[:1].isspace():
+        if after_mark or mark or space_at(pieces, i):
             words.append([])
         words[-1].append(i)
         after_mark = mark
     return words
 
 
-def labels(tokens: Sequence[str]) -> tuple[str, ...]:
+def space_at(pieces: Sequence[str], i: int) -> bool:
+    """Whether white space begins with this piece; up to four may share its bytes."""
+    return joined(pieces[i : i + 4])[:1].isspace()
+
+
+def labels(tokens: Sequence[str], words: bool = False) -> tuple[str, ...]:
     """How the tokens of one axis are written: nothing invisible, nothing that a screen would obey.
 
     The space that begins a word is left out where every token is a whole word, and written ␣ where some tokens are
-    continuations, since there it tells the two apart: `(" l", "arge")` gives `("␣l", "arge")`.
+    continuations, since there it tells the two apart: `(" l", "arge")` gives `("␣l", "arge")`. `words`: they are known
+    to be whole words, though a space may not begin each.
     """
-    if all(token[:1] == " " or looks_like_mark(token) or looks_like_mark(before) for before, token in pairwise(tokens)):
-        tokens = [token[1:] if token[:1] == " " and token.strip() else token for token in tokens]
+    if words or all(
+        _spaced(token) or looks_like_mark(token) or looks_like_mark(before) for before, token in pairwise(tokens)
+    ):
+        tokens = [token[1:] if _spaced(token) and token.strip() else token for token in tokens]
     return tuple(visible(token) for token in tokens)
+
+
+def _spaced(token: str) -> bool:
+    """Whether a space of any width begins it, but no other white space: a line break is worth seeing."""
+    return token[:1].isspace() and unicodedata.category(token[0]) == "Zs"
 
 
 def visible(token: str) -> str:

@@ -99,7 +99,7 @@ class Tokenizer(ABC):
         """The text of each token, for display.
 
         Joined, the pieces are the decoded text, but that a token which holds part of a character only shows its bytes
-        (`⟨e2⟩`), and that special ids and tags show their names.
+        (`⟨e2⟩`; `joined` makes such characters whole), and that special ids and tags show their names.
         """
         names = SPECIALS + self.tags
         fresh = True  # no piece yet: the first word has no space in front
@@ -163,8 +163,7 @@ class _ByteTokenizer(Tokenizer):
         return text.decode("utf-8", errors="replace")
 
     def _piece(self, index: int, fresh: bool) -> str:
-        text = self._bytes[index].decode("utf-8", errors="surrogateescape")  # stray bytes become U+DC80..U+DCFF
-        return re.sub("[\udc80-\udcff]", lambda stray: f"⟨{ord(stray[0]) - 0xDC00:02x}⟩", text)
+        return _shown(self._bytes[index])
 
     def _line_breaks(self) -> list[int]:
         return [self.first + index for index, piece in enumerate(self._bytes) if b"\n" in piece or b"\r" in piece]
@@ -343,7 +342,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text.decode("utf-8", errors="replace").strip()
 
     def _piece(self, index: int, fresh: bool) -> str:
-        text = self._bytes[index].decode("utf-8", errors="replace")
+        text = _shown(self._bytes[index])
         return text.removeprefix(" ") if fresh else text
 
     def _line_breaks(self) -> list[int]:
@@ -356,6 +355,29 @@ class SentencePieceTokenizer(Tokenizer):
 
 LEARNT = (BytePairTokenizer, CharacterTokenizer, WordTokenizer)
 UNITS: dict[str, Any] = {kind.unit: kind for kind in (*LEARNT, WordPieceTokenizer, SentencePieceTokenizer)}
+
+_STRAY = re.compile("⟨([89a-f][0-9a-f])⟩".encode())  # how a byte that is no character by itself is shown
+
+
+def _shown(text: bytes) -> str:
+    """Text for display: where bytes spell no character, they show themselves."""
+    shown = text.decode("utf-8", errors="surrogateescape")  # stray bytes become U+DC80..U+DCFF
+    return re.sub("[\udc80-\udcff]", lambda stray: f"⟨{ord(stray[0]) - 0xDC00:02x}⟩", shown)
+
+
+def joined(pieces: Sequence[str]) -> str:
+    """What neighbouring pieces spell: a character whose bytes they share is whole again.
+
+    Bytes are looked for in each piece by itself, so text that reads `⟨c3⟩` is left as it is: BPE cuts signs, letters
+    and digits apart, so that no piece of it can read so. And a piece alone stays as it is.
+
+    >>> joined(["na⟨c3⟩", "⟨af⟩ve", "⟨e2⟩"])
+    'naïve⟨e2⟩'
+    """
+    if len(pieces) < 2:
+        return "".join(pieces)
+    spelt = (piece.encode("utf-8", errors="surrogatepass") for piece in pieces)
+    return _shown(b"".join(_STRAY.sub(lambda stray: bytes.fromhex(stray[1].decode()), piece) for piece in spelt))
 
 
 def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) -> Tokenizer:

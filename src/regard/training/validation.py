@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from regard.data.packing import generator, sentence_batches
+from regard.data.packing import classes_alone, generator, sentence_batches
 from regard.data.sources import corpora
 from regard.decoding.lines import LineTranslator
 from regard.devices import autocast
@@ -22,6 +22,7 @@ from regard.recipes.schema import BertSettings, Recipe
 from regard.rows import PairBatch
 from regard.text import BEGIN, END, Tokenizer, encode_side
 from regard.text.sides import Room, cut, front_of
+from regard.text.tokenizers import joined
 
 SAMPLES = 3
 PROMPT_WORDS = 6  # of a held-out text, for the model to go on from
@@ -84,7 +85,8 @@ class Validator:
 
     @cached_property
     def _batches(self) -> list[PairBatch]:
-        return [batch.to(self.device) for _, batch in pair_batches(self.pairs, self.tokenizers, self.recipe)]
+        found = [batch for _, batch in pair_batches(self.pairs, self.tokenizers, self.recipe)]
+        return [(classes_alone(b) if self.recipe.classifies else b).to(self.device) for b in found]
 
     def look(self, model: Translator) -> Look:
         """Leaves the model as it was, and draws no random numbers."""
@@ -113,6 +115,8 @@ class Validator:
             {"source": source, "reference": target, "output": output}
             for (source, target), output in list(zip(chosen, outputs, strict=True))[:SAMPLES]
         ]
+        if self.recipe.classifies:  # BLEU has nothing to say of single words
+            return Look(loss, exact=scores.exact, samples=samples)
         return Look(loss, scores.bleu, scores.chrf, scores.exact, samples)
 
 
@@ -192,7 +196,7 @@ class GapValidator(Validator):
         guessed = torch.where(batch.counted, model(batch).argmax(-1), batch.source.ids)
         rows = [batch.source.rows.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
         show = self.tokenizers[0].pieces
-        texts = [["".join(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
+        texts = [[joined(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
         return [{"source": a, "reference": b, "output": c} for a, b, c in zip(*texts, strict=True)]
 
 

@@ -18,10 +18,11 @@ from regard.decoding import score
 from regard.decoding.filling import GapFiller
 from regard.errors import UserError
 from regard.inside.explain.rise import BlackBox, Explanation, Numbers, Progress, explain
-from regard.inside.maps import labels
+from regard.inside.maps import labels, space_at
 from regard.rows import PairBatch, TokenRow
 from regard.text import BEGIN, END, UNKNOWN, Tokenizer, encode_stream
 from regard.text.sides import MASK
+from regard.text.tokenizers import joined
 
 if TYPE_CHECKING:
     from regard.api import Model
@@ -87,12 +88,13 @@ def group(tokens: Sequence[int], tokenizer: Tokenizer, unit: Unit) -> list[list[
     """
     words: list[list[int]] = []
     fresh = True
-    for place, (token, piece) in enumerate(zip(tokens, tokenizer.pieces(tokens), strict=True)):
+    pieces = tokenizer.pieces(tokens)
+    for place, token in enumerate(tokens):
         special = token < tokenizer.first
         if special and token != UNKNOWN:  # an unknown word is a word
             fresh = True
             continue
-        if fresh or special or unit == "pieces" or piece[:1].isspace():
+        if fresh or special or unit == "pieces" or space_at(pieces, place):
             words.append([])
         words[-1].append(place)
         fresh = special
@@ -102,7 +104,7 @@ def group(tokens: Sequence[int], tokenizer: Tokenizer, unit: Unit) -> list[list[
 def names(tokens: Sequence[int], groups: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
     """How the parts are written."""
     pieces = tokenizer.pieces(tokens)
-    return labels(["".join(pieces[place] for place in places) for places in groups])
+    return labels([joined([pieces[place] for place in places]) for places in groups])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from regard.inside.trace.tokens import Part, Side, is_mark
 from regard.rows import PairBatch, TokenRow
 from regard.text import BEGIN, END, FILL, Tokenizer, encode_side, encode_stream
 from regard.text.sides import MASK
+from regard.text.tokenizers import joined
 
 if TYPE_CHECKING:
     from regard.api import Model
@@ -232,7 +233,7 @@ class Filling(Task):
             for token, row in zip(tokens, logits, strict=True)
         ]
         words = [token for token in guess if not is_mark(token, self.source)]
-        return Said(tuple(guess), "".join(self.source.pieces(words)))
+        return Said(tuple(guess), joined(self.source.pieces(words)))
 
     def given(self, tokens: list[int], target: str) -> Said:
         raise UserError("a model that fills in gaps shows its own guesses, and no other target")

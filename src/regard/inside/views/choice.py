@@ -95,10 +95,10 @@ def map_of(trace: Trace, choice: Choice) -> tuple[Map, list[tuple[int, int]], Ch
 
 
 def groups(tokens: Sequence[Entry]) -> list[list[int]]:
-    """The places of each word's pieces, in order; a mark is a word of its own."""
+    """The places of each word's pieces, in order; a mark is a word of its own, and none is half given, half written."""
     found: list[list[int]] = []
     for i, token in enumerate(tokens):
-        if found and token["word"] >= 0 and tokens[i - 1]["word"] == token["word"]:
+        if found and token["word"] >= 0 and all(tokens[i - 1][key] == token[key] for key in ("word", "given")):
             found[-1].append(i)
         else:
             found.append([i])

@@ -24,7 +24,7 @@ def curves(runs: Sequence[Run]) -> Picture:
         for name, rows in measured.items()
         for what, kind in (("training", "train"), ("held-out", "valid"))
     ]
-    charts = [_chart("Loss", "loss (nats a token)", loss)]
+    charts = [_chart(_loss_title(runs), "loss (nats a token)", loss)]
     for key, title in SCORES:
         found = [_series(name, rows, "valid", key) for name, rows in measured.items()]
         if any(series.points for series in found):
@@ -36,6 +36,18 @@ def curves(runs: Sequence[Run]) -> Picture:
     if not shown:
         raise UserError(f"{runs[0].path} has no measurements to draw yet")
     return Picture("curves", tuple(shown), lambda: {"runs": measured})
+
+
+def _loss_title(runs: Sequence[Run]) -> str:
+    """What raises the loss in training, and not on held-out data, so that nobody holds them against each other."""
+    recipes = [run.recipe for run in runs]
+    more = {
+        "dropout": any(recipe.model.dropout for recipe in recipes),
+        "label smoothing": any(recipe.training.label_smoothing for recipe in recipes),
+        "R-Drop": any(recipe.training.r_drop for recipe in recipes),
+    }
+    means = " and ".join(name for name, there in more.items() if there)
+    return f"Loss (in training with {means})" if means else "Loss"
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:

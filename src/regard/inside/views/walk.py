@@ -5,6 +5,7 @@ All numbers are the model's own, as its trace has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from regard.inside.scene import PAD, Item, Rect, Scene, Text, isolated, text_wid
 from regard.inside.terminal import Colour
 from regard.inside.trace import Trace
 from regard.inside.views.picture import Picture
+from regard.text.tokenizers import joined
 
 MOST = 24  # tokens shown; of a longer text the last ones
 LONGEST = 16  # columns of a token
@@ -240,6 +242,14 @@ class Bars:
         return "\n".join(lines) + "\n"
 
 
+def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
+    """The text of the last few tokens before a step, a few more where they would begin inside a character."""
+    first = max(0, step - 6)
+    while first and re.match("⟨[89ab]", target[first]["piece"]):
+        first -= 1
+    return joined([token["piece"] for token in target[first:step] if not token["mark"]]).strip()
+
+
 def _choice(header: Mapping[str, Any]) -> Bars:
     """The likeliest tokens at the step of which the model was least sure, among those it wrote itself."""
     target, output = header["tokens"]["target"], header["output"]
@@ -250,7 +260,7 @@ def _choice(header: Mapping[str, Any]) -> Bars:
     names = tuple(shorten(label, LONGEST) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
     ids = [one["id"] for one in top]
     chosen = ids.index(target[step]["id"]) if target[step]["id"] in ids else None
-    before = "".join(str(token["piece"]) for token in target[max(0, step - 6) : step] if not token["mark"]).strip()
+    before = _before(target, step)
     after = f" after “{scenes.clean(before)}”" if before else ""
     sure = "of all its steps the one it was least sure of" if len(own) > 1 else ""
     return Bars(

@@ -2,7 +2,7 @@
 import { button, clear, debounce, el, slider } from "./dom.js";
 import { barFigure, exactNumber, innerContext, openTensor, percent, signedNumber } from "./bits.js";
 import { drawnNumber, keptTokens, tokenAt } from "./sampling.js";
-import { tokenLabels, visible } from "./tokens.js";
+import { joined, tokenLabels, visible } from "./tokens.js";
 
 async function rowLogits(place) {
   const trace = place.trace();
@@ -129,9 +129,8 @@ export function chooseStation() {
 /** What the model has before it when it chooses: the prompt, and what was said since. */
 function textSoFar(header, at) {
   const tokens = header.tokens.inputs.slice(0, at + 1).filter((token) => !token.mark);
-  const spelt = (some) => some.map((token) => token.piece).join("");
   const prompt = header.model.task === "generate" ? header.text.source : "";
-  const text = spelt(tokens);
+  const text = joined(tokens.map((token) => token.piece));
   const shared = text.startsWith(prompt) ? prompt : "";
   const said = el("b", { text: text.slice(shared.length) });
   return el("p", { class: "walk-text", dir: "auto" }, el("span", { class: "quiet", text: shared }), said, " …");

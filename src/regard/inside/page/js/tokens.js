@@ -41,21 +41,42 @@ export function isolated(label) {
   return direction(label) === "rtl" ? `\u2068${label}\u2069` : label;
 }
 
-/** The places of the tokens of each word, in order. */
+/** The places of the tokens of each word, in order; none is half given, half written. */
 export function wordGroups(tokens) {
   const groups = [];
   tokens.forEach((token, i) => {
     const before = tokens[i - 1];
-    if (!before || token.mark || before.mark || token.word !== before.word) groups.push([]);
+    const same = before?.word === token.word && before.given === token.given;
+    if (!same || token.mark || before.mark) groups.push([]);
     groups[groups.length - 1].push(i);
   });
   return groups;
 }
 
+const STRAY = /⟨([89a-f][0-9a-f])⟩/g; // a byte that is no character by itself, here for a while U+DC80 to U+DCFF
+const SHARED = /[\udcc2-\udcdf][\udc80-\udcbf]|[\udce0-\udcef][\udc80-\udcbf]{2}|[\udcf0-\udcf4][\udc80-\udcbf]{3}/gu;
+
+/** What neighbouring pieces spell: a character whose bytes they share is whole again. */
+export function joined(pieces) {
+  if (pieces.length < 2) return pieces.join("");
+  const text = pieces.map((one) => one.replace(STRAY, (_, hex) => String.fromCharCode(`0xdc${hex}`))).join("");
+  return text.replace(SHARED, character).replace(/[\udc80-\udcff]/gu, (byte) => `⟨${hexOf(byte)}⟩`);
+}
+
+function character(bytes) {
+  try {
+    return decodeURIComponent(Array.from(bytes, (byte) => `%${hexOf(byte)}`).join(""));
+  } catch {
+    return bytes; // as long as a character, and yet none
+  }
+}
+
+const hexOf = (byte) => (byte.codePointAt(0) & 0xff).toString(16);
+
 /** The labels of words: the pieces of each joined, without the space they begin with. */
 export function wordLabels(tokens, groups) {
   return groups.map((group) => {
-    const text = group.map((i) => tokens[i].piece).join("");
+    const text = joined(group.map((i) => tokens[i].piece));
     return visible(text.trim() ? text.trim() : text);
   });
 }
