@@ -19,6 +19,7 @@ from regard.errors import UserError
 from regard.files import atomic, reason
 
 Tensors = dict[str, Tensor]
+CHECKSUM = "checksum"
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -33,7 +34,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a few JSON facts about them."""
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    header = {"about": json.dumps(about), "checksum": _digest(on_cpu)}
+    header = {"about": json.dumps({**about, CHECKSUM: _digest(on_cpu)})}  # one entry: the library shuffles several
     with atomic(path) as temporary:
         try:
             save_file(on_cpu, str(temporary), metadata=header)
@@ -114,16 +115,18 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise UserError(f"{path} is damaged or no safetensors file: {error}") from error
     except OSError as error:
         raise UserError(f"{path} could not be read: {reason(error)}") from error
-    if "checksum" not in header or header["checksum"] != _digest(tensors):
+    facts = json.loads(header.get("about", "{}"))
+    if facts.pop(CHECKSUM, header.get(CHECKSUM)) != _digest(tensors):  # older files had it beside the facts
         raise UserError(f"{path} was altered after it was written: its checksum does not match")
-    return tensors, json.loads(header["about"])
+    return tensors, facts
 
 
 def about(path: Path) -> dict[str, Any]:
     """The facts alone, without reading the tensors."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            return dict(json.loads((file.metadata() or {}).get("about", "{}")))
+            facts = json.loads((file.metadata() or {}).get("about", "{}"))
+            return {name: fact for name, fact in facts.items() if name != CHECKSUM}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
 

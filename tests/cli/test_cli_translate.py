@@ -133,6 +133,10 @@ def test_n_best_lines(regard, trained):
     scores = [float(line.split("\t")[0]) for line in lines]
     assert len(lines) == 3 and scores == sorted(scores, reverse=True)
     assert lines[0].split("\t")[1] == regard("translate", trained, "a b", "--beam", 3).out.strip()
+    both = regard("translate", trained, "a b", "", "a b", "--nbest", 3).out.splitlines()
+    assert both == [*lines, "0.0000\t", "", "", *lines]  # as many for every line, also for a blank one
+    refused = regard("translate", trained, "a b", "--nbest", 3, "--beam", 2)
+    assert refused.status == 2 and "--nbest 3 needs as many beams, and --beam is 2" in refused.err
 
 
 def test_fewer_best_than_beams_search_as_widely_as_ever(regard, copied):
@@ -197,6 +201,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(start, trained):
         process.stdout.close()
         process.stdin.write("c\n")
         process.stdin.flush()
+        assert process.wait() == 141
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], []])
+def test_a_reader_of_the_help_that_goes_away_ends_it_quietly(start, words):
+    with _ending(start(*words)) as process:
+        process.stdout.close()
         assert process.wait() == 141
         assert process.stderr.read() == ""
 

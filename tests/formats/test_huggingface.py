@@ -492,6 +492,27 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None:
+    """It says the same as before, and transformers reads what it reads; also when it is exported once more."""
+    from regard.api import load
+
+    def greedy(run: Run) -> str:
+        return load(run.path, device="cpu").generate("the cat", tokens=8, method="beam", beam=1).text
+
+    run = own_run(tmp_path / "run", OWN["gpt"], texts(ENGLISH, 10))
+    said = greedy(run)
+    for name in ("once", "twice"):
+        folder = export_run(run, tmp_path / f"{name} out")
+        run = import_folder(folder, tmp_path / name)
+        assert run.recipe.data.documents == "paragraph"
+        assert greedy(run) == said
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = run.tokenizers[0]
+        assert theirs("the cat")["input_ids"] == [
+            ids_of(tokenizer)[ours] for ours in (BEGIN, *tokenizer.encode("the cat"))
+        ]
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_run_of_our_own_is_the_same_model_in_transformers(name: str, tmp_path: Path) -> None:
     run = own_run(tmp_path / "run", OWN[name], texts(ENGLISH, 10))

@@ -191,6 +191,28 @@ def test_anything_else_would_be_another_run(section: str, key: str, old: Any, ne
     assert content(run.path) == before
 
 
+@pytest.mark.parametrize(("file", "what"), [("pairs.tsv", "training data"), ("held-out.target", "held-out data")])
+def test_a_run_does_not_go_on_with_other_data(file: str, what: str, tmp_path: Path) -> None:
+    """Files that were written again are the same data; other content under the same name is not."""
+    pairs, changed = tmp_path / "pairs.tsv", tmp_path / file
+    pairs.write_text("".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "efgh"))
+    short, long = (small(tmp_path, data={"pairs": str(pairs)}, steps=steps) for steps in (4, 8))
+    run = go(short, tmp_path / "run")
+    before, kept = tensors(run.resume), changed.read_text()
+    changed.write_text(kept.replace("c", "d"))
+    with pytest.raises(UserError, match=f"the {what} are no longer those that .*run was trained with"):
+        go(long, run.path)
+    assert equal(tensors(run.resume), before)
+    changed.write_text(kept)
+    assert metrics(go(long, run.path).path, "valid")[-1]["step"] == 8
+
+
+def test_the_same_run_has_the_same_files_to_the_byte(tmp_path: Path) -> None:
+    one, other = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("one", "other"))
+    for name in ("model.safetensors", "snapshots/step-00000004.safetensors"):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+
+
 def test_a_run_that_never_began_may_still_change(tmp_path: Path) -> None:
     """A first try that fails on its data must not stand in the way of a second with the mistake mended."""
     recipe = small(tmp_path, steps=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from small_runs import CPU, equal, go, metrics, now, tensors
 
 from regard import weights
+from regard.api import load
 from regard.data.store import build
 from regard.errors import UserError
 from regard.models import Translator
@@ -128,6 +130,25 @@ def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
     assert look.exact == 100 and look.loss == pytest.approx(0, abs=1e-6)
     for sample in look.samples:
         assert sample["output"] == sample["reference"] in LINES
+
+
+def test_a_classifier_s_loss_is_of_its_classes_alone(tmp_path: Path) -> None:
+    """The end mark after a class is certain: counted as a second token it would halve every loss."""
+    recipe = classes(tmp_path, label_smoothing=0.0, validate_lines=4)
+    run = go(recipe, tmp_path / "run")
+    pairs = start.held_out(recipe.data, "valid")
+    look = validator(recipe, run.tokenizers, pairs, CPU).look(run.model())
+    scores = load(run.path, device="cpu").score(pairs)
+    assert all(len(score) == 2 and score[1] == pytest.approx(0, abs=1e-6) for score in scores)
+    assert look.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
+    assert look.bleu is None and look.exact is not None
+    stores = start.build(recipe, *run.tokenizers)
+    for static in (False, True):
+        packer, stream = start.streams(recipe, stores, static, run.tokenizers[0])
+        batch, (again, _) = stream.batch_at(3), list(islice(stream.batches(), 4))[3]
+        assert torch.equal(batch.labels, packer.batch_at(3).labels)
+        assert torch.equal(batch.labels, again.labels) and torch.equal(batch.counted, again.counted)
+        assert batch.tokens == len(batch.inputs.rows) and not (batch.labels[batch.counted] == END).any()
 
 
 def test_a_classifier_takes_the_source_vocabulary_and_the_body_of_where_it_begins(tmp_path: Path) -> None:
@@ -253,6 +274,7 @@ def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
         (GPT, {}, {"best": "bleu"}, "needs translations"),
         (GPT, {}, {"best": "exact"}, "that can be right"),
         (BERT, {"documents": "stream"}, {}, "whole documents"),
+        ({**BERT, "task": "classify"}, {"pairs": "a.tsv", "valid": ["a.tsv"]}, {"best": "bleu"}, "for classes it is"),
         (GPT, {"pairs": "a.tsv", "held_out": 0.1}, {}, "held_out is for files of plain text"),
     ],
 )

@@ -33,7 +33,7 @@ def _run(words: list[str], debug: bool) -> int:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal has written ^C
         return _complain("stopped", 130)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the latter is how rich, which writes the help, takes the former
         _let_go_of_stdout()
         return 141
     except Exception as error:

@@ -39,7 +39,10 @@ def translate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write. [default: stdout]")] = None,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
     nbest: Annotated[
-        int, typer.Option(min=1, help="Print this many translations a line, with scores, best first.")
+        int,
+        typer.Option(
+            min=1, help="So many translations a line, with scores, best first; searched with as many beams at least."
+        ),
     ] = 1,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
@@ -87,6 +90,8 @@ def translate(
     options.readable(**{"--prefix": prefix})
     if text and input is not None:
         raise UserError("give sentences or --input, not both")
+    if beam is not None and beam < nbest and not sample:
+        raise UserError(f"--nbest {nbest} needs as many beams, and --beam is {beam}")
     model = load(run, device=device, precision=precision)
     usual = model.run.recipe.decoding
     settings = options.changed(
@@ -141,7 +146,8 @@ class _Job:
         elif self.nbest == 1:
             yield answer.texts[0]
         else:
-            yield from (f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True))
+            written = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
+            yield from written + [""] * (self.nbest - len(written))  # as many for every line: they can be told apart
 
 
 def chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, list[str]]]:

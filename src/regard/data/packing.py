@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 
 import numpy as np
@@ -105,6 +105,27 @@ class Batches(Stream):
     @abstractmethod
     def _read(self, members: Array) -> PairBatch:
         """The tokens of a batch."""
+
+
+class Classes(Stream):
+    """Batches of texts and their classes, of which the classes alone count: the end mark after one is certain."""
+
+    def __init__(self, packer: Batches) -> None:
+        self.packer = packer
+
+    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+        for batch, after in self.packer.batches(position):
+            yield classes_alone(batch), after
+
+    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+        batch, after = self.packer.taken_at(step)
+        return classes_alone(batch), after
+
+
+def classes_alone(batch: PairBatch) -> PairBatch:
+    """A batch of texts and their classes of which nothing else counts."""
+    rows = batch.inputs.rows
+    return replace(batch, counted=rows.real & (rows.position == 0))
 
 
 def _visited(count: int, weight: float, random: np.random.Generator) -> Array:

@@ -4,7 +4,7 @@ A corpus is turned into tokens once. A stored corpus is a folder of plain arrays
 
     source.ids, target.ids              all tokens end to end, uint16 or uint32; every sentence ends with the end mark
     source.offsets, target.offsets      [n + 1] int64, where each sentence begins
-    about.json                          the type of the ids, and how many pairs were kept and dropped
+    about.json                          the type of the ids, how many pairs were kept and dropped, and a digest of all
 
 Plain text is pairs whose sources have no tokens at all. Documents longer than the model's context are cut into pieces,
 one sentence each, of which the last has the end mark; a stream is one sentence without marks.
@@ -41,7 +41,7 @@ from regard.text.sides import MASK, Room, cut, encode_lines, front_of, stream_pa
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, Data, Recipe
 
-VERSION = 2  # of the layout above, and of how text is cut
+VERSION = 3  # of the layout above, and of how text is cut
 CHUNK = 10_000  # pairs encoded at once: many enough for the library's threads, few enough for any memory
 DAY = 24 * 3600
 
@@ -106,6 +106,7 @@ class TokenStore:
     source: Ragged
     target: Ragged
     report: Report
+    digest: str = ""  # of what is stored: a run that goes on has to find the same
 
     @classmethod
     def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:
@@ -312,6 +313,7 @@ def _write(job: _Job, folder: Path, progress: Progress) -> None:
         raise UserError(f"{describe(job.corpus)}: no usable {what}")
     report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"])
     about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}
+    about["digest"] = source.digest() + target.digest()
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -359,9 +361,19 @@ class _Writer:
     def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
         self.dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
         self.total = 0
+        self._hash = {name: hashlib.blake2b(digest_size=8) for name in ("ids", "offsets")}
         self._ids = open(folder / f"{side}.ids", "wb")  # noqa: SIM115  closed in __exit__
         self._offsets = open(folder / f"{side}.offsets", "wb")  # noqa: SIM115
-        self._offsets.write(np.zeros(1, np.int64).tobytes())
+        self._write("offsets", np.zeros(1, np.int64))
+
+    def _write(self, name: str, numbers: Array) -> None:
+        content = numbers.tobytes()
+        self._hash[name].update(content)
+        (self._ids if name == "ids" else self._offsets).write(content)
+
+    def digest(self) -> str:
+        """Of both files."""
+        return "".join(one.hexdigest() for one in self._hash.values())
 
     def __enter__(self) -> _Writer:
         return self
@@ -372,18 +384,18 @@ class _Writer:
 
     def add(self, sentences: list[list[int]]) -> None:
         part = Ragged.of(sentences, self.dtype)
-        self._ids.write(part.ids.tobytes())
-        self._offsets.write((part.offsets[1:] + self.total).tobytes())
+        self._write("ids", part.ids)
+        self._write("offsets", part.offsets[1:] + self.total)
         self.total += len(part.ids)
 
     def extend(self, parts: list[list[int]]) -> None:
         """Tokens of a sentence that goes on until `end`."""
         tokens = Ragged.of(parts, self.dtype).ids
-        self._ids.write(tokens.tobytes())
+        self._write("ids", tokens)
         self.total += len(tokens)
 
     def end(self) -> None:
-        self._offsets.write(np.array([self.total], np.int64).tobytes())
+        self._write("offsets", np.array([self.total], np.int64))
 
 
 def _open(folder: Path) -> TokenStore | None:
@@ -398,7 +410,7 @@ def _open(folder: Path) -> TokenStore | None:
     except OSError as error:
         raise UserError(f"cannot read the tokens in {folder}: {error.strerror or error}") from error
     whole = len(source) == len(target) == report.pairs
-    return TokenStore(source, target, report) if whole else None
+    return TokenStore(source, target, report, about["digest"]) if whole else None
 
 
 def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:

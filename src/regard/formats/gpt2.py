@@ -9,7 +9,7 @@ from regard.errors import UserError
 from regard.formats.counterparts import Imported, activation, count, insist, spelt_activation, token
 from regard.formats.folders import Files, Folder
 from regard.formats.tables import TURNED, Entry, Leftovers, Rows, inverse, layered
-from regard.formats.vocabularies import ids_of, read_bytes_bpe, write_bytes_bpe
+from regard.formats.vocabularies import begins_texts, ids_of, read_bytes_bpe, write_bytes_bpe
 from regard.recipes.schema import GPTSettings, Recipe
 from regard.text import BEGIN, END, FILL, Tokenizer
 from regard.weights import Tensors
@@ -78,7 +78,8 @@ def read(folder: Folder) -> Imported:
         "unused": _unused(ids_of(tokenizer)),
     }
     recipe = {
-        "data": {"imported": "text", "documents": "stream"},  # their texts begin without a mark
+        # most of theirs were trained on texts without marks
+        "data": {"imported": "text", "documents": "paragraph" if begins_texts(folder) else "stream"},
         "text": {"unit": "bpe", "vocabulary": max(260, len(tokenizer))},
         "model": settings,
     }

@@ -106,6 +106,14 @@ def read_bytes_bpe(folder: Folder, rows: int, specials: Mapping[str, int | None]
     return tokenizer
 
 
+def begins_texts(folder: Folder) -> bool:
+    """Whether their tokenizer puts a begin mark in front of every text."""
+    told = folder.json("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
+    whole = folder.json("tokenizer.json") if folder.has("tokenizer.json") else {}
+    first = ((whole.get("post_processor") or {}).get("single") or [{}])[0]
+    return bool(told.get("add_bos_token")) or "SpecialToken" in first
+
+
 def _four(specials: Mapping[str, int | None]) -> tuple[int | None, int | None, int | None, int | None]:
     return specials["fill"], specials["begin"], specials["end"], specials["unknown"]
 
@@ -144,7 +152,9 @@ def write_bytes_bpe(tokenizer: Tokenizer, begins: bool) -> Files:
     if tokenizer.foreign is None:
         return files | write_fast(tokenizer, "<s> $A" if begins else "$A")
     _, begin, end, _, *_ = tokenizer.foreign.marks
-    roles = {"bos_token": begin or end, "eos_token": end, "unk_token": end}
+    roles = {"bos_token": begin or end, "eos_token": end, "unk_token": end} | (
+        {"add_bos_token": True} if begins else {}
+    )
     return files | {"tokenizer_config.json": as_json({"tokenizer_class": "GPT2Tokenizer", **roles})}
 
 

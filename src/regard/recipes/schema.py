@@ -429,6 +429,8 @@ class Recipe(Settings):
                 raise ValueError('bert reads whole documents: data.documents must be "line" or "paragraph"')
             if model.task == "classify" and self.text.shared:
                 raise ValueError('task = "classify" needs text.shared = false: classes have a vocabulary of their own')
+            if model.task == "classify" and self.training.best == "bleu":
+                raise ValueError('best = "bleu" needs translations; for classes it is "exact" or "loss"')
         elif self.data.is_text and not isinstance(model, GPTSettings):
             raise ValueError(f"the {model.family} family translates and needs pairs; plain text is for gpt and bert")
         if self.data.is_text and not self.text.shared:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -78,7 +78,7 @@ class Trainer:
     reporter: Reporter
     device: torch.device
     shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
-    static: bool = False  # how the batches are packed, to be remembered
+    facts: dict[str, Any] = field(default_factory=dict)  # of the batches, to be remembered: fields of `Progress`
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -233,7 +233,7 @@ class Trainer:
     def _resume(self) -> None:
         if self.run.resume.exists():
             self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
-        self.progress.static = self.static
+        self.progress = replace(self.progress, **self.facts)
         for half_written in self.run.path.glob("**/.*.tmp"):  # by a process that was killed
             half_written.unlink(missing_ok=True)
         for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again

@@ -73,7 +73,7 @@ class Plain(Reporter):
 
     def step(self, step: int, tokens: int) -> None:
         note = self._pace(step, tokens)
-        if time.monotonic() - self.shown >= PLAIN_EVERY:
+        if time.monotonic() - self.shown >= PLAIN_EVERY and step > self.first:  # of one step no pace can be told
             self.shown = time.monotonic()
             left = (self.shown - self.begun) / max(step - self.first, 1) * (self.steps - step)
             self.say(f"step {step:,} of {self.steps:,}  {note}  {_clock(left)} left")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +13,8 @@ import torch
 
 from regard import devices, gpu, weights
 from regard.data.masking import Gaps, Masked
-from regard.data.packing import Batches, Packer, Stream, Windows, fill
-from regard.data.sources import corpora, files, held_out
+from regard.data.packing import Batches, Classes, Packer, Stream, Windows, fill
+from regard.data.sources import TextPair, corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
 from regard.errors import UserError
 from regard.files import alone
@@ -71,6 +73,8 @@ def train(
         run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
     how, static = how_to_update(run, where)
+    facts = {"static": static, "data": "".join(store.digest for store in stores), "held_out": _digest(watched)}
+    _refuse_other_data(run, facts)
     if where.type == "cuda" and not gpu.available():
         reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
     packer, batches = streams(recipe, stores, static, run.tokenizers[0])
@@ -83,7 +87,7 @@ def train(
     looks = validator(recipe, run.tokenizers, watched, where)
     _, shape = ("plain", None) if _trained(run) else tried(how, packer, batches, model, settings, where, reporter.say)
     with alone(run.path, "training"), devices.held_memory(where):
-        Trainer(run, model, batches, looks, reporter, where, shape, static).train()
+        Trainer(run, model, batches, looks, reporter, where, shape, facts).train()
     return run
 
 
@@ -161,6 +165,21 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
             )
 
 
+def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
+    """Complain if files have changed since the run began: it would go on with other batches, from the same place."""
+    known = weights.about(run.resume) if run.resume.exists() else {}
+    for key, what in (("data", "training data are"), ("held_out", "held-out data are")):
+        if known.get(key, "") not in ("", facts[key]):
+            raise UserError(
+                f"the {what} no longer those that {run.path} was trained with: put them back, or choose another --out "
+                f"(--from {run.path} begins with its weights)"
+            )
+
+
+def _digest(pairs: list[TextPair]) -> str:
+    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
+
+
 def _tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
     """Another run's, or learnt. Where that run had one for both sides and this one has two, the target's is learnt.
 
@@ -196,15 +215,17 @@ def tried(
     """How updates can be made, and the shape of the batches of those that are not plain."""
     if how == "plain":
         return how, None
-    shape = Shape.of(packer, gaps=isinstance(batches, Masked))
+    shape = Shape.of(packer, gaps=isinstance(batches, Masked), counted=batches is not packer)
     first = shape.batch(shape.lay(batches.batch_at(0)).to(device))
     how = step.usable(how, model, first, settings, device, say)
     return how, None if how == "plain" else shape
 
 
 def streams(recipe: Recipe, stores: list[TokenStore], static: bool, tokenizer: Tokenizer) -> tuple[Batches, Stream]:
-    """What is packed, and what is trained on: the same, unless there are gaps to be made in it."""
+    """What is packed, and what is trained on: the same, unless there are gaps to be made in it, or classes to name."""
     packer = _packer(recipe, stores, static)
+    if recipe.classifies:
+        return packer, Classes(packer)
     if not (recipe.data.is_text and isinstance(recipe.model, BertSettings)):
         return packer, packer
     return packer, Masked(packer, recipe.training.seed, Gaps.of(tokenizer, recipe.model.masked))

@@ -30,6 +30,8 @@ class Progress:
     window_tokens: int = 0
     finished: bool = False
     static: bool = False  # how batches are packed: a run keeps to it on whichever device it goes on
+    data: str = ""  # digests of what is trained on, and of what is held out: they stay the same, too
+    held_out: str = ""
 
     def limit(self, settings: Training) -> str:
         """What ends a run here, and would have to be raised for it to go on; nothing if it goes on anyhow."""

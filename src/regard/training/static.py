@@ -37,13 +37,17 @@ class Shape:
     shared: bool  # the target row is the source row (texts with gaps)
 
     @classmethod
-    def of(cls, packer: Batches, gaps: bool) -> Shape:
-        """What the batches of a static packer have in common; `gaps`: they are texts with gaps to fill in."""
+    def of(cls, packer: Batches, gaps: bool, counted: bool = False) -> Shape:
+        """What the batches of a static packer have in common.
+
+        `gaps`: they are texts with gaps to fill in; `counted`: of others, too, only some places count.
+        """
         even = isinstance(packer, Windows)
         target = packer.target_budget
         source = target if gaps else packer.source_budget
         longest = packer.longest
-        return cls(source, target, packer.sentences, longest[1 if gaps else 0], longest[1], even, gaps, gaps)
+        some = gaps or counted
+        return cls(source, target, packer.sentences, longest[1 if gaps else 0], longest[1], even, some, gaps)
 
     @property
     def parts(self) -> list[int]:
