@@ -207,6 +207,21 @@ def test_a_run_does_not_go_on_with_other_data(file: str, what: str, tmp_path: Pa
     assert metrics(go(long, run.path).path, "valid")[-1]["step"] == 8
 
 
+def test_a_run_goes_on_with_the_same_files_in_another_folder(tmp_path: Path) -> None:
+    def recipe(folder: Path, steps: int) -> Recipe:
+        folder.mkdir(exist_ok=True)
+        (folder / "pairs.tsv").write_text("".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "efgh"))
+        plain = small(folder, data={"pairs": "pairs.tsv", "folder": str(folder)}, steps=steps).model_dump()
+        plain["data"]["valid"] = ["held-out.source", "held-out.target"]
+        return Recipe.model_validate(plain)
+
+    whole = go(recipe(tmp_path / "here", 8), tmp_path / "whole")
+    go(recipe(tmp_path / "here", 4), tmp_path / "run")
+    run = go(recipe(tmp_path / "there", 8), tmp_path / "run")
+    assert equal(tensors(run.resume), tensors(whole.resume))
+    assert Run(run.path).recipe.data.folder == str(tmp_path / "there")
+
+
 def test_the_same_run_has_the_same_files_to_the_byte(tmp_path: Path) -> None:
     one, other = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("one", "other"))
     for name in ("model.safetensors", "snapshots/step-00000004.safetensors"):

@@ -34,6 +34,7 @@ from regard.training.validation import validator
 # What the same run may have changed when it is taken up again; anything else would make it another run.
 MAY_CHANGE = {
     "about",
+    "data.folder",  # what lies there has to be the same
     "training.steps",
     "training.validate_every",
     "training.validate_lines",
