@@ -132,6 +132,19 @@ def test_the_reporter_says_that_patience_ran_out(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 looks at the held-out pairs\n"
 
 
+def test_no_pace_is_told_of_the_first_step_however_long_it_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 10_000, 30))  # seconds: every look at the clock is half a minute after the one before
+    monkeypatch.setattr("regard.training.report.time.monotonic", lambda: next(now))
+    reporter = Plain()
+    reporter.start(0, 100)
+    reporter.step(1, 5_000)
+    assert capsys.readouterr().err == ""
+    reporter.step(2, 10_000)
+    assert capsys.readouterr().err.startswith("step 2 of 100  ")
+
+
 # -- taking a run up again ---------------------------------------------------------------------------------------------
 
 
