@@ -31,7 +31,7 @@ from regard.attention import (
     kernel,
     plain_weights,
 )
-from regard.attention.kernels import MANY, few, fused, plain
+from regard.attention.kernels import few, fused, plain
 from regard.inside.recorder import Recorder, intervene
 from regard.positions import Sinusoidal
 from regard.rows import Rows
@@ -275,7 +275,7 @@ def test_a_query_with_nothing_to_attend_to_gives_exact_zeros_and_finite_gradient
 
 @pytest.mark.parametrize("keys", [1, 2, 7, 15, 16, 17])
 @pytest.mark.parametrize("masked", [False, True])
-def test_many_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: int, masked: bool) -> None:
+def test_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: int, masked: bool) -> None:
     """Those of fewer keys than a CPU takes at once are filled up on the way."""
     torch.manual_seed(keys)
     table = torch.rand(32, 1, 5, keys) < 0.6 if masked else None
@@ -288,7 +288,6 @@ def test_many_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(key
     torch.testing.assert_close(found[0], found[1])
     gradients = [torch.autograd.grad(out, (q, k, v), upstream) for out in found]
     torch.testing.assert_close(gradients[0], gradients[1])
-    assert 32 * 4 * 5 * keys >= MANY, "or nothing is filled up here"
 
 
 @pytest.mark.parametrize("name", ["plain", "fused"])

@@ -114,10 +114,11 @@ def few(query: Tensor, key: Tensor, value: Tensor, allowed: Allowed, score: Scor
 def _softmax(scores: Tensor) -> Tensor:
     """Over the last dimension. PyTorch takes rows shorter than a CPU's vectors number by number: up to 6 times slower.
 
-    So many of them are filled up; what is filled in has no weight, and no gradient.
+    So they are filled up, however few they are, or a sentence would be rounded otherwise alone than among others; what
+    is filled in has no weight, and no gradient.
     """
     lacking = LANES - scores.shape[-1]
-    if lacking <= 0 or not scores.is_cpu or scores.numel() < MANY:
+    if lacking <= 0 or not scores.is_cpu:
         return scores.softmax(-1)
     return F.pad(scores, (0, lacking), value=-math.inf).softmax(-1)[..., :-lacking]
 
@@ -130,7 +131,6 @@ def _in_one(query: Tensor, value: Tensor, allowed: Allowed) -> bool:
 
 WIDEST = 256  # bytes of a head: more, and a tile of keys and one of values do not fit into every GPU's multiprocessors
 LANES = 16  # float32 numbers in the longest vectors that a CPU calculates with
-MANY = 512  # scores from where on it pays to fill them up
 FEW = 8  # queries
 SHORT = 64  # places of a sentence
 LONG = 1024  # places from where on skipping pays for the cutting
