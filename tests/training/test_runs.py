@@ -145,6 +145,14 @@ def test_no_pace_is_told_of_the_first_step_however_long_it_took(
     assert capsys.readouterr().err.startswith("step 2 of 100  ")
 
 
+@pytest.mark.parametrize(("steps", "warned"), [(4, True), (5, False)])
+def test_a_run_that_ends_in_its_warm_up_is_warned_of(
+    steps: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(small(tmp_path, steps=steps, warmup=4), tmp_path / "run", quiet=False)
+    assert ("the learning rate rises to the last of 4 steps" in capsys.readouterr().err) is warned
+
+
 # -- taking a run up again ---------------------------------------------------------------------------------------------
 
 

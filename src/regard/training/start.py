@@ -275,6 +275,12 @@ def _say_what(
         + ", ".join(f"{name} {value:.0%} full" for name, value in full.items() if name != "padded" or not static)
     )
     reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
+    settings = run.recipe.training
+    if settings.steps <= settings.warmup:
+        reporter.say(
+            f"warning: the learning rate rises to the last of {settings.steps:,} steps and never falls: "
+            f"training.warmup is {settings.warmup:,}"
+        )
 
 
 def _what_data(members: str, stores: list[TokenStore], packer: Batches) -> str:
