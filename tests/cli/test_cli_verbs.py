@@ -51,14 +51,14 @@ def test_regard_alone_shows_the_help_and_nothing_else(regard):
 def test_help_is_quick():
     """Nothing heavy is imported to show it: torch alone takes more. Its own seconds, for the machine may be busy."""
     seconds = []
-    for _ in range(3):
+    for _ in range(5):
         begun = os.times()
         done = subprocess.run([sys.executable, "-m", "regard", "--help"], capture_output=True, text=True, check=True)
         now = os.times()
         spent = now.children_user + now.children_system - begun.children_user - begun.children_system
         seconds.append(spent)
     assert "Usage: regard " in _plain(done.stdout) and done.stderr == ""  # python -m regard is regard
-    assert min(seconds) < 0.8
+    assert min(seconds) < 0.5
 
 
 def test_help_imports_nothing_heavy():

@@ -6,13 +6,12 @@ use nothing is masked, so a model that looked at masks alone would learn nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from regard.data.packing import Batches, Position, Stream, generator
+from regard.data.packing import Altered, Batches, Position, generator
 from regard.rows import PairBatch, TokenRow
 from regard.text import BEGIN, END, Tokenizer
 from regard.text.sides import MASK
@@ -56,20 +55,12 @@ class Gaps:
 
 
 @dataclass(frozen=True)
-class Masked(Stream):
+class Masked(Altered):
     """The batches of a packer with gaps. Where they are depends on the seed, the epoch and the batch's number in it."""
 
     packer: Batches
     seed: int
     gaps: Gaps
 
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
-        for batch, after in self.packer.batches(position):
-            yield self._cut(batch, after), after
-
-    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
-        batch, after = self.packer.taken_at(step)
-        return self._cut(batch, after), after
-
-    def _cut(self, batch: PairBatch, after: Position) -> PairBatch:
+    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
         return self.gaps.cut(batch, generator(self.seed, after.epoch, after.batch))

@@ -107,19 +107,32 @@ class Batches(Stream):
         """The tokens of a batch."""
 
 
-class Classes(Stream):
-    """Batches of texts and their classes, of which the classes alone count: the end mark after one is certain."""
+class Altered(Stream):
+    """The batches of a packer, each altered in the same way."""
 
-    def __init__(self, packer: Batches) -> None:
-        self.packer = packer
+    packer: Batches
 
     def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
         for batch, after in self.packer.batches(position):
-            yield classes_alone(batch), after
+            yield self._alter(batch, after), after
 
     def taken_at(self, step: int) -> tuple[PairBatch, Position]:
         batch, after = self.packer.taken_at(step)
-        return classes_alone(batch), after
+        return self._alter(batch, after), after
+
+    @abstractmethod
+    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
+        """What becomes of the batch that ends at a position."""
+
+
+@dataclass(frozen=True)
+class Classes(Altered):
+    """Batches of texts and their classes, of which the classes alone count: the end mark after one is certain."""
+
+    packer: Batches
+
+    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
+        return classes_alone(batch)
 
 
 def classes_alone(batch: PairBatch) -> PairBatch:

@@ -361,26 +361,26 @@ class _Writer:
     def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
         self.dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
         self.total = 0
-        self._hash = {name: hashlib.blake2b(digest_size=8) for name in ("ids", "offsets")}
-        self._ids = open(folder / f"{side}.ids", "wb")  # noqa: SIM115  closed in __exit__
-        self._offsets = open(folder / f"{side}.offsets", "wb")  # noqa: SIM115
+        names = ("ids", "offsets")
+        self._files = {name: open(folder / f"{side}.{name}", "wb") for name in names}  # noqa: SIM115  see __exit__
+        self._hashes = {name: hashlib.blake2b(digest_size=8) for name in names}
         self._write("offsets", np.zeros(1, np.int64))
 
     def _write(self, name: str, numbers: Array) -> None:
         content = numbers.tobytes()
-        self._hash[name].update(content)
-        (self._ids if name == "ids" else self._offsets).write(content)
+        self._hashes[name].update(content)
+        self._files[name].write(content)
 
     def digest(self) -> str:
         """Of both files."""
-        return "".join(one.hexdigest() for one in self._hash.values())
+        return "".join(one.hexdigest() for one in self._hashes.values())
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ids.close()
-        self._offsets.close()
+        for file in self._files.values():
+            file.close()
 
     def add(self, sentences: list[list[int]]) -> None:
         part = Ragged.of(sentences, self.dtype)

@@ -30,5 +30,5 @@ def tile(size: int) -> int:
 
 
 def exactness(x: Tensor) -> str:
-    """How products of tiles are calculated: in float32 whole, for its sake; of 16-bit numbers they are exact anyhow."""
+    """How Triton multiplies float32: as it is, not rounded to tf32. For other types it makes no difference."""
     return "ieee" if x.dtype == torch.float32 else "tf32"

@@ -86,7 +86,9 @@ def train(
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
-    _, shape = ("plain", None) if _trained(run) else tried(how, packer, batches, model, settings, where, reporter.say)
+    if _trained(run):
+        how = "plain"  # nothing is to be compiled for no update
+    _, shape = tried(how, packer, batches, model, settings, where, reporter.say)
     with alone(run.path, "training"), devices.held_memory(where):
         Trainer(run, model, batches, looks, reporter, where, shape, facts).train()
     return run
