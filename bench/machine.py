@@ -39,10 +39,13 @@ def accelerator() -> str | None:
 
 
 def versions() -> str:
+    """Of Python and of what is measured; PyTorch's own word says which build it is, too, which its package may not."""
+    import torch
+
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            found[package] = torch.__version__ if package == "torch" else metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return ", ".join(f"{name} {version}" for name, version in found.items())
