@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,32 @@ def tail(log: Path, lines: int = 15) -> list[str]:
 
 
 def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dict[str, Any]:
-    """`regard train` and `regard evaluate`; seconds in all, in training, and before its first step."""
+    """`regard train` and `regard evaluate`; seconds in all, in training, and before its first step.
+
+    Of several members, which train at the same time, tokens are those of all; the other figures are the first one's.
+    """
     regard, settings = [sys.executable, "-m", "regard"], list(given.set or [])
     if given.steps:
         same = ("steps", "validate_every", "save_every") if given.task == "europarl" else ("steps",)
         settings = [*(f"training.{name}={given.steps}" for name in same), *settings]
     chosen = [word for setting in settings for word in ("--set", setting)]
-    out, environment = folder / "run", fresh(folder)
-    log = given.logs / f"ours-{recipe}-{seed}.log"
-    log.unlink(missing_ok=True)
+    environment = fresh(folder)
+    seeds = range((seed - 1) * given.members + 1, seed * given.members + 1)
+    outs = [folder / f"run-{each}" for each in seeds]
+    logs = [given.logs / f"ours-{Path(recipe).stem}-{each}.log" for each in seeds]
+    log, out = logs[0], outs[0]
     began = time.perf_counter()
     place = ["--data", str(given.data), "--device", given.device]
-    run([*regard, "train", recipe, *place, "--seed", str(seed), "--out", str(out), *chosen], environment, log)
+
+    def train(each: int, to: Path, words: Path) -> None:
+        words.unlink(missing_ok=True)
+        run([*regard, "train", recipe, *place, "--seed", str(each), "--out", str(to), *chosen], environment, words)
+
+    with ThreadPoolExecutor(given.members) as pool:
+        list(pool.map(train, seeds, outs, logs))
     trained = time.perf_counter() - began
-    scored = [*regard, "evaluate", str(out), "--device", given.device, "--split", given.split, "--json"]
+    others = [word for other in outs[1:] for word in ("--with", str(other))]
+    scored = [*regard, "evaluate", str(out), *others, "--device", given.device, "--split", given.split, "--json"]
     found = json.loads(run(scored, environment, log).splitlines()[-1])
     seconds = time.perf_counter() - began
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -101,7 +114,7 @@ def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dic
     pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)  # without the first: compiling
     (given.logs / log.with_suffix(".metrics.jsonl").name).write_text("".join(json.dumps(x) + "\n" for x in lines))
     return {
-        "who": f"regard, {recipe}",
+        "who": f"regard, {recipe}" + (f", {given.members} together" if given.members > 1 else ""),
         "seed": seed,
         "bleu": round(found["bleu"], 2),
         "chrf": round(found["chrf"], 2),
@@ -111,8 +124,10 @@ def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dic
         "training": last["seconds"],
         "after": round(seconds - trained, 1),
         "steps": last["step"],
-        "tokens": last["tokens"],
-        "tokens_per_second": round((last["tokens"] - first["tokens"]) / max(last["seconds"] - first["seconds"], 1e-9)),
+        "tokens": given.members * last["tokens"],
+        "tokens_per_second": round(
+            given.members * (last["tokens"] - first["tokens"]) / max(last["seconds"] - first["seconds"], 1e-9)
+        ),
         "steps_that_fit": last["step"] + int((given.seconds - seconds) / max(pace, 1e-9)),
         "settings": settings,
     }
@@ -183,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="[default: europarl 1, multi30k 1 2 3]")
     parser.add_argument("--steps", type=int, help="updates of ours [default: the recipe's]")
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of ours; repeatable")
+    parser.add_argument("--members", type=int, default=1, help="train so many at once, which then decide together")
     parser.add_argument("--recipe", help="[default: europarl-en-de, multi30k-en-de]")
     parser.add_argument("--peers", nargs="*", choices=[*PEERS], default=[], help="which to run beside ours")
     parser.add_argument("--peer", action="append", metavar="NAME=VALUE", help="an option of the peer's; repeatable")

@@ -20,11 +20,13 @@ from regard.decoding.lines import Answer, LineTranslator
 from regard.errors import UserError
 from regard.inside.maps import Map
 from regard.inside.recorder import Recorder
+from regard.models.ensemble import Ensemble
 from regard.recipes import load as load_recipe
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
 from regard.runs import Run
 from regard.text import BEGIN, END
+from regard.text.sides import front_of
 from regard.weights import about as about_weights
 
 if TYPE_CHECKING:
@@ -81,14 +83,25 @@ class Translation:
 
 
 class Model:
-    """A trained run, ready to use."""
+    """A trained run, ready to use; or several that decide together, as the first one's recipe says."""
 
-    def __init__(self, run: Run, device: str = "auto", weights: Path | None = None, precision: str = "auto") -> None:
+    def __init__(
+        self,
+        run: Run,
+        device: str = "auto",
+        weights: Path | None = None,
+        precision: str = "auto",
+        others: Sequence[Run] = (),
+    ) -> None:
         self.run = run
+        for other in others:
+            _refuse_stranger(run, other)
         self.device = devices.pick(device)
-        self.module = run.model(self.device, weights)
         self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
-        products.prepare(self.module, self.precision)
+        members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
+        for member in members:
+            products.prepare(member, self.precision)
+        self.module = Ensemble(members).eval() if others else members[0]
         self.weights = weights or run.best
 
     @cached_property
@@ -232,6 +245,7 @@ class Model:
         """
         from regard.inside.trace import record
 
+        self._one()
         return record(self, text, target=target, after=after, changes=changes)
 
     def _translation(self, line: str, answer: Answer) -> Translation:
@@ -251,7 +265,13 @@ class Model:
             _answer=answer,
         )
 
+    def _one(self) -> None:
+        """What is inside a model can be seen of one at a time."""
+        if isinstance(self.module, Ensemble):
+            raise UserError("several models that decide together do not have one attention: load one of them to see it")
+
     def _attention(self, translation: Translation) -> CrossAttention:
+        self._one()
         answer = translation._answer
         if not answer.hypotheses:
             return CrossAttention(np.zeros((0, 0, 0, 0), np.float32), (), ())
@@ -280,15 +300,40 @@ class Model:
         return found
 
 
+def _refuse_stranger(run: Run, other: Run) -> None:
+    """Complain of a run that cannot decide together with another."""
+    mine, theirs = run.recipe, other.recipe
+    if mine.data.is_text or theirs.data.is_text:
+        raise UserError("only models that were trained on pairs can decide together")
+    if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
+        raise UserError(
+            f"{other.path} has another vocabulary than {run.path}: models that decide together need the same one "
+            "(train them on the same data with the same [text] settings, and change training.seed)"
+        )
+    if (front_of(mine), mine.data.lowercase) != (front_of(theirs), theirs.data.lowercase):
+        raise UserError(f"{other.path} reads its sources otherwise than {run.path} does")
+    if theirs.model.max_positions < mine.model.max_positions:
+        raise UserError(
+            f"{other.path} reads at most {theirs.model.max_positions} tokens and {run.path} "
+            f"{mine.model.max_positions}: name the one that reads fewest first"
+        )
+
+
 def load(
-    path: str | Path, *, device: str = "auto", weights: str | Path | None = None, precision: str = "auto"
+    path: str | Path,
+    *others: str | Path,
+    device: str = "auto",
+    weights: str | Path | None = None,
+    precision: str = "auto",
 ) -> Model:
     """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
 
+    `others` are runs of the same vocabulary that decide together with it: a token's probability is the mean of theirs.
     `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
     less exact.
     """
-    return Model(Run(path), device, None if weights is None else Path(weights), precision)
+    chosen = None if weights is None else Path(weights)
+    return Model(Run(path), device, chosen, precision, [Run(other) for other in others])
 
 
 def train(

@@ -248,3 +248,24 @@ def test_training_stops_on_signals_and_goes_on(start, train_copy, trained, tmp_p
         *_, last = process.stderr.read().splitlines()
     assert last.startswith("regard: stopped after step ") and int(last.split("step ")[1].split(";")[0]) >= int(step)
     assert not [name for name in os.listdir(run) if name.endswith(".tmp")]
+
+
+def test_runs_decide_together(regard, trained, train_copy, tmp_path):
+    """Two that agree say what each says; the second's share is seen in the scores."""
+    other = tmp_path / "other"
+    assert regard(*train_copy, "--set", "training.seed=2", "--quiet", "--out", other).status == 0
+    alone = [json.loads(regard("translate", run, "--format", "jsonl", "a b c").out) for run in (trained, other)]
+    both = json.loads(regard("translate", trained, "--with", other, "--format", "jsonl", "a b c").out)
+    assert both["score"] not in [said["score"] for said in alone]
+    twice = regard("translate", trained, "--with", trained, *_sentences(5)).out
+    assert twice == regard("translate", trained, *_sentences(5)).out
+    scored = json.loads(regard("evaluate", trained, "--with", other, "--json", "--quiet").out)
+    singly = json.loads(regard("evaluate", trained, "--json", "--quiet").out)
+    assert scored["perplexity"] != singly["perplexity"]
+
+
+def test_what_cannot_decide_together_is_said(regard, trained, tmp_path):
+    assert "does not exist" in regard("translate", trained, "--with", tmp_path / "nowhere", "a").complaint
+    for words in (["--alignment"], ["--outputs", tmp_path / "out.txt", "--reference", tmp_path / "out.txt"]):
+        run = [] if "--outputs" in words else [trained]
+        assert "--with has no effect" in regard("evaluate", *run, *words, "--with", trained).complaint

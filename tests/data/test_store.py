@@ -249,7 +249,8 @@ def test_the_layout_is_plain(tmp_path, cache):
     assert json.loads((folder / "about.json").read_text())["report"]["pairs"] == 1
 
 
-def test_the_vocabulary_is_learnt_from_a_sample_drawn_by_seed(tmp_path):
+def test_the_vocabulary_is_learnt_from_a_sample_that_is_the_same_for_every_seed(tmp_path):
+    """So that runs of several seeds can decide together."""
     lines = "".join(f"s{n}\tt{n}\n" for n in range(200))
 
     def words(seed):
@@ -259,7 +260,7 @@ def test_the_vocabulary_is_learnt_from_a_sample_drawn_by_seed(tmp_path):
 
     sources, targets = words(1)
     assert len(sources) == 20 and [word[1:] for word in sources] == [word[1:] for word in targets]
-    assert words(1) == [sources, targets] and words(2) != [sources, targets]
+    assert words(1) == [sources, targets] == words(2)
     assert any(int(word[1:]) >= 100 for word in sources), "not only the beginning of the file"
 
 

@@ -20,6 +20,7 @@ from regard.decoding.penalties import NONE, repeats
 from regard.decoding.search import Run, quickest
 from regard.decoding.static import Static, greatest, repeats_at, rounded
 from regard.models import Translator, build
+from regard.models.ensemble import Ensemble
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL
@@ -41,6 +42,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="heads", heads=2),
 }
 
+ENSEMBLES = {
+    "ensemble": ("transformer", "learned"),
+    "of two families": ("transformer", "lstm"),
+    "of gpts": ("gpt", "window"),
+}
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": dict(beam=1, max_extra=30),
     "beam": dict(beam=4, max_extra=30),
@@ -55,6 +62,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def model_of(name: str, seed: int = 0, size: int = WORDS) -> Translator:
+    if name in ENSEMBLES:
+        return Ensemble([model_of(member, seed + n, size) for n, member in enumerate(ENSEMBLES[name])]).eval()
     given = {"dropout": 0.0, **MODELS[name]}
     if given["family"] == "recurrent":
         given.update(encoder_layers=1, decoder_layers=2)
@@ -100,7 +109,7 @@ def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]])
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *ENSEMBLES])
 @pytest.mark.parametrize("device", DEVICES)
 def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device: str, name: str, how: str) -> None:
     """With spare sentences, a board that grows twice, and sentences taken off it; and with none of that."""
@@ -255,7 +264,7 @@ recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 
 @recorders
 @pytest.mark.parametrize("how", ["beam", "penalised", "drawn from few"])
-@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm", "ensemble", "of two families"])
 def test_what_was_recorded_for_one_batch_serves_others(
     monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str, name: str, how: str
 ) -> None:
@@ -265,7 +274,7 @@ def test_what_was_recorded_for_one_batch_serves_others(
         lines = sources(7, seed)
         expected = found(model, lines, SETTINGS[how], None, device)
         assert_same(found(model, lines, SETTINGS[how], run, device), expected)
-    assert not run.failed and 1 <= len(run.records) <= 6 and bool(run.openings) == (name == "transformer")
+    assert not run.failed and 1 <= len(run.records) <= 6 and bool(run.openings) == (name in ("transformer", "ensemble"))
     kinds = set(run.records)
     more = [*sources(7, 1), sources(7, 1)[0]]  # as many as seven are when rounded up
     assert_same(found(model, more, SETTINGS[how], run, device), found(model, more, SETTINGS[how], None, device))

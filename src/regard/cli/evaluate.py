@@ -24,6 +24,7 @@ MASKS = 200  # of an explanation: hundreds of sentences are explained, and singl
 
 def evaluate(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run directory; or use --outputs.")] = None,
+    others: options.With = None,
     split: Annotated[str, typer.Option(help="Which held-out pairs: test, valid, or a built-in corpus's own.")] = "test",
     source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
     reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
@@ -121,7 +122,9 @@ def evaluate(
     from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
     from regard.runs import Run
 
+    together = None if others is None else [str(other) for other in others]
     if alignment:
+        _idle("with --alignment", **{"with": together})
         _idle("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
         _idle("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
         _idle("with --alignment", moses=moses, moses_reference=moses_reference, precision=_other(precision))
@@ -141,7 +144,7 @@ def evaluate(
     if run is not None and (settings := _data(run, data)).is_text:
         where = "for a run that was trained on plain text"
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
-        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None)
+        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **{"with": together})
         _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
         evaluate_text(Run(run), settings, split, text, stride, device, as_json, quiet)
         return
@@ -152,15 +155,15 @@ def evaluate(
         )  # opened first: a wrong path fails at once
         perplexity = None
         if run is None:
+            _idle("without a RUN", **{"with": together})
             hypotheses, references = _files(outputs, source, reference)
         elif outputs is not None:
             raise UserError("give a RUN, or --outputs with --reference, but not both")
         else:
             pairs = held_out_pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
-            hypotheses, perplexity = _translate(
-                run, pairs, device, precision, quiet, options.changed(beam=beam, length_penalty=length_penalty)
-            )
+            changed = options.changed(beam=beam, length_penalty=length_penalty)
+            hypotheses, perplexity = _translate([run, *(others or [])], pairs, device, precision, quiet, changed)
         if saved is not None:
             saved.writelines(line + "\n" for line in hypotheses)
     scores = score_texts(hypotheses, references, lowercase=lowercase)
@@ -234,12 +237,17 @@ def held_out_pairs(
 
 
 def _translate(
-    run: Path, pairs: list[tuple[str, str]], device: str, precision: str, quiet: bool, settings: dict[str, object]
+    runs: list[Path],
+    pairs: list[tuple[str, str]],
+    device: str,
+    precision: str,
+    quiet: bool,
+    settings: dict[str, object],
 ) -> tuple[list[str], float]:
     from regard.api import load
     from regard.cli.progress import counted
 
-    model = load(run, device=device, precision=precision)
+    model = load(*runs, device=device, precision=precision)
     logprobs = model.score(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))

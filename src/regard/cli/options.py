@@ -20,6 +20,15 @@ Made = TypeVar("Made")
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/en-es.", show_default=False)
 ]
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="Another run of the same vocabulary, to decide together with; repeatable.",
+        show_default=False,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
     str,

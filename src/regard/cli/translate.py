@@ -35,6 +35,7 @@ def translate(
     text: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="Sentences. None: standard input, line by line.")
     ] = None,
+    others: options.With = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="A file (plain, .gz, .xz) to translate.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write. [default: stdout]")] = None,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
@@ -78,6 +79,8 @@ def translate(
         regard translate runs/en-es < in.txt > out.txt
 
         regard translate runs/en-es --nbest 3 --format jsonl 'the dog sees the cat'
+
+        regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
     from dataclasses import replace
 
@@ -92,7 +95,7 @@ def translate(
         raise UserError("give sentences or --input, not both")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs as many beams, and --beam is {beam}")
-    model = load(run, device=device, precision=precision)
+    model = load(run, *(others or []), device=device, precision=precision)
     usual = model.run.recipe.decoding
     settings = options.changed(
         method="sample" if sample else None,

@@ -27,8 +27,7 @@ from regard.blocks import BatchNorm
 from regard.decoding.penalties import Rules
 from regard.decoding.search import Best, Ended, Random, Stepper, Task, step_by_step
 from regard.decoding.static import Board, How, Static, tensors_of
-from regard.decoding.steady import Caches, Padded, Shape, possible
-from regard.models.transformer import Transformer
+from regard.decoding.steady import Caches, Padded, Parts, Shape, possible, reads_again
 from regard.positions import Positions
 from regard.rows import TokenRow
 from regard.text import END
@@ -54,7 +53,7 @@ class Recorded:
 
 @dataclass(eq=False)
 class Opening:
-    """The board of a Transformer before the first step, which can be made so again for other sources."""
+    """The board of Transformers before the first step, which can be made so again for other sources."""
 
     board: Board
     source: TokenRow  # [N * S] ids, as `_padded` lays them
@@ -68,7 +67,7 @@ class Opening:
 
     def play(self, model: Any) -> None:
         """Read the sources, and lay everything out for the first step."""
-        assert isinstance(self.board.state, Caches)
+        assert isinstance(self.board.state, Caches | Parts)
         self.board.state.restart(model, self.source.ids, self.source.rows.length)
         self.board.restart(self.begin)
 
@@ -183,7 +182,7 @@ class Captured(Static):
         shape: Shape,
     ) -> Board:
         """The first board of a kind is made as usual; after that, reading other sources is recorded on it, too."""
-        if self.failed or not isinstance(model, Transformer):
+        if self.failed or not reads_again(model):
             self._follow()
             return super().opened(model, source, begin, rules, chooser, lines, shape)
         kind = How.of(chooser), shape, tuple(x.shape for x in tensors_of(rules))

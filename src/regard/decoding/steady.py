@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention import Allowed, Branched, Cached, Lineage, Memory, Pooled, Relative, Rotary
+from regard.models.ensemble import Ensemble, Together, agreed
 from regard.models.family import CachedState
 from regard.models.gpt import GPT
 from regard.models.recurrent import Recurrent, RecurrentState
@@ -258,8 +259,43 @@ class Vectors:
         return self
 
 
+class Parts:
+    """The state of an ensemble: one for every member."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    @classmethod
+    def of(cls, model: Ensemble, state: Together, shape: Shape) -> Parts:
+        return cls([steady(*each, shape) for each in zip(model.members, state.states, strict=True)])
+
+    def feed(self, model: Ensemble, tokens: Tensor) -> Tensor:
+        members = zip(self.parts, model.members, strict=True)
+        return agreed([part.feed(member, tokens) for part, member in members])
+
+    def follow(self, parents: Tensor) -> None:
+        for part in self.parts:
+            part.follow(parents)
+
+    def tensors(self) -> Iterator[Tensor]:
+        for part in self.parts:
+            yield from part.tensors()
+
+    def restart(self, model: Ensemble, ids: Tensor, length: Tensor) -> None:
+        for part, member in zip(self.parts, model.members, strict=True):
+            part.restart(member, ids, length)
+
+    def keep(self, sentences: Tensor) -> Parts:
+        return Parts([part.keep(sentences) for part in self.parts])
+
+    def grown(self, room: int) -> Parts:
+        return Parts([part.grown(room) for part in self.parts])
+
+
 def steady(model: object, state: Any, shape: Shape) -> Steady:
     """A started state of that many sentences in constant shapes."""
+    if isinstance(model, Ensemble):
+        return Parts.of(model, state, shape)
     if isinstance(model, Recurrent):
         return Vectors.of(state, shape)
     assert isinstance(model, Transformer | GPT)
@@ -271,6 +307,8 @@ def possible(model: object) -> bool:
 
     Scores that count places along the key axis (rotary, relative) would count the rows of other beams as places.
     """
+    if isinstance(model, Ensemble):  # of members that count places alike
+        return all(map(possible, model.members)) and len(set(map(reads_on, model.members))) == 1
     if not isinstance(model, Transformer | GPT | Recurrent):
         return False
     return not any(isinstance(module, Rotary | Relative) for module in model.modules())
@@ -278,4 +316,11 @@ def possible(model: object) -> bool:
 
 def reads_on(model: object) -> bool:
     """Whether a model writes its output after the source, in the same cache."""
-    return isinstance(model, GPT)
+    return isinstance(model, GPT) or (isinstance(model, Ensemble) and reads_on(model.members[0]))
+
+
+def reads_again(model: object) -> bool:
+    """Whether a state in constant shapes can begin anew with other sources (`restart`)."""
+    if isinstance(model, Ensemble):
+        return all(map(reads_again, model.members))
+    return isinstance(model, Transformer)

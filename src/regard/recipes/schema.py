@@ -106,7 +106,7 @@ class Text(Settings):
     target_unit: Unit | None = Field(
         None, description="another unit for the target, where the vocabulary is not shared"
     )
-    sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn by seed")
+    sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn evenly")
 
     @model_validator(mode="after")
     def _one_unit_for_one_vocabulary(self) -> Text:
