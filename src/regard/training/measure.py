@@ -173,18 +173,25 @@ class _Loop:
         self.seconds = time.perf_counter() - begin
         self.waited = self.stream.waited - waited
 
-    def idle(self, steps: int = 5) -> float:
-        """Share of an update in which no kernel ran, by the profiler's times of the kernels alone."""
+    def idle(self, seconds: float = 2.0) -> float:
+        """Share of an update in which no kernel ran, by the profiler's times of the kernels alone.
+
+        Both the kernels and the updates are timed for a while, one after the other: a GPU that has just rested is
+        quicker than one at work, and updates under the profiler have longer gaps.
+        """
         from torch.profiler import ProfilerActivity, profile
 
-        usual = self.seconds / self.updates
         kept = self.updates, self.tokens, self.work, self.seconds, self.waited
+        steps = max(round(seconds * self.updates / self.seconds), 5)
         self.forget()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             self.go(steps, float("inf"))
-        busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6 / steps
+        busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
+        self.forget()
+        self.go(steps, float("inf"))
+        idle = max(0.0, 1 - busy / self.seconds)
         self.updates, self.tokens, self.work, self.seconds, self.waited = kept
-        return max(0.0, 1 - busy / usual)
+        return idle
 
 
 def packing_speed(batches: Stream, seconds: float = 0.5) -> float:
