@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding import Report, search
-from regard.decoding.sampling import draw, kept, keys, splitmix64, uniforms
+from regard.decoding import Report, sampling, search
+from regard.decoding.sampling import draw, kept, keys, likeliest, splitmix64, uniforms
 from regard.recipes.schema import Decoding
 from regard.rows import TokenRow
 from regard.text import BEGIN, END
@@ -228,3 +228,38 @@ def test_margins_are_reported() -> None:
     search(MODEL, TokenRow.of([[A, END]] * 50), Decoding(method="sample"), report=report)
     assert len(report.margins) == 50
     assert all(0 <= margin <= 0.4 + 1e-6 for margin in report.margins)  # C's share, with a neighbour above it only
+
+
+def crowded(rows: int, size: int, seed: int = 0) -> Tensor:
+    """Log-probabilities many of which are equal (as bf16 makes them), some impossible, some zeros of either sign."""
+    values = torch.randn(rows, 2, size, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
+    values[..., ::7] = -math.inf
+    values[..., 3], values[..., 5] = -0.0, 0.0
+    return values
+
+
+@pytest.mark.parametrize("count", [1, 5, 50])
+@pytest.mark.parametrize("size", [400, 3000])
+def test_the_likeliest_are_those_that_a_stable_sort_puts_first(size: int, count: int) -> None:
+    values = crowded(3, size)
+    expected = values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    assert torch.equal(likeliest(values, count), expected)
+    nothing = torch.full_like(values, -math.inf)
+    assert torch.equal(likeliest(nothing, count), torch.arange(count).expand(3, 2, -1))
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.5}, {"top_p": 0.9, "temperature": 0.3}, {"top_k": 20}, {}])
+@pytest.mark.parametrize("some", [16, 64])  # 16 are not enough for half of the probability, 64 are for some settings
+def test_what_is_kept_does_not_depend_on_how_it_was_found(
+    monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
+) -> None:
+    logp, given = crowded(4, 2000).log_softmax(-1), Decoding(method="sample", **settings)
+    monkeypatch.setattr(sampling, "FEWER", 10**9)  # all by sorting
+    monkeypatch.setattr(sampling, "SOME", 2000)
+    share, order = kept(logp, given)
+    monkeypatch.undo()
+    monkeypatch.setattr(sampling, "SOME", some)
+    quick, where = kept(logp, given)
+    count = quick.shape[-1]
+    assert torch.equal(quick, share[..., :count]) and torch.equal(where, order[..., :count])
+    assert not share[..., count:].any()
