@@ -215,6 +215,8 @@ def main() -> None:
         "multi30k": ("multi30k-en-de", 90.0, [1, 2, 3]),
     }[given.task]
     vars(given).update(seconds=given.seconds or seconds, seeds=given.seeds or seeds)
+    if given.members < 1 or (given.members > 1 and min(given.seeds) < 1):
+        parser.error("--members is 1 or more, and with more than one --seeds are")
     given.logs.mkdir(parents=True, exist_ok=True)
     if given.keep and given.keep.exists():
         parser.error(f"{given.keep} is there already")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from regard import devices, products
+from regard.data.sources import corpora
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
 from regard.decoding.continuing import Continuation, Continuer, generation
@@ -94,11 +95,11 @@ class Model:
         others: Sequence[Run] = (),
     ) -> None:
         self.run = run
-        for other in others:
-            _refuse_stranger(run, other)
         self.device = devices.pick(device)
         self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
         members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
+        for other in others:
+            _refuse_stranger(run, other)
         for member in members:
             products.prepare(member, self.precision)
         self.module = Ensemble(members).eval() if others else members[0]
@@ -303,20 +304,30 @@ class Model:
 def _refuse_stranger(run: Run, other: Run) -> None:
     """Complain of a run that cannot decide together with another."""
     mine, theirs = run.recipe, other.recipe
-    if mine.data.is_text or theirs.data.is_text:
-        raise UserError("only models that were trained on pairs can decide together")
+    for each in (run, other):
+        if each.recipe.data.is_text:
+            raise UserError(
+                f"{each.path} was trained on plain text: only models that were trained on pairs go together"
+            )
     if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
         raise UserError(
-            f"{other.path} has another vocabulary than {run.path}: models that decide together need the same one "
-            "(train them on the same data with the same [text] settings, and change training.seed)"
+            f"{other.path} has another vocabulary than {run.path}, and models that decide together need the same one: "
+            "train them on the same data, with the same [data] and [text] settings, and change training.seed"
         )
-    if (front_of(mine), mine.data.lowercase) != (front_of(theirs), theirs.data.lowercase):
-        raise UserError(f"{other.path} reads its sources otherwise than {run.path} does")
-    if theirs.model.max_positions < mine.model.max_positions:
-        raise UserError(
-            f"{other.path} reads at most {theirs.model.max_positions} tokens and {run.path} "
-            f"{mine.model.max_positions}: name the one that reads fewest first"
-        )
+    first = corpora(mine.data)[0]
+    known = [(corpus.source_tag, corpus.target_tag) for corpus in corpora(theirs.data)]
+    if (first.source_tag, first.target_tag) not in known:
+        raise UserError(f"{other.path} was not trained with the tags that {run.path} reads and writes")
+    for what, a, b in (
+        ("data.lowercase", mine.data.lowercase, theirs.data.lowercase),
+        ("model.family", front_of(mine), front_of(theirs)),
+    ):
+        if a != b:
+            raise UserError(f"{other.path} reads its sources otherwise than {run.path} does: {what} is another")
+    longest, places = mine.model.max_positions, theirs.model.max_positions
+    needed = longest if mine.model.shares_context or not theirs.model.shares_context else 2 * longest
+    if places < needed:
+        raise UserError(f"{other.path} has fewer places ({places}) than {run.path} needs ({needed}): name it first")
 
 
 def load(
@@ -328,7 +339,8 @@ def load(
 ) -> Model:
     """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
 
-    `others` are runs of the same vocabulary that decide together with it: a token's probability is the mean of theirs.
+    `others` are runs of the same vocabulary that decide together with it, with their best weights (`weights` are of the
+    first): a token's probability is the mean of those that they give it.
     `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
     less exact.
     """

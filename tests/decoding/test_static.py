@@ -306,17 +306,18 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[C
 
 
 @recorders
+@pytest.mark.parametrize("name", ["transformer", "ensemble"])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: bool) -> None:
+def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: bool, name: str) -> None:
     """Trained on in place, or put elsewhere: the next search is with the new ones."""
-    model, other = model_of("transformer", 1).to(device), model_of("transformer", 2).to(device)
+    model, other = model_of(name, 1).to(device), model_of(name, 3).to(device)
     lines, run = sources(5), recorder(bf16)
     first = found(model, lines, SETTINGS["beam"], run, device)
     expected = found(other, lines, SETTINGS["beam"], recorder(bf16), device)
     assert first[0] != expected[0]
     model.load_state_dict(other.state_dict())
     assert_same(found(model, lines, SETTINGS["beam"], run, device), expected)  # reading the sources is recorded now
-    model.load_state_dict(model_of("transformer", 1).state_dict())
+    model.load_state_dict(model_of(name, 1).state_dict())
     assert_same(found(model, lines, SETTINGS["beam"], run, device), first)  # and was played again
     model.load_state_dict(other.state_dict())
     for parameter in model.parameters():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.tiny_runs import make_run
+from tests.tiny_runs import make, make_run
 
 import regard
 from regard.decoding import score, search
@@ -34,22 +35,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "text": make_run(folder / "text", "gpt"),
         "stranger": make_run(folder / "stranger", "gpt on pairs, two vocabularies"),
     }
+    for name, data in (("lower", {"lowercase": True}), ("tagged", {"source_tag": "<es>"})):
+        settings = made["one"].recipe.model_dump()
+        run = made[name] = make(folder / name, {**settings, "data": {"corpus": "en-es", **data}})
+        run.save_tokenizers(*made["one"].tokenizers)
+    made["unfinished"] = make_run(folder / "unfinished", "transformer")
+    made["unfinished"].best.unlink()
     return {name: run.path for name, run in made.items()}
 
 
 def test_the_mean_of_probabilities_not_of_their_logarithms() -> None:
     """0.9 and 0.5 are 0.7 together; the mean of their logarithms would be that of sqrt(0.45), 0.67."""
     one, other = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log() + 7  # logits are up to a constant
-    assert agreed([one, other]).exp().tolist() == pytest.approx([0.7, 0.3])
+    assert agreed([one, other]).softmax(-1).tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_what_no_member_can_write_stays_impossible() -> None:
     never = torch.tensor([0.0, -math.inf])
     assert agreed([never, never]).tolist() == [0.0, -math.inf]
-    assert agreed([never, torch.tensor([0.0, 0.0])]).exp().tolist() == pytest.approx([0.75, 0.25])
+    assert agreed([never, torch.tensor([0.0, 0.0])]).softmax(-1).tolist() == pytest.approx([0.75, 0.25])
 
 
-@pytest.mark.parametrize("others", [["two"], ["recurrent"], ["two", "gpt"]])
+def test_logits_are_at_the_members_mean_level() -> None:
+    logits = torch.tensor([3.0, -1.0, 0.5])
+    assert agreed([logits]).tolist() == pytest.approx(logits.tolist())
+    assert agreed([logits, logits + 2]).tolist() == pytest.approx((logits + 1).tolist())
+
+
+@pytest.mark.parametrize("others", [["two"], ["recurrent"], ["two", "recurrent"]])
 def test_scores_are_those_of_the_mean(runs: dict[str, Path], others: list[str]) -> None:
     members = [regard.load(runs[name]).score(PAIRS) for name in ("one", *others)]
     together = regard.load(runs["one"], *(runs[name] for name in others)).score(PAIRS)
@@ -58,13 +71,13 @@ def test_scores_are_those_of_the_mean(runs: dict[str, Path], others: list[str]) 
         assert got == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("others", [["two"], ["recurrent"], ["two", "gpt"]])
+@pytest.mark.parametrize("names", [["one", "two"], ["one", "recurrent"], ["gpt", "one", "two"]])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_search_scores_what_it_finds_as_the_whole_pass_does(
-    runs: dict[str, Path], others: list[str], beam: int
+    runs: dict[str, Path], names: list[str], beam: int
 ) -> None:
     """Step by step, with beams that change places and sentences that leave, as in one pass over the finished output."""
-    model = regard.load(runs["one"], *(runs[name] for name in others))
+    model = regard.load(*(runs[name] for name in names))
     translator = model.translator(beam=beam)
     sources = [ids for ids in translator.encode(LINES)[0] if ids]
     found = search(model.module, TokenRow.of(sources), Decoding(beam=beam, max_ratio=1.0, max_extra=3), nbest=beam)
@@ -76,9 +89,14 @@ def test_a_search_scores_what_it_finds_as_the_whole_pass_does(
             assert hypothesis.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_one_model_twice_is_that_model(runs: dict[str, Path]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.7, "beam": 1}, {"method": "sample"}])
+def test_one_model_twice_is_that_model(runs: dict[str, Path], settings: dict[str, Any]) -> None:
+    """Also where logits are changed before probabilities are made of them."""
     alone, twice = regard.load(runs["one"]), regard.load(runs["one"], runs["one"])
-    assert [t.text for t in twice.translate(LINES)] == [t.text for t in alone.translate(LINES)]
+    texts = [t.text for t in alone.translate(LINES, **settings)]
+    assert [t.text for t in twice.translate(LINES, **settings)] == texts
+    if "repetition_penalty" in settings:
+        assert texts != [t.text for t in alone.translate(LINES, beam=1)]
     for a, b in zip(twice.score(PAIRS), alone.score(PAIRS), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 
@@ -96,14 +114,42 @@ def test_int8_reaches_every_member(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        ("text", "trained on pairs"),
+        ("text", "text was trained on plain text"),
         ("stranger", "another vocabulary"),
-        ("short", "name the one that reads fewest first"),
+        ("short", r"has fewer places \(24\) than .* needs \(48\): name it first"),
+        ("gpt", r"gpt has fewer places \(48\) than .* needs \(96\): name it first"),  # source and target share them
+        ("lower", "data.lowercase is another"),
+        ("tagged", "not trained with the tags"),
+        ("unfinished", "unfinished has no model.safetensors yet"),
     ],
 )
 def test_strangers_are_refused(runs: dict[str, Path], other: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         regard.load(runs["one"], runs[other])
+
+
+def test_a_run_on_text_that_comes_first_is_refused_too(runs: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="text was trained on plain text"):
+        regard.load(runs["text"], runs["one"])
+
+
+def test_whoever_has_fewer_places_says_how_long_a_line_may_be(runs: dict[str, Path]) -> None:
+    """A GPT's places are for source and target together: what does not fit into it is cut, for all."""
+    model = regard.load(runs["gpt"], runs["one"])
+    line = "the cat " * 40
+    assert len(model.score([(line, line)])[0]) <= 48
+    assert len(model.translate(line, min_length=30).tokens) <= 48
+    short = regard.load(runs["short"], runs["one"])
+    assert len(short.translate(line).source_tokens) <= 24
+
+
+def test_classifiers_decide_together(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / str(seed), "bert (classify)", seed=seed).path for seed in (1, 2))
+    pair = [("Tom was sad.", "sad")]
+    alone = [regard.load(run).score(pair)[0] for run in (one, two)]
+    (together,) = regard.load(one, two).score(pair)
+    expected = [math.log((math.exp(a) + math.exp(b)) / 2) for a, b in zip(*alone, strict=True)]
+    assert together == pytest.approx(expected, abs=1e-5)
 
 
 def test_there_is_no_one_attention_to_see(runs: dict[str, Path]) -> None:

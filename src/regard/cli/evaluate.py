@@ -113,6 +113,8 @@ def evaluate(
 
         regard evaluate runs/en-es --alignment
 
+        regard evaluate runs/seed-1 --with runs/seed-2
+
         regard evaluate runs/stories --stride 16
 
         regard evaluate --outputs out.txt --reference ref.txt

@@ -25,7 +25,8 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="RUN",
-        help="Another run of the same vocabulary, to decide together with; repeatable.",
+        help="Another run for the same task (such as one of another --seed) to decide together with: probabilities "
+        "are averaged, all else is as RUN's recipe says. Repeatable.",
         show_default=False,
     ),
 ]

@@ -271,7 +271,7 @@ class Parts:
 
     def feed(self, model: Ensemble, tokens: Tensor) -> Tensor:
         members = zip(self.parts, model.members, strict=True)
-        return agreed([part.feed(member, tokens) for part, member in members])
+        return agreed(part.feed(member, tokens) for part, member in members)
 
     def follow(self, parents: Tensor) -> None:
         for part in self.parts:

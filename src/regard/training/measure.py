@@ -176,22 +176,22 @@ class _Loop:
     def idle(self, seconds: float = 2.0) -> float:
         """Share of an update in which no kernel ran, by the profiler's times of the kernels alone.
 
-        Both the kernels and the updates are timed for a while, one after the other: a GPU that has just rested is
-        quicker than one at work, and updates under the profiler have longer gaps.
+        Updates are timed for a while, and then kernels, without a rest between: a GPU that has just rested is quicker
+        than one at work, and under the profiler gaps are longer.
         """
         from torch.profiler import ProfilerActivity, profile
 
         kept = self.updates, self.tokens, self.work, self.seconds, self.waited
         steps = max(round(seconds * self.updates / self.seconds), 5)
         self.forget()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            self.go(steps, float("inf"))
-        busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
-        self.forget()
         self.go(steps, float("inf"))
-        idle = max(0.0, 1 - busy / self.seconds)
+        usual, profiled = self.seconds / steps, min(steps, 100)  # more kernels than that are slow to count
+        self.forget()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self.go(profiled, float("inf"))
+        busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6 / profiled
         self.updates, self.tokens, self.work, self.seconds, self.waited = kept
-        return idle
+        return max(0.0, 1 - busy / usual)
 
 
 def packing_speed(batches: Stream, seconds: float = 0.5) -> float:
