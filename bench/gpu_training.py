@@ -181,6 +181,21 @@ def profile(step: Callable[[], int], rows: int = 25) -> str:
     return seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90)
 
 
+def idle(step: Callable[[], int], milliseconds: float) -> float:
+    """Share of two seconds of such steps in which no kernel ran."""
+    from regard.training.measure import idle_share
+
+    def made(steps: int) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    return idle_share(made, max(round(2000 / milliseconds), 5))
+
+
 def peer(kind: str, budget: int, compiled: bool) -> tuple[Callable[[], int], int]:
     """A training step of nn.Transformer or Marian, and how many steps see every bucket once."""
     from bench import gpu_peers
@@ -231,7 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", help="of: " + ", ".join(CASES))
     parser.add_argument("--quick", action="store_true", help="fewer repeats, and no peers that take minutes to compile")
-    parser.add_argument("--profile", action="store_true", help="also what the kernels took")
+    parser.add_argument("--profile", action="store_true", help="also what the kernels took, and the time without one")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     given = parser.parse_args()
     print(machine.heading())
@@ -254,7 +269,9 @@ def main() -> None:
         print(rate, flush=True)
         found.append(rate.__dict__)
         if given.profile:
-            print(profile(step), flush=True)
+            print(
+                f"{100 * idle(step, rate.milliseconds):.1f} % of the time without a kernel\n{profile(step)}", flush=True
+            )
         del step
         torch._dynamo.reset()
     if given.out:

@@ -318,12 +318,9 @@ def _refuse_stranger(run: Run, other: Run) -> None:
     known = [(corpus.source_tag, corpus.target_tag) for corpus in corpora(theirs.data)]
     if (first.source_tag, first.target_tag) not in known:
         raise UserError(f"{other.path} was not trained with the tags that {run.path} reads and writes")
-    for what, a, b in (
-        ("data.lowercase", mine.data.lowercase, theirs.data.lowercase),
-        ("model.family", front_of(mine), front_of(theirs)),
-    ):
-        if a != b:
-            raise UserError(f"{other.path} reads its sources otherwise than {run.path} does: {what} is another")
+    if (front_of(mine), mine.data.lowercase) != (front_of(theirs), theirs.data.lowercase):
+        why = "data.lowercase is another, or only one of them is a BERT"
+        raise UserError(f"{other.path} reads its sources otherwise than {run.path} does: {why}")
     longest, places = mine.model.max_positions, theirs.model.max_positions
     needed = longest if mine.model.shares_context or not theirs.model.shares_context else 2 * longest
     if places < needed:

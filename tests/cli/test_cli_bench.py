@@ -99,3 +99,35 @@ def test_files_that_moved_are_found_with_data(regard: Command, tmp_path: Path) -
     old.rename(new)
     assert "--data" in regard("bench", tmp_path / "run", *QUICK).complaint
     assert regard("bench", tmp_path / "run", "--data", new, *QUICK).status == 0
+
+
+def test_idle_is_what_kernels_leave_of_the_updates_own_time(monkeypatch):
+    """600 updates of 10 ms, of which 100 are looked at again: 9.7 ms of kernels each, however long they take then."""
+    import torch.profiler
+
+    from regard.training.measure import idle_share
+
+    made = []
+
+    class Seen:
+        def __init__(self, activities):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def key_averages(self):
+            kernel = type("Kernel", (), {"self_device_time_total": 9700 * made[-1] / 2})
+            return [kernel(), kernel()]
+
+    monkeypatch.setattr(torch.profiler, "profile", Seen)
+
+    def go(steps):
+        made.append(steps)
+        return steps * 0.010 * len(made)  # the second time, under the profiler, slower
+
+    assert idle_share(go, 600) == pytest.approx(0.03)
+    assert made == [600, 100]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding import Report, sampling, search
-from regard.decoding.sampling import draw, kept, keys, likeliest, splitmix64, uniforms
+from regard.decoding import Report, greatest, sampling, search
+from regard.decoding.greatest import likeliest
+from regard.decoding.sampling import draw, kept, keys, splitmix64, uniforms
 from regard.recipes.schema import Decoding
 from regard.rows import TokenRow
 from regard.text import BEGIN, END
@@ -254,8 +255,7 @@ def test_what_is_kept_does_not_depend_on_how_it_was_found(
     monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
 ) -> None:
     logp, given = crowded(4, 2000).log_softmax(-1), Decoding(method="sample", **settings)
-    monkeypatch.setattr(sampling, "FEWER", 10**9)  # all by sorting
-    monkeypatch.setattr(sampling, "SOME", 2000)
+    monkeypatch.setattr(greatest, "FEWER", 10**9)  # all by sorting
     share, order = kept(logp, given)
     monkeypatch.undo()
     monkeypatch.setattr(sampling, "SOME", some)

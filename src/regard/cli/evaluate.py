@@ -124,9 +124,9 @@ def evaluate(
     from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
     from regard.runs import Run
 
-    together = None if others is None else [str(other) for other in others]
+    together = {"with": others or None}
     if alignment:
-        _idle("with --alignment", **{"with": together})
+        _idle("with --alignment", **together)
         _idle("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
         _idle("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
         _idle("with --alignment", moses=moses, moses_reference=moses_reference, precision=_other(precision))
@@ -146,7 +146,7 @@ def evaluate(
     if run is not None and (settings := _data(run, data)).is_text:
         where = "for a run that was trained on plain text"
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
-        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **{"with": together})
+        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **together)
         _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
         evaluate_text(Run(run), settings, split, text, stride, device, as_json, quiet)
         return
@@ -157,7 +157,7 @@ def evaluate(
         )  # opened first: a wrong path fails at once
         perplexity = None
         if run is None:
-            _idle("without a RUN", **{"with": together})
+            _idle("without a RUN", **together)
             hypotheses, references = _files(outputs, source, reference)
         elif outputs is not None:
             raise UserError("give a RUN, or --outputs with --reference, but not both")

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard import gpu
 
 GROUP = 64  # columns of which the greatest is found first
+FEWER = 8  # times as long is a row whose likeliest are found quicker than it is sorted
 
 
 def log_sum(values: Tensor) -> Tensor:
@@ -44,3 +45,24 @@ def greatest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     columns = torch.cat([columns, rest], -1)
     found = values.gather(-1, columns).topk(count)
     return found.values, columns.gather(-1, found.indices)
+
+
+def likeliest(values: Tensor, count: int) -> Tensor:
+    """Where the `count` greatest of each row [..., V] stand, [..., count], as a stable sort puts them.
+
+    Of equals the one further left comes first, which `greatest` does not promise. On a CPU sorting a whole vocabulary
+    takes longer than many a model's step. There they are the greatest of whole numbers that hold the value in their
+    upper half and the place in their lower, no two of which are equal.
+    """
+    size = values.shape[-1]
+    if not found_unsorted(values, count):
+        return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    bits = (values + 0.0).view(torch.int32)  # -0 becomes 0, which it equals
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # of negative numbers the greater have the smaller bits
+    best = ((ordered << 32) | torch.arange(size - 1, -1, -1)).topk(count).values  # of whole numbers quicker than groups
+    return size - 1 - (best & 0xFFFFFFFF)
+
+
+def found_unsorted(values: Tensor, count: int) -> bool:
+    """Whether `likeliest` has a quicker way than to sort."""
+    return values.is_cpu and values.dtype == torch.float32 and FEWER * count <= values.shape[-1]

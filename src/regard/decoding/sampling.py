@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.decoding.greatest import found_unsorted, likeliest
 from regard.decoding.hypotheses import Choice
 from regard.recipes.schema import Decoding
 
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1
-FEWER = 8  # times as many is a vocabulary whose likeliest are worth finding without sorting it
 SOME = 1024  # tokens that usually hold `top_p` of the probability
 
 
@@ -56,21 +56,6 @@ def uniforms(key: Words, step: int | Words) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32)) * 2.0**-24
 
 
-def likeliest(value: Tensor, count: int) -> Tensor:
-    """Where the `count` greatest of [..., V] stand, [..., count]: greatest first, and of equals the one further left.
-
-    So a stable sort has them. On a CPU sorting a whole vocabulary takes longer than many a model's step, and the
-    greatest of whole numbers are found that hold the value in their upper half and the place in their lower.
-    """
-    size = value.shape[-1]
-    if not value.is_cpu or value.dtype != torch.float32 or FEWER * count > size:
-        return value.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    bits = (value + 0.0).view(torch.int32)  # -0 becomes 0, which it equals
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # of negative numbers the greater have the smaller bits
-    best = ((ordered << 32) | torch.arange(size - 1, -1, -1)).topk(count).values
-    return size - 1 - (best & 0xFFFFFFFF)
-
-
 def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
     """The tokens a draw may fall on, likeliest first, as (probabilities, ids), both [N, K, at most V].
 
@@ -83,14 +68,20 @@ def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
         share = value.gather(-1, order).softmax(-1)
     else:
         whole = value.softmax(-1)
-        order = likeliest(value, SOME if settings.top_p < 1 and value.is_cpu else value.shape[-1])
+        order = _holding(settings.top_p, value, whole)
         share = whole.gather(-1, order)
-        if order.shape[-1] < whole.shape[-1] and bool((share.cumsum(-1)[..., -1] < settings.top_p).any()):
-            order = likeliest(value, value.shape[-1])  # there are more
-            share = whole.gather(-1, order)
     if settings.top_p < 1:  # a token stays if those before it fall short; nothing is before the first
         share = share * (share.cumsum(-1) - share < settings.top_p)
     return share, order
+
+
+def _holding(least: float, value: Tensor, share: Tensor) -> Tensor:
+    """The likeliest tokens' ids, as many as hold at least this share, or more: a few if they do, and else all."""
+    if least < 1 and found_unsorted(value, SOME):
+        order = likeliest(value, SOME)
+        if bool((share.gather(-1, order).cumsum(-1)[..., -1] >= least).all()):
+            return order
+    return likeliest(value, value.shape[-1])
 
 
 def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:

@@ -174,24 +174,30 @@ class _Loop:
         self.waited = self.stream.waited - waited
 
     def idle(self, seconds: float = 2.0) -> float:
-        """Share of an update in which no kernel ran, by the profiler's times of the kernels alone.
+        """As `idle_share` has it, of updates for about so long."""
 
-        Updates are timed for a while, and then kernels, without a rest between: a GPU that has just rested is quicker
-        than one at work, and under the profiler gaps are longer.
-        """
-        from torch.profiler import ProfilerActivity, profile
+        def made(steps: int) -> float:
+            loop = _Loop(self.run, self.update, self.stream, self.device)
+            loop.go(steps, float("inf"))
+            return loop.seconds
 
-        kept = self.updates, self.tokens, self.work, self.seconds, self.waited
-        steps = max(round(seconds * self.updates / self.seconds), 5)
-        self.forget()
-        self.go(steps, float("inf"))
-        usual, profiled = self.seconds / steps, min(steps, 100)  # more kernels than that are slow to count
-        self.forget()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            self.go(profiled, float("inf"))
-        busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6 / profiled
-        self.updates, self.tokens, self.work, self.seconds, self.waited = kept
-        return max(0.0, 1 - busy / usual)
+        return idle_share(made, max(round(seconds * self.updates / self.seconds), 5))
+
+
+def idle_share(made: Callable[[int], float], steps: int) -> float:
+    """Share of the time in which a GPU runs no kernel while updates are `made`, so many, in the seconds that it says.
+
+    By the profiler's times of the kernels alone: under it the gaps are longer. Updates are timed first and kernels
+    right after, without a rest: a GPU that has just rested is quicker than one at work.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    usual = made(steps) / steps
+    profiled = min(steps, 100)  # more kernels than that are slow to count
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        made(profiled)
+    busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6 / profiled
+    return max(0.0, 1 - busy / usual)
 
 
 def packing_speed(batches: Stream, seconds: float = 0.5) -> float:
