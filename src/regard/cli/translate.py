@@ -177,14 +177,12 @@ def chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, lis
 
 def _standard_input() -> Iterator[bytes]:
     """Its lines, past Python's buffer: that is locked while a thread waits in it, and the program could not end."""
+    from regard.data.sources import split_lines
+
     if sys.stdin is None:
         return
-    begun = b""
-    while block := os.read(sys.stdin.fileno(), 1 << 16):
-        *whole, begun = (begun + block).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if begun:
-        yield begun
+    descriptor = sys.stdin.fileno()
+    yield from split_lines(iter(lambda: os.read(descriptor, 1 << 16), b""))
 
 
 def _pour(lines: Iterator[str], into: queue.Queue[str | BaseException | None]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, Data
 
 TextPair = tuple[str, str]
+MAX_LINE_BYTES = 1 << 27  # 128 MiB: above any real line, and below what a small compressed file can expand to
 
 
 def corpora(data: Data) -> list[Corpus]:
@@ -39,6 +40,8 @@ def locate(name: str, folder: str | None = None) -> Path:
     path = Path(folder or ".") / Path(name).expanduser()
     for candidate in (path, path.with_name(path.name + ".gz"), path.with_name(path.name + ".xz")):
         if os.path.exists(candidate):  # Path.exists would raise where a folder may not be entered
+            if not os.path.isfile(candidate) and not os.path.isdir(candidate):
+                raise UserError(f"{candidate} is a pipe or a device, and data are read more than once: name a file")
             return candidate
     raise UserError(f"no such file: {path} (nor with .gz or .xz after it); --data FOLDER says where to look")
 
@@ -169,7 +172,8 @@ def read_lines(path: str | Path, *, ends: bool = False) -> Iterator[str]:
     """Stream the lines of a plain, .gz or .xz file, without their line feeds, or with them."""
     try:
         with _open(Path(path)) as stream:
-            yield from decode_lines(stream, str(path), ends=ends)
+            lines = iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
+            yield from decode_lines(lines, str(path), ends=ends)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -179,8 +183,11 @@ def decode_lines(stream: Iterable[bytes], name: str, *, ends: bool = False) -> I
 
     Only a line feed ends a line (Python's own text reading would also cut at a carriage return, and a line-aligned
     neighbour would be one line off from there on). A carriage return before it, and a byte-order mark, are dropped.
+    A line of more than MAX_LINE_BYTES is an error; `stream` should cut it there, so that memory stays bounded.
     """
     for number, line in enumerate(stream, 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise UserError(f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MB; break it into lines")
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -190,6 +197,27 @@ def decode_lines(stream: Iterable[bytes], name: str, *, ends: bool = False) -> I
         bare = text.removesuffix("\n")
         end = "\n" if ends and bare != text else ""
         yield bare.removesuffix("\r") + end
+
+
+def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Split blocks of bytes into lines with their line feeds, in time linear in their length.
+
+    The last line may lack its line feed. A line that grows above MAX_LINE_BYTES is yielded before its end.
+    """
+    begun: list[bytes] = []  # blocks of a line whose end has not come yet
+    size = 0  # their bytes
+    for block in blocks:
+        *ends, rest = block.split(b"\n")
+        for end in ends:
+            yield b"".join([*begun, end, b"\n"])
+            begun, size = [], 0
+        begun.append(rest)
+        size += len(rest)
+        if size > MAX_LINE_BYTES:
+            yield b"".join(begun)
+            begun, size = [], 0
+    if size:
+        yield b"".join(begun)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -239,7 +267,7 @@ def _jsonl(path: Path) -> Iterator[TextPair]:
             entry = json.loads(line)
             source, target = entry["source"], entry["target"]
             (source + target).encode()  # fails if one is not a string, or holds half a surrogate pair
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             wanted = '{"source": "...", "target": "..."}'
             raise UserError(f"{path}, line {number}: expected {wanted}, found {line[:60]!r}") from error
         yield source, target
