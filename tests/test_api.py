@@ -204,3 +204,12 @@ def test_a_blank_source_can_be_looked_at(model: Model) -> None:
     forced = model.forced("", "a")
     assert forced.tokens == ("a", "</s>")
     assert forced.attention.weights.shape[2] in (0, 2)
+
+
+def test_weights_go_by_name_or_file(model: Model) -> None:
+    best = regard.load(model.run.path, device="cpu", weights="best")
+    snapshot = regard.load(model.run.path, device="cpu", weights="step-60")
+    assert (best.step, snapshot.step) == (60, 60)
+    assert best.score([("a b", "a b")]) == snapshot.score([("a b", "a b")])
+    with pytest.raises(UserError, match=r"has no weights newest; .* has best, last, step-60"):
+        regard.load(model.run.path, weights="newest")

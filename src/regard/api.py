@@ -25,10 +25,9 @@ from regard.models.ensemble import Ensemble
 from regard.recipes import load as load_recipe
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
-from regard.runs import Run
+from regard.runs import BEST, Run
 from regard.text import BEGIN, END
 from regard.text.sides import front_of
-from regard.weights import about as about_weights
 
 if TYPE_CHECKING:
     from regard.inside.changes import Change
@@ -90,7 +89,7 @@ class Model:
         self,
         run: Run,
         device: str = "auto",
-        weights: Path | None = None,
+        weights: str | Path = BEST,
         precision: str = "auto",
         others: Sequence[Run] = (),
     ) -> None:
@@ -103,13 +102,12 @@ class Model:
         for member in members:
             products.prepare(member, self.precision)
         self.module = Ensemble(members).eval() if others else members[0]
-        self.weights = weights or run.best
+        self.weights = weights
 
     @cached_property
     def step(self) -> int | None:
         """The training step that the weights are of, where they say so."""
-        step = about_weights(self.weights).get("step")
-        return None if step is None else int(step)
+        return self.run.checkpoint(self.weights).step
 
     def translator(self, **settings: Any) -> LineTranslator:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
@@ -331,18 +329,18 @@ def load(
     path: str | Path,
     *others: str | Path,
     device: str = "auto",
-    weights: str | Path | None = None,
+    weights: str | Path = BEST,
     precision: str = "auto",
 ) -> Model:
     """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
 
+    `weights` are "best", "last", "average" (of the last snapshots), "step-500" (a snapshot), or a file.
     `others` are runs of the same vocabulary that decide together with it, with their best weights (`weights` are of the
     first): a token's probability is the mean of those that they give it.
     `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
     less exact.
     """
-    chosen = None if weights is None else Path(weights)
-    return Model(Run(path), device, chosen, precision, [Run(other) for other in others])
+    return Model(Run(path), device, weights, precision, [Run(other) for other in others])
 
 
 def train(

@@ -13,6 +13,8 @@ samples.jsonl          translations of a few held-out sentences at each validati
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +28,38 @@ from regard.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from regard.models import Translator
     from regard.text import Tokenizer
 
 FORMAT = 1
 ORIGIN = "from"  # of run.json
+BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights on disk: those of a file, or the mean of several files; `prefix` begins their names in it."""
+
+    files: tuple[Path, ...]
+    prefix: str = ""
+
+    def load(self) -> dict[str, Tensor]:
+        from regard import weights
+
+        if len(self.files) > 1:
+            return weights.mean(self.files)
+        loaded = weights.load(self.files[0])[0]
+        return {name.removeprefix(self.prefix): t for name, t in loaded.items() if name.startswith(self.prefix)}
+
+    @property
+    def step(self) -> int | None:
+        """The training step that the weights are of (the last, of an average), where the file says so."""
+        from regard.weights import about
+
+        step = about(self.files[-1]).get("step")
+        return None if step is None else int(step)
 
 
 class Run:
@@ -149,6 +177,48 @@ class Run:
         files = sorted((self.path / "snapshots").glob("step-*.safetensors"))
         return {int(file.stem.removeprefix("step-")): file for file in files}
 
+    def averaged_snapshots(self, until: int | None = None) -> dict[int, Path]:
+        """The snapshots that `training.average` averages: the last so many, up to a step; none where they are too few.
+
+        Step -> file, in order.
+        """
+        steps = [step for step in self.snapshots() if until is None or step <= until]
+        chosen = steps[-self.recipe.training.average :] if self.recipe.training.average > 1 else []
+        return {step: self.snapshot(step) for step in chosen} if len(chosen) > 1 else {}
+
+    def checkpoint(self, which: str | Path = BEST) -> Checkpoint:
+        """Weights of this run by name: best, last, average or step-N; or the weights in a file."""
+        if isinstance(which, str) and (found := self._named(which)) is not None:
+            return found
+        file = Path(which)
+        if file.is_file():
+            return Checkpoint((file,))
+        if which == BEST or file == self.best:
+            raise UserError(f"{self.path} has no {self.best.name} yet: training has not reached its first validation")
+        missing = f"there is no {file.name} in {file.parent}" if file.suffix else f"{self.path} has no weights {which}"
+        raise UserError(f"{missing}; {self._choices()}")
+
+    def _named(self, name: str) -> Checkpoint | None:
+        snapshots = self.snapshots()
+        if name == BEST and self.best.exists():
+            return Checkpoint((self.best,))
+        if name == LAST and self.resume.exists():
+            return Checkpoint((self.resume,), prefix="model.")
+        if name == LAST and snapshots:
+            return Checkpoint((snapshots[max(snapshots)],))
+        if name == AVERAGE and (files := self.averaged_snapshots()):
+            return Checkpoint(tuple(files.values()))
+        step = re.fullmatch(r"step-(\d+)", name)
+        file = None if step is None else snapshots.get(int(step[1]))
+        return None if file is None else Checkpoint((file,))
+
+    def _choices(self) -> str:
+        """Which weights there are, for a message."""
+        words = [word for word in (BEST, LAST, AVERAGE) if self._named(word) is not None]
+        words += [f"step-{step}" for step in self.snapshots()]
+        fewer = "" if AVERAGE in words else "; an average needs at least 2 snapshots, and training.average of at least 2"
+        return f"{self.path} has {', '.join(words) or 'no weights yet'}{fewer}"
+
     def fresh_model(self) -> Translator:
         """The recipe's model with new weights."""
         from regard.models import build
@@ -156,16 +226,13 @@ class Run:
         source, target = self.tokenizers
         return build(self.recipe.model, len(source), len(target), self.recipe.text.shared)
 
-    def model(self, device: torch.device | str = "cpu", weights: Path | None = None) -> Translator:
-        """The trained model, ready to use: its best weights, or those of a file such as a snapshot."""
-        from regard import weights as tensors
+    def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> Translator:
+        """The trained model, ready to use, with the weights that `checkpoint` finds."""
+        from regard.weights import into_model
 
-        file = weights or self.best
-        if not file.exists():
-            raise UserError(f"{self.path} has no {file.name} yet: training has not reached its first validation")
-        loaded, _ = tensors.load(file)
-        model = self.fresh_model()
-        tensors.into_model(model, loaded, file)
+        checkpoint = self.checkpoint(weights)
+        loaded, model = checkpoint.load(), self.fresh_model()
+        into_model(model, loaded, checkpoint.files[-1])
         return model.to(device).eval()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -119,6 +119,15 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     if facts.pop(CHECKSUM, header.get(CHECKSUM)) != _digest(tensors):  # older files had it beside the facts
         raise UserError(f"{path} was altered after it was written: its checksum does not match")
     return tensors, facts
+
+
+def mean(files: Sequence[Path]) -> Tensors:
+    """The mean of several weight files, tensor by tensor, summed in float64."""
+    total: Tensors = {}
+    for file in files:
+        for name, tensor in load(file)[0].items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: (tensor / len(files)).float() for name, tensor in total.items()}
 
 
 def about(path: Path) -> dict[str, Any]:

@@ -414,3 +414,11 @@ def test_json_lines_of_metrics_survive_a_bad_byte(regard, copied, train_copy):
     assert regard(*train_copy, "--out", copied, "--set", "training.steps=21").status == 0
     for line in (copied / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         json.loads(line)
+
+
+@pytest.mark.parametrize("words", [["translate", "RUN", "a b"], ["evaluate", "RUN"], ["draw", "RUN", "a b"]])
+def test_weights_that_are_not_there_are_answered_with_those_that_are(regard, trained, words):
+    command = [trained if word == "RUN" else word for word in words]
+    answer = regard(*command, "--weights", "step-7").complaint
+    assert f"{trained} has no weights step-7; {trained} has best, last; an average needs" in answer
+    assert regard(*command, "--weights", "last").status == 0

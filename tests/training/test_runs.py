@@ -12,14 +12,13 @@ import torch
 from small_runs import HELD_OUT, content, equal, go, metrics, now, script, small, tensors
 from torch import Tensor
 
-from regard import taps
+from regard import taps, weights
 from regard.api import Model
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
 from regard.text import BEGIN
-from regard.training import state
 from regard.training.loop import LOG_EVERY, Trainer
 from regard.training.report import Plain
 from regard.training.schedule import rate
@@ -32,7 +31,7 @@ def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
     run = go(small(tmp_path, save_every=4, average=3, model={"norm": "batch"}), tmp_path / "run")
     files = list(run.snapshots().values())
     assert [file.name for file in files] == [f"step-{step:08d}.safetensors" for step in (4, 8, 12)]
-    mean = state.mean(files)
+    mean = weights.mean(files)
     four, eight, twelve = map(tensors, files)
     assert mean.keys() == four.keys()
     for name, tensor in mean.items():
@@ -52,7 +51,30 @@ def test_the_average_is_kept_only_if_held_out_pairs_like_it_better(
     expected = [(4, "step", 1.0, True), (8, "step", 0.9, True), (12, "step", 0.8, True)]
     assert looks == [*expected, (12, "average of 2", value, kept != "step")]
     last = list(run.snapshots().values())[-2:]
-    assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else state.mean(last))
+    assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else weights.mean(last))
+
+
+def test_weights_go_by_name(tmp_path: Path) -> None:
+    run = go(small(tmp_path, steps=14, average=2), tmp_path / "run")
+    four, eight, twelve = (tensors(run.snapshot(step)) for step in (4, 8, 12))
+    mean = weights.mean([run.snapshot(8), run.snapshot(12)])
+    last = {name.removeprefix("model."): t for name, t in tensors(run.resume).items() if name.startswith("model.")}
+    expected = {"best": (tensors(run.best), None), "last": (last, 14), "average": (mean, 12), "step-4": (four, 4)}
+    expected |= {"step-00000008": (eight, 8), str(run.snapshot(12)): (twelve, 12)}
+    for name, (own, step) in expected.items():
+        assert equal(weights.of_model(run.model(weights=name)), own), name
+        assert step is None or run.checkpoint(name).step == step
+    assert not equal(last, twelve) and not equal(mean, twelve)
+    with pytest.raises(
+        UserError, match=r"run has no weights step-5; .*has best, last, average, step-4, step-8, step-12"
+    ):
+        run.model(weights="step-5")
+    run.resume.unlink()  # as where a run was copied without it
+    assert equal(run.checkpoint("last").load(), twelve)
+    run.snapshot(8).unlink()
+    run.snapshot(4).unlink()
+    with pytest.raises(UserError, match=r"has no weights average; .*has best, last, step-12; an average needs"):
+        run.model(weights="average")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ READ_BY = {  # which views an option says something to
     "--target": (View.align, View.maps, View.heads, View.walk, View.gates),
     "--kind": (View.positions,),
     "--beside": (View.curves,),
+    "--weights": tuple(view for view in View if view is not View.curves),
 }
 
 
@@ -92,6 +93,7 @@ def draw(
     theme: Annotated[
         Theme, typer.Option(help="Of a picture; auto follows the reader's screen, .png is light.")
     ] = Theme.auto,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
 ) -> None:
     """Draw what happens in a model while it reads a text: attention, gates, the way to the next token.
@@ -123,20 +125,23 @@ def draw(
         files.checked(path, traced=view not in TEXTLESS)
     options.readable(TEXT=text, **{"--target": target})
     view = View.maps if view is None and part is not None else view
-    given = {"--part": part, "--layer": layer, "--head": head, "--pieces": pieces or None, "--target": target}
-    idle = _idle(view, given | {"--kind": kind, "--beside": beside})
+    given: dict[str, object] = {"--part": part, "--layer": layer, "--head": head, "--pieces": pieces or None, "--target": target}
+    given |= {"--kind": kind, "--beside": beside, "--weights": None if weights == "best" else weights}
+    idle = _idle(view, given)
     if idle is not None:
         where = f"on --view {view}" if view is not None else "here"
         raise UserError(f"{idle} has no effect {where}: it is for --view {' and '.join(READ_BY[idle])}")
     if view in TEXTLESS:
-        picture = _curves([run, *(beside or [])]) if view is View.curves else _positions(run, kind, text, device)
+        picture = (
+            _curves([run, *(beside or [])]) if view is View.curves else _positions(run, kind, text, weights, device)
+        )
         return _show(picture, path, theme)
     if text is None:
         raise UserError("TEXT is missing: what should the model read? (--view curves and positions need none)")
     if not text.strip():
         raise UserError("there is nothing to draw: the sentence is blank")
     choice = _choice(part, layer, head, pieces)
-    _show(views.draw(_trace(run, text, target, device), view, choice), path, theme)
+    _show(views.draw(_trace(run, text, target, weights, device), view, choice), path, theme)
 
 
 def _idle(view: View | None, given: dict[str, object]) -> str | None:
@@ -156,10 +161,10 @@ def _choice(part: Part | None, layer: int | None, head: str | None, pieces: bool
     return Choice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not pieces)  # type: ignore[arg-type]
 
 
-def _trace(run: Path, text: str, target: str | None, device: str) -> Trace:
+def _trace(run: Path, text: str, target: str | None, weights: str, device: str) -> Trace:
     from regard.api import load
 
-    trace = load(run, device=device).trace(text, target)
+    trace = load(run, weights=weights, device=device).trace(text, target)
     if trace.header["text"]["cut"]:
         typer.echo("regard: warning: the text is longer than the model reads and was cut", err=True)
     return trace
@@ -172,13 +177,13 @@ def _curves(paths: list[Path]) -> Picture:
     return views.curves([Run(path) for path in paths])
 
 
-def _positions(run: Path, kind: str | None, text: str | None, device: str) -> Picture:
+def _positions(run: Path, kind: str | None, text: str | None, weights: str, device: str) -> Picture:
     """The run's own positions, or named ones as wide as the run's; as many as the text has tokens."""
     from regard.api import load
     from regard.errors import UserError
     from regard.inside import places, views
 
-    model = load(run, device=device)
+    model = load(run, weights=weights, device=device)
     own = getattr(model.run.recipe.model, "positions", None)
     if kind is None and own is None:
         family = model.run.recipe.model.family

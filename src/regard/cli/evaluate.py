@@ -87,6 +87,7 @@ def evaluate(
         How | None, typer.Option(help="For --explanations: how words are hidden. [default: unknown]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     quiet: options.Quiet = False,
@@ -138,7 +139,7 @@ def evaluate(
         given = AlignmentOptions(
             gold, source, reference, dev, swapped, layer, head, rows, threshold, least, asked, how or "unknown"
         )
-        evaluate_alignment(Run(run), split, given, device, as_json, quiet)
+        evaluate_alignment(Run(run), split, given, weights, device, as_json, quiet)
         return
     _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
     _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, least=least)
@@ -148,7 +149,7 @@ def evaluate(
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
         _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **together)
         _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
-        evaluate_text(Run(run), settings, split, text, stride, device, as_json, quiet)
+        evaluate_text(Run(run), settings, split, text, stride, weights, device, as_json, quiet)
         return
     _idle("but for a run that was trained on plain text", text=text, stride=stride)
     with ExitStack() as stack:
@@ -157,7 +158,7 @@ def evaluate(
         )  # opened first: a wrong path fails at once
         perplexity = None
         if run is None:
-            _idle("without a RUN", **together)
+            _idle("without a RUN", **together, weights=None if weights == "best" else weights)
             hypotheses, references = _files(outputs, source, reference)
         elif outputs is not None:
             raise UserError("give a RUN, or --outputs with --reference, but not both")
@@ -165,7 +166,9 @@ def evaluate(
             pairs = held_out_pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
             changed = options.changed(beam=beam, length_penalty=length_penalty)
-            hypotheses, perplexity = _translate([run, *(others or [])], pairs, device, precision, quiet, changed)
+            hypotheses, perplexity = _translate(
+                [run, *(others or [])], pairs, weights, device, precision, quiet, changed
+            )
         if saved is not None:
             saved.writelines(line + "\n" for line in hypotheses)
     scores = score_texts(hypotheses, references, lowercase=lowercase)
@@ -241,6 +244,7 @@ def held_out_pairs(
 def _translate(
     runs: list[Path],
     pairs: list[tuple[str, str]],
+    weights: str,
     device: str,
     precision: str,
     quiet: bool,
@@ -249,7 +253,7 @@ def _translate(
     from regard.api import load
     from regard.cli.progress import counted
 
-    model = load(*runs, device=device, precision=precision)
+    model = load(*runs, weights=weights, device=device, precision=precision)
     logprobs = model.score(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))

@@ -74,7 +74,9 @@ class Part:
         return sum(len(pair.gold.possible) for pair in self.pairs)
 
 
-def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: str, as_json: bool, quiet: bool) -> None:
+def evaluate_alignment(
+    run: Run, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
+) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
     from regard import devices
     from regard.inside.alignments import NoAttention, measure
@@ -82,7 +84,7 @@ def evaluate_alignment(run: Run, split: str, given: AlignmentOptions, device: st
     _check(run, given)
     named = _pairs(run, split, given, quiet)
     place = devices.pick(device)
-    model, parts = run.model(place), []
+    model, parts = run.model(place, weights), []
     for name, pairs in named:
         with counted(f"aligning {name}", len(pairs), quiet) as progress:
             settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.leasts}

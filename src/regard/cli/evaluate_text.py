@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 
 
 def evaluate_text(
-    run: Run, data: Data, split: str, text: Path | None, stride: int | None, device: str, as_json: bool, quiet: bool
+    run: Run,
+    data: Data,
+    split: str,
+    text: Path | None,
+    stride: int | None,
+    weights: str,
+    device: str,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Perplexity of held-out text (or of a file), or, where the model fills in gaps, how well it does that."""
     from regard.recipes.schema import BertSettings
 
     documents = _documents(data, split, text)
     if isinstance(run.recipe.model, BertSettings):
-        _gaps(run, run.recipe.model, documents, stride, device, as_json, quiet)
+        _gaps(run, run.recipe.model, documents, stride, weights, device, as_json, quiet)
     else:
-        _perplexity(run, documents, stride, device, as_json, quiet)
+        _perplexity(run, documents, stride, weights, device, as_json, quiet)
 
 
 def _documents(data: Data, split: str, text: Path | None) -> list[str]:
@@ -37,7 +45,9 @@ def _documents(data: Data, split: str, text: Path | None) -> list[str]:
     return [document for _, document in held_out(data, split)]
 
 
-def _perplexity(run: Run, documents: list[str], stride: int | None, device: str, as_json: bool, quiet: bool) -> None:
+def _perplexity(
+    run: Run, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
+) -> None:
     from regard import devices
     from regard.evaluation.perplexity import text_perplexity
 
@@ -45,7 +55,7 @@ def _perplexity(run: Run, documents: list[str], stride: int | None, device: str,
     moved = max(context // 2, 1) if stride is None else stride
     with counted("reading", None, quiet) as progress:
         score = text_perplexity(
-            run.model(place),
+            run.model(place, weights),
             run.tokenizers[1],
             documents,
             context=context,
@@ -71,6 +81,7 @@ def _gaps(
     settings: BertSettings,
     documents: list[str],
     stride: int | None,
+    weights: str,
     device: str,
     as_json: bool,
     quiet: bool,
@@ -84,7 +95,7 @@ def _gaps(
     place = devices.pick(device)
     with counted("filling in", None, quiet) as progress:
         score = gap_score(
-            run.model(place),
+            run.model(place, weights),
             run.tokenizers[0],
             documents,
             longest=settings.max_positions,

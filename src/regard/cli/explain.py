@@ -47,6 +47,7 @@ def explain(
     curves: Annotated[bool, typer.Option("--curves", help="Deletion and insertion curves as well.")] = False,
     out: Annotated[Path | None, typer.Option(help="An .svg file. None: the terminal.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers as a JSON object.")] = False,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -79,7 +80,7 @@ def explain(
     settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
     sampling = Sampling(**settings)  # type: ignore[arg-type]
     hiding = Hiding(how.value, "pieces" if pieces else "words", span)
-    asked = ask(load(run, device=device), text, target=target, hiding=hiding)
+    asked = ask(load(run, weights=weights, device=device), text, target=target, hiding=hiding)
     if asked.cut and not quiet:
         typer.echo("regard: warning: the text is longer than the model reads and was cut", err=True)
     parts = len(asked.box.parts)

@@ -23,6 +23,7 @@ def fill(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Show this many guesses for each gap, best first.")] = 5,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a text.")] = Form.text,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
 ) -> None:
     """Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the best ones.
@@ -41,7 +42,7 @@ def fill(
 
     for one in text or []:
         options.readable(TEXT=one)
-    filler = load(run, device=device).filler()
+    filler = load(run, weights=weights, device=device).filler()
     if not text and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("Type a text with [MASK] in it and press Enter; Ctrl-D ends.", err=True)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]

@@ -48,6 +48,7 @@ def generate(
         bool | None,
         typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
     ] = None,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     quiet: options.Quiet = False,
@@ -88,7 +89,9 @@ def generate(
         )
     settings = options.changed(repetition_penalty=repetition_penalty, **random)
     settings |= {"method": "beam", "beam": 1} if greedy else {}
-    continuer = options.generator(load(run, device=device, precision=precision), {**settings, "seed": seed})
+    continuer = options.generator(
+        load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
+    )
     if not prompt and not quiet and sys.stdin is not None and sys.stdin.isatty():
         typer.echo("Type the beginning of a text and press Enter; Ctrl-D ends.", err=True)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]

@@ -30,6 +30,13 @@ With = Annotated[
         show_default=False,
     ),
 ]
+Weights = Annotated[
+    str,
+    typer.Option(
+        metavar="best|last|average|step-N|FILE",
+        help="Which of RUN's weights: the best on held-out data, the last, the mean of the last snapshots, a snapshot.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
     str,

@@ -63,6 +63,7 @@ def translate(
         str | None, typer.Option(help="Tag every translation begins with. [default: the recipe's]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Sampling: another seed, other translations.")] = 0,
+    weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     quiet: options.Quiet = False,
@@ -95,7 +96,7 @@ def translate(
         raise UserError("give sentences or --input, not both")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs as many beams, and --beam is {beam}")
-    model = load(run, *(others or []), device=device, precision=precision)
+    model = load(run, *(others or []), weights=weights, device=device, precision=precision)
     usual = model.run.recipe.decoding
     settings = options.changed(
         method="sample" if sample else None,

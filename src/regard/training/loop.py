@@ -265,9 +265,9 @@ class Trainer:
     def _finish(self) -> None:
         """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
         self.writer.wait()
-        last = [f for step, f in self.run.snapshots().items() if step <= self.progress.step][-self.settings.average :]
-        if self.settings.average > 1 and len(last) > 1:
-            with _borrowed(self.model, state.mean(last)):
+        last = self.run.averaged_snapshots(self.progress.step)
+        if last:
+            with _borrowed(self.model, weights.mean(list(last.values()))):
                 self._judge(self.model, f"average of {len(last)}")  # no look of its own: patience does not count it
         if self.progress.limit(self.settings) == "training.patience":
             self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)

@@ -96,12 +96,3 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Av
         for name, tensor in ema.tensors.items():
             tensor.copy_(parts["ema"][name])
     return Progress.from_json(facts)
-
-
-def mean(files: list[Path]) -> dict[str, Tensor]:
-    """The mean of several snapshots, tensor by tensor, summed in float64."""
-    total: dict[str, Tensor] = {}
-    for file in files:
-        for name, tensor in weights.load(file)[0].items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: (tensor / len(files)).float() for name, tensor in total.items()}
