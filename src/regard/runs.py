@@ -216,7 +216,7 @@ class Run:
         """Which weights there are, for a message."""
         words = [word for word in (BEST, LAST, AVERAGE) if self._named(word) is not None]
         words += [f"step-{step}" for step in self.snapshots()]
-        fewer = "" if AVERAGE in words else "; an average needs at least 2 snapshots, and training.average of at least 2"
+        fewer = "" if AVERAGE in words else "; an average needs 2 snapshots, and training.average of 2 or more"
         return f"{self.path} has {', '.join(words) or 'no weights yet'}{fewer}"
 
     def fresh_model(self) -> Translator:

@@ -125,7 +125,13 @@ def draw(
         files.checked(path, traced=view not in TEXTLESS)
     options.readable(TEXT=text, **{"--target": target})
     view = View.maps if view is None and part is not None else view
-    given: dict[str, object] = {"--part": part, "--layer": layer, "--head": head, "--pieces": pieces or None, "--target": target}
+    given: dict[str, object] = {
+        "--part": part,
+        "--layer": layer,
+        "--head": head,
+        "--pieces": pieces or None,
+        "--target": target,
+    }
     given |= {"--kind": kind, "--beside": beside, "--weights": None if weights == "best" else weights}
     idle = _idle(view, given)
     if idle is not None:
