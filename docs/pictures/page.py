@@ -127,7 +127,7 @@ def main(folder: Path, names: list[str]) -> None:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=rooted)
         for name in names:
             file = HERE / f"{name}.png"
-            save(photograph(browser, server.address, SHOTS[name]), file)
+            save(photograph(browser, server.link, SHOTS[name]), file)
             print(f"{file.relative_to(Path(__file__).parents[2])}: {file.stat().st_size / 1000:.0f} KB")
         browser.close()
     server.stop()

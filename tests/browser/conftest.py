@@ -149,7 +149,7 @@ def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Vi
 
     def open_view(view: str, *, on: Page = usual, at: str = site.address, afresh: bool = False, **fields: Any) -> Page:
         wanted = urlencode({"view": view} | fields)
-        if afresh or not on.url.startswith(at):
+        if afresh or not on.url.startswith(at.partition("?")[0]):
             on.goto("about:blank")
             on.goto(f"{at}#{wanted}")
         else:

@@ -38,6 +38,16 @@ def test_typing_a_sentence_gives_the_translation(visit: Visit, site: Site) -> No
     until(lambda: page.text_content(".said") == (model.translate(other).text or "(nothing)"), "the new translation")
 
 
+def test_the_address_that_carries_the_token_opens_the_page_and_is_then_clean(
+    visit: Visit, page: Page, site: Site
+) -> None:
+    assert "?token=" in site.address
+    visit("heads", head=1)
+    assert page.evaluate("location.search") == "" and _fields(page) == {"view": "heads", "head": "1"}
+    page.reload()  # the cookie is enough
+    page.wait_for_selector("main[data-ready=heads] .thumb")
+
+
 def test_a_text_that_the_model_cannot_read_whole_is_said_to_be_cut(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text="Once upon a time there was a cat. " * 100)
     assert "the text was cut" in (page.text_content(".facts") or "")

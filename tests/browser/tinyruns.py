@@ -22,12 +22,12 @@ TINY: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def served(paths: list[Path], text: str = "") -> Iterator[str]:
-    """The address of a live server of these runs."""
+    """The address of a live server of these runs, with its token."""
     from regard.serving.listening import open_server
 
     server = open_server(paths, text=text, device="cpu")
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    yield server.address
+    yield server.link
     server.stop()
     thread.join(timeout=10)

@@ -295,6 +295,33 @@ def test_another_site_s_page_is_refused(client: TestClient) -> None:
         assert client.get("/api/runs", headers={"origin": f"http://{host}", "host": host}).status_code == 200
 
 
+def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
+    app = application(runs[:1], device="cpu", token="secret")
+    for port in ("", ":8000"):
+        client = TestClient(app, base_url=f"http://127.0.0.1{port}")
+        paths = ("/", "/?token=wrong", "/?token=", "/api/runs", "/api/runs?token=secret", "/page/js/app.js", "/nothing")
+        for path in paths:
+            refused(client.get(path), 401, "open the address that `regard look` printed")
+        refused(client.post("/api/trace", content=b"x" * (LARGEST + 1)), 401, "token")
+        for name, value in (
+            ("authorization", "Bearer wrong"),
+            ("authorization", "secret"),
+            ("cookie", "regard-80=x; [="),
+        ):
+            refused(client.get("/api/runs", headers={name: value}), 401, "token")
+        bearer = {"authorization": "Bearer secret"}
+        assert client.get("/api/runs", headers=bearer).status_code == 200
+        assert not client.cookies
+        opened = client.get("/?token=secret")  # at once: browsers hold back strict cookies after a redirect
+        assert opened.status_code == 200 and "<title>regard" in opened.text
+        cookie = f"regard-{port[1:] or 80}=secret; Path=/; HttpOnly; SameSite=Strict"
+        assert opened.headers["set-cookie"] == cookie
+        for path in ("/", "/api/runs", "/page/js/app.js"):
+            found = client.get(path)
+            assert found.status_code == 200 and "set-cookie" not in found.headers
+        refused(client.get("/api/runs", headers={"origin": "http://evil.example"}), 403, "not to other sites")
+
+
 def test_too_much_is_refused(client: TestClient) -> None:
     wanted = {"run": "tiny-transformer", "text": "a" * (asked.CHARACTERS + 1)}
     refused(client.post("/api/trace", json=wanted), 413, "20,001 characters")
@@ -339,7 +366,8 @@ def test_a_broken_request_is_told_too(client: TestClient) -> None:
         answer = client.post("/api/trace", content=body, headers=as_json)
         assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
     assert client.get("/api/trace").status_code == 405
-    for wrong in ({"keep": 2.0}, {"masks": 1}, {"span": 0}, {"how": "burn"}, {"text": " "}):
+    wrong_keep = ({"keep": 2.0}, {"keep": 5e-324}, {"keep": 1 - 2**-53}, {"keep": -0.0}, {"keep": 1})
+    for wrong in (*wrong_keep, {"masks": 1}, {"span": 0}, {"how": "burn"}, {"text": " "}):
         answer = client.post("/api/explain", json={"run": "tiny-transformer", "text": TEXT, **wrong})
         assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
 

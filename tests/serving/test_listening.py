@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from regard import cancel
 from regard.api import Model
 from regard.errors import UserError
 from regard.runs import Run
-from regard.serving import explaining
+from regard.serving import connections, explaining, guard
 from regard.serving.asked import ExplainAsked
 from regard.serving.listening import Server, open_server
 
@@ -33,9 +34,13 @@ def connect(server: Server) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
 
 
+def as_json(server: Server) -> dict[str, str]:
+    return {"content-type": "application/json", "authorization": f"Bearer {server.token}"}
+
+
 def post(server: Server, path: str, wanted: dict[str, Any]) -> tuple[int, Any]:
     connection = connect(server)
-    connection.request("POST", path, json.dumps(wanted), {"content-type": "application/json"})
+    connection.request("POST", path, json.dumps(wanted), as_json(server))
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
     connection.close()
@@ -70,6 +75,93 @@ def test_who_hangs_up_in_the_midst_of_a_request_harms_nobody(server: Server) -> 
     assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
 
 
+HALF = b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+
+
+def half_open(server: Server, said: bytes = HALF) -> socket.socket:
+    place = urlsplit(server.address)
+    opened = socket.create_connection((place.hostname, place.port or 0), timeout=60)
+    opened.sendall(said)
+    return opened
+
+
+def is_closed(opened: socket.socket) -> bool:
+    """Whether the server closes it, within the time that sockets wait here."""
+    try:
+        return opened.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_half_open_requests_keep_nobody_out(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest of them are closed, before the descriptors of the process are used up."""
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    answering = connect(server)
+    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
+    answering.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
+    lines = answering.getresponse()
+    assert lines.readline()
+    rude = [half_open(server) for _ in range(40)]
+    assert all(map(is_closed, rude[:30]))
+    assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
+    assert lines.readline(), "a request that is being answered is left alone"
+    lines.close()
+    answering.close()
+    for one in rude:
+        one.close()
+    assert not caplog.records
+
+
+def test_a_request_that_does_not_arrive_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    slow = [half_open(server, said) for said in (b"", b"GET", HALF)]
+    known = f"authorization: Bearer {server.token}\r\n".encode()
+    complete = HALF + known + b"\r\n"
+    slow.append(half_open(server, complete))
+    assert slow[-1].recv(15) == b"HTTP/1.1 200 OK"
+    slow[-1].sendall(HALF)  # a second request on the same connection
+    while slow[-1].recv(2**16):
+        pass
+    assert all(map(is_closed, slow[:-1]))
+    body = half_open(server, HALF.replace(b"GET", b"POST") + known + b"content-length: 100\r\n\r\n{")
+    assert body.recv(2**16).startswith(b"HTTP/1.1 408")
+    for one in (*slow, body):
+        one.close()
+
+
+def test_a_trace_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps of the search; and those that wait for their turn never begin."""
+    checked, ended = [], []
+    plain = cancel.check
+
+    def slow() -> None:
+        checked.append(1)
+        time.sleep(0.02)
+        try:
+            plain()
+        except cancel.Cancelled:
+            ended.append(1)
+            raise
+
+    monkeypatch.setattr(cancel, "check", slow)
+    opened = []
+    for number in range(6):
+        connection = connect(server)
+        wanted = {"run": "tiny-transformer", "text": f"{LONG} {number}"}
+        connection.request("POST", "/api/trace", json.dumps(wanted), as_json(server))
+        opened.append(connection)
+    assert until(lambda: len(checked) > 1)
+    for connection in opened:
+        connection.close()
+    assert until(lambda: bool(ended))
+    monkeypatch.undo()
+    assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
+    assert len(ended) <= 2, "those that waited did not begin"
+
+
 def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     plain = explaining.ask
@@ -85,7 +177,7 @@ def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch:
     monkeypatch.setattr(explaining, "ask", counting)
     connection = connect(server)
     wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
-    connection.request("POST", "/api/explain", json.dumps(wanted), {"content-type": "application/json"})
+    connection.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
     answer = connection.getresponse()
     assert json.loads(answer.readline())["of"] == 20_000
     assert until(lambda: len(asked) > 2)
@@ -110,7 +202,7 @@ def test_more_explanations_than_it_can_do_are_told_to_come_back(
     def opened() -> bool:
         """One more that goes on; not yet, if what went on before this test has not ended."""
         connection = connect(server)
-        connection.request("POST", "/api/explain", json.dumps(wanted), {"content-type": "application/json"})
+        connection.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
         answer = connection.getresponse()
         if answer.status != 200:
             connection.close()
@@ -129,7 +221,7 @@ def test_more_explanations_than_it_can_do_are_told_to_come_back(
 
     def free() -> bool:
         connection = connect(server)
-        connection.request("POST", "/api/explain", json.dumps(small), {"content-type": "application/json"})
+        connection.request("POST", "/api/explain", json.dumps(small), as_json(server))
         answer = connection.getresponse()
         answer.read()
         return answer.status == 200
@@ -167,11 +259,13 @@ def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
         line = process.stderr.readline()
         assert line.startswith("regard: http://127.0.0.1:") and "Ctrl-C" in line, line
         place = urlsplit(line.split()[1])
+        token = place.query.removeprefix("token=")
+        assert len(token) >= 32, line
 
         def answers() -> bool:
             connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
             try:
-                connection.request("GET", "/api/runs")
+                connection.request("GET", "/api/runs", headers={"authorization": f"Bearer {token}"})
                 return bool(json.loads(connection.getresponse().read())["text"] == "this cat")
             except ConnectionError:
                 return False

@@ -37,7 +37,7 @@ def explain(
     tolerance: Annotated[
         float | None, typer.Option(help="Stop when every standard error is at most this.", show_default=False)
     ] = None,
-    keep: Annotated[float, typer.Option(help="How likely a word is kept.")] = 0.5,
+    keep: Annotated[float, typer.Option(help="How likely a word is kept, from 0.01 to 0.99.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other selections.")] = 0,
     how: Annotated[
         How, typer.Option(help="Put the unknown token in a hidden word's place, or leave it out.")

@@ -23,6 +23,9 @@ def look(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
     host: Annotated[str, typer.Option(help="An address of this machine's own; others are refused.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    token: Annotated[
+        bool, typer.Option("--token/--no-token", help="Answer only those who open the address printed here.")
+    ] = True,
     device: options.Device = "auto",
 ) -> None:
     """Look inside runs, live, on a page in the browser.
@@ -30,8 +33,8 @@ def look(
     Type a sentence and see what the model says, where it looks, what each layer would have said, what happens when a
     head is switched off or a word is hidden, and which words the output depends on. Several runs stand side by side.
 
-    The page is served by this machine for this machine and fetches nothing from elsewhere. Ctrl-C ends it. It needs
-    regard[serve].
+    The page is served by this machine for this machine and fetches nothing from elsewhere. Its address carries a token
+    of this start, so that other users of the machine cannot open it. Ctrl-C ends it. It needs regard[serve].
 
     Examples:
 
@@ -45,8 +48,8 @@ def look(
 
     paths, text = _apart(runs)
     options.readable(TEXT=text)
-    server = listening.open_server(paths, text=text, device=device, host=host, port=port)
-    typer.echo(f"regard: {server.address} shows {', '.join(map(str, paths))} (Ctrl-C ends it)", err=True)
+    server = listening.open_server(paths, text=text, device=device, host=host, port=port, token=token)
+    typer.echo(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)", err=True)
     server.run(browser=browser)
 
 

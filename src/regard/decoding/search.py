@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard import taps
+from regard import cancel, taps
 from regard.decoding.greatest import greatest
 from regard.decoding.hypotheses import Choice, Hypothesis, Report, Slots, ranking_margin
 from regard.decoding.penalties import Rules, length_penalties
@@ -125,6 +125,7 @@ def step_by_step(model: Stepper, task: Task) -> Ended:
     state, tokens = model.start(source), torch.tensor(task.begin, device=device)[:, None]
     ended: Ended = []
     while True:
+        cancel.check()
         logits, state = model.step(state, tokens)
         logits = rules.discourage(logits.float(), slots.tokens)
         logp = rules.apply(_log_softmax(logits), slots.tokens)

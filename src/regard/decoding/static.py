@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard import cancel
 from regard.decoding.greatest import greatest, log_sum
 from regard.decoding.hypotheses import Slots
 from regard.decoding.penalties import NONE, WORST, Rules, among, length_penalties
@@ -412,6 +413,7 @@ class Static:
         going = list(range(count))  # those of them that are not done, by their places on the board
         steps, ended = 0, []
         while True:
+            cancel.check()
             room = board.slots.tokens.shape[-1]
             end = min(room - places.start, len(places))  # steps for which there is room, and a use
             many = min(EVERY if watch is None else 1, end - steps)

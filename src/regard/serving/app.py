@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from regard.cancel import Cancelled, cancellable
 from regard.errors import UserError
 from regard.inside import standalone
 from regard.serving import asked
@@ -37,6 +39,7 @@ STATUS: dict[type[Exception], int] = {
     Changed: 409,
     TooLarge: 413,
     TooMany: 422,
+    Cancelled: 499,  # nginx's status for a client that hung up; only tests see it
     Busy: 503,
 }
 
@@ -48,23 +51,41 @@ class Turns:
         self._free = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
-    async def take(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Do the work in a thread, when its turn has come."""
+    async def take(self, request: Request, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Do the work in a thread, when its turn has come; it is cancelled when the client of the request hangs up."""
         if self._waiting >= WAITING:
             raise Busy("too much is asked at once: try again in a moment")
         self._waiting += 1
+        gone = Event()
+        listener = asyncio.create_task(_set_when_gone(request, gone))
+
+        def cancellable_work() -> Answer:
+            with cancellable(gone.is_set):
+                return work(*arguments)
+
         try:
             async with self._free:
-                return await run_in_threadpool(work, *arguments)
+                if gone.is_set():
+                    raise Cancelled("the client hung up")
+                return await run_in_threadpool(cancellable_work)
         finally:
             self._waiting -= 1
+            listener.cancel()
 
 
-def application(paths: Sequence[str | Path], *, text: str = "", device: str = "auto") -> FastAPI:
-    """The server for these runs; `text` is what the page opens with."""
+async def _set_when_gone(request: Request, gone: Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+def application(
+    paths: Sequence[str | Path], *, text: str = "", device: str = "auto", token: str | None = None
+) -> FastAPI:
+    """The server for these runs; `text` is what the page opens with, `token` what requests have to carry."""
     runs, turns, explainer = Runs(paths, device=device, text=text), Turns(), Explainer()
     app = FastAPI(title="regard", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, token=token)
     _say_what_is_wrong(app)
 
     @app.get("/")
@@ -83,29 +104,29 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
         return _json(await run_in_threadpool(runs.to_json))
 
     @app.post("/api/trace")
-    async def trace(wanted: asked.TraceAsked) -> Response:
+    async def trace(wanted: asked.TraceAsked, request: Request) -> Response:
         _short_enough(wanted)
-        found, weights = await turns.take(runs.trace, wanted)
+        found, weights = await turns.take(request, runs.trace, wanted)
         return _json(found.header | {"key": f"{found.key}-{weights}", "weights": weights})
 
     @app.get("/api/trace/{key}/layers")
-    async def layers(key: str) -> Response:
+    async def layers(key: str, request: Request) -> Response:
         found = runs.kept(key)
-        return _json(await turns.take(lambda: found.layers))
+        return _json(await turns.take(request, lambda: found.layers))
 
     @app.get("/api/trace/{key}/{name:path}")
-    async def array(key: str, name: str) -> Response:
+    async def array(key: str, name: str, request: Request) -> Response:
         found = runs.kept(key)
         try:
-            shown = await turns.take(found.display, name)
+            shown = await turns.take(request, found.display, name)
         except KeyError as error:
             raise Unknown(str(error.args[0])) from None
         return Response(shown.tobytes(), media_type="application/octet-stream")
 
     @app.post("/api/explain")
-    async def explain(wanted: asked.ExplainAsked) -> Response:
+    async def explain(wanted: asked.ExplainAsked, request: Request) -> Response:
         _short_enough(wanted)
-        lines = await turns.take(begun, wanted, asyncio.get_running_loop())
+        lines = await turns.take(request, begun, wanted, asyncio.get_running_loop())
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     def begun(wanted: asked.ExplainAsked, loop: asyncio.AbstractEventLoop) -> Lines:
@@ -113,26 +134,26 @@ def application(paths: Sequence[str | Path], *, text: str = "", device: str = "a
             return explainer.begin(held.model, wanted, loop)
 
     @app.post("/api/positions")
-    async def places(wanted: asked.PositionsAsked) -> Response:
-        return _json(await turns.take(lambda: runs.positions(wanted).to_json()))
+    async def places(wanted: asked.PositionsAsked, request: Request) -> Response:
+        return _json(await turns.take(request, lambda: runs.positions(wanted).to_json()))
 
     @app.post("/api/judge")
     async def judge(wanted: asked.JudgeAsked) -> Response:
         return _json(sorting(wanted.things, wanted.answers))
 
     @app.post("/api/standalone")
-    async def whole(wanted: asked.StandaloneAsked) -> Response:
+    async def whole(wanted: asked.StandaloneAsked, request: Request) -> Response:
         for one in wanted.requests:
             _short_enough(one)
         traces = []
         for one in wanted.requests:
-            found, _ = await turns.take(runs.trace, one)
+            found, _ = await turns.take(request, runs.trace, one)
             traces.append(found)
             if len(traces) > 1 and sum(trace.size for trace in traces) > asked.FILE_BYTES:
                 raise TooLarge(
                     f"the file would hold more than {asked.FILE_BYTES // 2**20} MB: open fewer runs, or a shorter text"
                 )
-        made = await turns.take(lambda: standalone.page(traces, hash=wanted.hash))
+        made = await turns.take(request, lambda: standalone.page(traces, hash=wanted.hash))
         return Response(made, media_type="text/html; charset=utf-8")
 
     return app

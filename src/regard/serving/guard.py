@@ -1,15 +1,20 @@
 """What stands before every request: who may ask, how much, and what a browser may do with the answer.
 
 A page from elsewhere can point a browser at this machine (by its address, or by a name that it makes resolve to it), so
-only requests that name this machine as their host, and come from no other site, are answered.
+only requests that name this machine as their host, and come from no other site, are answered. Other users of this
+machine can reach the port too, so requests carry the token of this start: `/?token=...` sets it as a cookie, and
+programs send it as `Authorization: Bearer ...`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -19,6 +24,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 LARGEST = 2**20  # bytes of a request's body
+BODY_SECONDS = 30.0  # in which it has to arrive
+NO_TOKEN = "this page needs its token: open the address that `regard look` printed, which ends in ?token=..."
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -40,16 +47,20 @@ def is_local(host: str) -> bool:
     (True, True, False)
     """
     try:
-        return urlsplit(f"//{host}").hostname in LOCAL
+        parts = urlsplit(f"//{host}")
+        return parts.hostname in LOCAL and parts.port != 0
     except ValueError:
         return False
 
 
 class Guard:
-    """Refuses requests that are not from here or too large, and puts the safety headers on every answer."""
+    """Refuses requests that are not from here or too large, and puts the safety headers on every answer.
 
-    def __init__(self, app: App) -> None:
-        self.app = app
+    With a `token`, requests without it are refused as well.
+    """
+
+    def __init__(self, app: App, token: str | None = None) -> None:
+        self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,26 +77,71 @@ class Guard:
         if origin is not None and origin.partition("://")[2] != headers[b"host"]:  # another port is another site
             await _refuse(safe, 403, "this page answers only to itself, not to other sites")
             return
-        body = await _body(receive, headers.get(b"content-length", ""))
+        if self.token is not None and not self._is_known(headers):
+            if not self._opens_page(scope):
+                await _refuse(safe, 401, NO_TOKEN, (b"www-authenticate", b"Bearer"))
+                return
+            safe = _with_headers(send, (b"set-cookie", _cookie(headers[b"host"], self.token)))
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _body(receive, headers.get(b"content-length", ""))
+        except TimeoutError:
+            await _refuse(safe, 408, f"the request took longer than {BODY_SECONDS:g} seconds to arrive")
+            return
         if body is None:
             await _refuse(safe, 413, f"the request is larger than {LARGEST // 1024} KB")
             return
         await self.app(scope, _again(body, receive), safe)
 
+    def _is_known(self, headers: Mapping[bytes, str]) -> bool:
+        """Whether a request carries the token, as its cookie or in its Authorization header."""
+        try:
+            cookie = SimpleCookie(headers.get(b"cookie", "")).get(cookie_name(headers[b"host"]))
+        except CookieError:
+            cookie = None
+        scheme, _, bearer = headers.get(b"authorization", "").partition(" ")
+        sent = bearer.strip() if scheme.lower() == "bearer" else "" if cookie is None else cookie.value
+        return self._is_token(sent)
 
-def _with_headers(send: Send) -> Send:
+    def _opens_page(self, scope: Scope) -> bool:
+        """Whether this is the page itself, opened by the printed address.
+
+        It is answered at once: after a redirect the browser would hold back a strict cookie if a link on another site
+        led here.
+        """
+        sent = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
+        return scope["method"] == "GET" and scope["path"] == "/" and self._is_token(sent[0])
+
+    def _is_token(self, sent: str) -> bool:
+        return self.token is not None and secrets.compare_digest(sent.encode(), self.token.encode())
+
+
+def cookie_name(host: str) -> str:
+    """A name for the port, because browsers share cookies between the ports of a host.
+
+    >>> cookie_name("127.0.0.1:8000")
+    'regard-8000'
+    """
+    return f"regard-{urlsplit(f'//{host}').port or 80}"
+
+
+def _cookie(host: str, token: str) -> bytes:
+    return f"{cookie_name(host)}={token}; Path=/; HttpOnly; SameSite=Strict".encode()
+
+
+def _with_headers(send: Send, *more: tuple[bytes, bytes]) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
             own = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in HEADERS]
-            message = {**message, "headers": [*own, *HEADERS.items()]}
+            message = {**message, "headers": [*own, *HEADERS.items(), *more]}
         await send(message)
 
     return sent
 
 
-async def _refuse(send: Send, status: int, why: str) -> None:
+async def _refuse(send: Send, status: int, why: str, *more: tuple[bytes, bytes]) -> None:
     body = json.dumps({"error": why}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

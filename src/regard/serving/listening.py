@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 import time
@@ -27,8 +28,14 @@ class Server:
     """A server that has its port and is about to answer."""
 
     address: str
+    token: str | None  # that requests have to carry
     _server: uvicorn.Server
     _socket: socket.socket
+
+    @property
+    def link(self) -> str:
+        """The address that opens the page: it carries the token, which the page keeps as a cookie."""
+        return self.address if self.token is None else f"{self.address}?token={self.token}"
 
     def run(self, *, browser: bool = False) -> None:
         """Answer until Ctrl-C."""
@@ -46,7 +53,7 @@ class Server:
         while not self.started and not self._server.should_exit:
             time.sleep(0.05)
         if self.started:
-            webbrowser.open(self.address)
+            webbrowser.open(self.link)
 
     def stop(self) -> None:
         """End it from another thread."""
@@ -54,9 +61,15 @@ class Server:
 
 
 def open_server(
-    paths: Sequence[Path], *, text: str = "", device: str = "auto", host: str = "127.0.0.1", port: int = 0
+    paths: Sequence[Path],
+    *,
+    text: str = "",
+    device: str = "auto",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: bool = True,
 ) -> Server:
-    """The server of these runs, its port taken; 0 takes any that is free."""
+    """The server of these runs, its port taken; 0 takes any that is free. Each start has its own token."""
     if host not in LOCAL:
         raise UserError(
             f"--host {host}: the page is for this machine alone, as {', '.join(LOCAL)} "
@@ -66,13 +79,24 @@ def open_server(
         import uvicorn
 
         from regard.serving.app import application
+        from regard.serving.connections import BACKLOG, LimitedProtocol
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'regard[serve]'") from None
-    app = application(paths, text=text, device=device)
+    secret = secrets.token_urlsafe(24) if token else None
+    app = application(paths, text=text, device=device, token=secret)
     listener = _listener(host, port)
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=PATIENCE)
+    config = uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        loop="asyncio",  # whose way of accepting connections BACKLOG is made for
+        backlog=BACKLOG,
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=PATIENCE,
+    )
     shown = f"[{host}]" if ":" in host else host
-    return Server(f"http://{shown}:{listener.getsockname()[1]}/", uvicorn.Server(config), listener)
+    return Server(f"http://{shown}:{listener.getsockname()[1]}/", secret, uvicorn.Server(config), listener)
 
 
 def _listener(host: str, port: int) -> socket.socket:

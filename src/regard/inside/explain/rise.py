@@ -36,6 +36,7 @@ Progress = Callable[[int], None]
 
 MOST_EXACT = 12  # parts; 4096 calls
 BLOCK = 128  # masks between two looks at the error bars, and the most that are held at once
+LEAST_KEEP = 0.01  # with rarer parts kept (or hidden), no number of masks that can be asked tells anything
 FEWEST = 4  # masks: two pairs, or there are no error bars
 ENOUGH = 32  # pairs, beside two for each part, from which on there is a fit
 
@@ -53,8 +54,8 @@ class Sampling:
     batch: int = 64  # inputs a call; changes results only by the black box's own rounding
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.keep < 1.0:
-            raise UserError(f"keep = {self.keep}: a probability between 0 and 1, neither of them")
+        if not LEAST_KEEP <= self.keep <= 1 - LEAST_KEEP:
+            raise UserError(f"keep = {self.keep}: must be a probability from {LEAST_KEEP} to {1 - LEAST_KEEP}")
         if self.masks < FEWEST or self.batch < 1:
             few = f"{self.masks} masks in batches of {self.batch}"
             raise UserError(f"{few}: there must be at least {FEWEST}, in batches of 1")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard import cancel
 from regard.inside import changes as changing
 from regard.inside.changes import Change
 from regard.inside.recorder import Attended, Recorder
@@ -99,6 +100,7 @@ def _output(model: Model, task: Task, tokens: list[int], asked: Asked) -> Said:
 
 def one_pass(model: Model, task: Task, tokens: list[int], said: Said, changes: Sequence[Change] = ()) -> Pass:
     """Run what was read and said through the model once. The recorder hears what the changes have made of it."""
+    cancel.check()
     batch = task.batch(tokens, said.tokens).to(model.device)
     with changing.applied(model.module, changes), Recorder(model.module) as seen:
         logits = model.module(batch)

@@ -406,6 +406,7 @@ function buildFoot() {
 }
 
 async function begin() {
+  if (source.live && location.search) history.replaceState(null, "", location.pathname + location.hash); // the token
   dress();
   darkScreen.addEventListener("change", dress);
   place("skip").addEventListener("click", (event) => {

@@ -1,0 +1,66 @@
+"""Limits on connections: how many there may be, and how long the headers of a request may take."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 128
+HEADER_SECONDS = 10.0
+BACKLOG = 32  # connections that asyncio accepts at once, before any of them can be closed
+
+
+def max_connections() -> int:
+    """At most half of the file descriptors that this process may open: asyncio cannot accept without one."""
+    return min(MAX_CONNECTIONS, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+
+
+class LimitedProtocol(H11Protocol):
+    """HTTP/1.1 with a time limit for request headers and a limit on connections.
+
+    Above the limit, the connection that has been without a request for longest is closed, so that half-open requests
+    keep nobody out. uvicorn itself limits only the time between two requests of a connection.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        self._expect_headers()
+        if len(self.connections) > max_connections():
+            idle = [one for one in self.connections if isinstance(one, LimitedProtocol) and not one.is_busy]
+            oldest = min(idle, key=lambda one: one._idle_since)  # this connection, if all others are busy
+            oldest.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.is_busy:
+            self._forget_deadline()
+        elif self._deadline is None:
+            self._expect_headers()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _expect_headers(self) -> None:
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
