@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +28,18 @@ def pick(name: str = "auto") -> torch.device:
         count = torch.cuda.device_count()
         raise UserError(f"device {name} was asked for, but this PyTorch sees {count or 'no'} GPU{'s' * (count != 1)}")
     return device
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of memory of a device, used or not; of the CPU what this process may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limits = [sys.maxsize]
+    with suppress(AttributeError, ValueError, OSError):  # not on every system
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError, ValueError):  # a container's limit; "max" where there is none
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
 
 
 DECODING = ("auto", "fp32", "bf16", "int8")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from regard.errors import UserError
 
@@ -25,6 +27,31 @@ _REASONS = {
 def reason(error: OSError) -> str:
     """What went wrong, in plain words."""
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+
+MAX_TEXT_BYTES = 1 << 28  # of a file that is read whole, such as a recipe, a vocabulary or metrics
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a file that exists; a pipe or a device, which could block or never end, is an error."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device, not a file")
+    return path
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read a whole text file. Raises OSError and UnicodeDecodeError, and UserError where it is no file or too large."""
+    if regular(path).is_file() and path.stat().st_size > MAX_TEXT_BYTES:
+        raise UserError(f"{path} is larger than {MAX_TEXT_BYTES >> 20} MB, which no such file is")
+    return path.read_text(encoding=encoding, errors=errors)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; whatever is wrong with it, nesting that is too deep included, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager

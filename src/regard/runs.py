@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import __version__
-from regard.errors import UserError
-from regard.files import reason, write_text
+from regard.errors import UserError, first_line
+from regard.files import parse_json, read_text, reason, write_text
 from regard.recipes import parse, to_toml
 from regard.recipes.schema import Recipe
 
@@ -68,7 +68,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            info = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            info = parse_json(read_text(self.path / "run.json"))
         except (FileNotFoundError, NotADirectoryError):
             what = "is no run directory (it has no run.json)" if self.path.exists() else "does not exist"
             raise UserError(f"{self.path} {what}; `regard train RECIPE --out {self.path}` makes one") from None
@@ -104,7 +104,7 @@ class Run:
     def recipe(self) -> Recipe:
         file = self.path / "recipe.toml"
         try:
-            return parse(file.read_text(encoding="utf-8"), str(file))
+            return parse(read_text(file), str(file))
         except OSError as error:
             raise UserError(f"{file} could not be read: {reason(error)}") from error
         except UnicodeDecodeError:
@@ -152,11 +152,11 @@ class Run:
         found = []
         for file in self._tokenizer_files():
             try:
-                found.append(Tokenizer.from_json(file.read_text(encoding="utf-8")))
+                found.append(Tokenizer.from_json(read_text(file)))
             except OSError as error:
                 raise UserError(f"{file} could not be read: {reason(error)}") from error
             except (UserError, ValueError) as error:
-                raise UserError(f"{file} is damaged: {error}") from error
+                raise UserError(f"{file} is damaged: {first_line(error)}") from error
         return found[0], found[0].target_side() if len(found) == 1 else found[1]
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -231,9 +231,26 @@ class Run:
         from regard.weights import into_model
 
         checkpoint = self.checkpoint(weights)
+        self._check_size(checkpoint, device)
         loaded, model = checkpoint.load(), self.fresh_model()
         into_model(model, loaded, checkpoint.files[-1])
         return model.to(device).eval()
+
+    def _check_size(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
+        """Refuse a recipe that does not fit the weights or the memory, before anything is allocated."""
+        import torch
+
+        from regard import devices
+        from regard import weights as tensors
+        from regard.models import sizes
+
+        recipe, origin = self.recipe, str(self.path / "recipe.toml")
+        source, target = self.tokenizers
+        vocabularies = len(source), len(target)
+        stored = tensors.elements(checkpoint.files[-1], checkpoint.prefix)
+        sizes.refuse_misfit(recipe.model, vocabularies, recipe.text.shared, stored, origin)
+        memory = devices.memory(torch.device(device))
+        sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, 1, origin)
 
 
 def _write_info(path: Path, info: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.files import atomic, reason
+from regard.files import atomic, parse_json, reason, regular
 
 Tensors = dict[str, Tensor]
 CHECKSUM = "checksum"
@@ -108,14 +109,14 @@ class Writer:
 def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and facts; a truncated or altered file is an error that names it."""
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with safe_open(str(regular(path)), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise UserError(f"{path} is damaged or no safetensors file: {error}") from error
     except OSError as error:
         raise UserError(f"{path} could not be read: {reason(error)}") from error
-    facts = json.loads(header.get("about", "{}"))
+    facts = _facts(header, path)
     if facts.pop(CHECKSUM, header.get(CHECKSUM)) != _digest(tensors):  # older files had it beside the facts
         raise UserError(f"{path} was altered after it was written: its checksum does not match")
     return tensors, facts
@@ -133,11 +134,32 @@ def mean(files: Sequence[Path]) -> Tensors:
 def about(path: Path) -> dict[str, Any]:
     """The facts alone, without reading the tensors."""
     try:
-        with safe_open(str(path), framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("about", "{}"))
+        with safe_open(str(regular(path)), framework="pt") as file:
+            facts = _facts(file.metadata() or {}, path)
             return {name: fact for name, fact in facts.items() if name != CHECKSUM}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
+
+
+def elements(path: Path, prefix: str = "") -> int:
+    """The number of elements of all tensors of a file whose names begin so, from its header alone."""
+    try:
+        with safe_open(str(regular(path)), framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged or could not be read: {error}") from error
+
+
+def _facts(header: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The facts in a file's header."""
+    try:
+        facts = parse_json(header.get("about", "{}"))
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"{path} is damaged: what its header says about it is not a JSON object")
+    return facts
 
 
 def of_model(model: nn.Module) -> Tensors:

@@ -5,7 +5,6 @@ Everything here works on outputs that were already made; nothing knows how.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from regard.errors import UserError
 from regard.evaluation.scores import Scores
+from regard.files import parse_json, read_text
 from regard.recipes.schema import GPTSettings, ModelSettings, RecurrentSettings
 
 Metric = Literal["bleu", "chrf", "exact"]
@@ -140,16 +140,16 @@ class Training:
         """From a run's metrics.jsonl; a line that was cut short counts for nothing."""
         steps = seconds = speed = None
         try:
-            lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_text(metrics, errors="replace").splitlines()
         except OSError:
             lines = []
         for line in lines:
             try:
-                facts = json.loads(line)
+                facts = parse_json(line)
                 steps, seconds = int(facts["step"]), float(facts["seconds"])
                 if facts.get("tokens") and seconds > 0:
                     speed = float(facts["tokens"]) / seconds
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 continue
         return cls(steps, seconds, speed)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -48,7 +48,7 @@ class Layer:
     def where(self, key: Key) -> str:
         """`my.toml, line 3`, or `--set training.steps=-3`: what the user has to look at to mend `key`."""
         if self.sets:
-            typed = [entry for entry in self.sets if _overlap(_key_of(entry), _dotted(key))]
+            typed = [entry for entry in self.sets if _overlap(key_of(entry), _dotted(key))]
             return " ".join(f"--set {entry}" for entry in typed or self.sets)
         line = _line_of(key, self.text)
         return f"{self.name}, line {line}" if line else self.name
@@ -135,7 +135,7 @@ def _explain(fault: ErrorDetails, layer: Layer) -> str:
         return f"{layer.where(key)}: {named}{fault['ctx']['error']}"
     else:
         rule = _rule(fault)
-    if _dotted(key) in map(_key_of, layer.sets):  # then `where` shows key and value already
+    if _dotted(key) in map(key_of, layer.sets):  # then `where` shows key and value already
         return f"{layer.where(key)}: {rule}"
     value = toml_value(given)
     value = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
@@ -197,20 +197,54 @@ def _nearest_key(key: Key, fault: ErrorDetails) -> str:
 
 
 def _line_of(key: Key, text: str) -> int | None:
-    """The line where `key` is first written: the end of the shortest beginning of the text that has it.
+    """The line of the statement that first writes `key`, in TOML that is known to be valid.
 
-    Asking the TOML parser, rather than looking for the name, is right for every way to write a key.
+    Every statement is given to the TOML parser by itself, which is right for every way to write a key, and linear.
     """
-    lines, statement = text.split("\n"), 1
-    for end in range(1, len(lines) + 1):
-        try:
-            table = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
-            continue  # in the middle of a statement of several lines
-        if _has(table, key):
-            return statement
-        statement = end + 1
+    table: Key = ()  # the one that the last [header] opened
+    arrays: dict[Key, int] = {}  # entries so far of each array of tables
+    for line, statement in _statements(text):
+        found = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = _opened(found, arrays)
+            found = {}
+        if table[: len(key)] == key or (table == key[: len(table)] and _has(found, key[len(table) :])):
+            return line
     return None
+
+
+# Strings (of several lines first) and comments hide brackets and line feeds; brackets hide line feeds.
+_TOML_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"""+|\'\'\'.*?\'\'\'+|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[\[{]|[\]}]|\n', re.DOTALL
+)
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of valid TOML that are not blank, each with the number of its first line."""
+    begin, line, depth = 0, 1, 0
+    for token in _TOML_TOKEN.finditer(text + "\n"):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if token[0] == "\n" and depth == 0:
+            statement = text[begin : token.start()]
+            if statement.strip() and not statement.lstrip().startswith("#"):
+                yield line, statement
+            line += statement.count("\n") + 1
+            begin = token.end()
+
+
+def _opened(header: Table, arrays: dict[Key, int]) -> Key:
+    """The key of the table that a [header] or an [[array]] entry opens; counts the latter in `arrays`."""
+    key: Key = ()
+    inner: Any = header
+    while inner:
+        ((part, inner),) = inner.items()
+        key = (*key, part)
+        if isinstance(inner, list):
+            arrays[key] = arrays.get(key, 0) + 1
+            inner = inner[0]
+        if key in arrays:
+            key = (*key, arrays[key] - 1)
+    return key
 
 
 def _has(table: Any, key: Key) -> bool:
@@ -228,7 +262,7 @@ def _dotted(key: Key) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
-def _key_of(entry: str) -> str:
+def key_of(entry: str) -> str:
     """`training.steps` of `training.steps = 5`."""
     return entry.partition("=")[0].strip()
 

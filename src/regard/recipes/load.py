@@ -16,7 +16,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
-from regard.recipes.faults import Layer, Table, check, complaint, fields_at
+from regard.errors import UserError, first_line
+from regard.files import read_text
+from regard.recipes.faults import Layer, Table, check, complaint, fields_at, key_of
 from regard.recipes.schema import FAMILIES, Recipe
 from regard.recipes.write import toml_value
 
@@ -106,7 +108,7 @@ def _from_package(name: str, blame: str) -> Layer:
 
 def _from_file(path: str, blame: str) -> Layer:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(Path(path), "utf-8-sig")
     except FileNotFoundError:
         raise complaint(f"{blame}{path}: no such file") from None
     except IsADirectoryError:
@@ -115,6 +117,8 @@ def _from_file(path: str, blame: str) -> Layer:
         raise complaint(f"{blame}{path}: a folder, not a recipe{hint}") from None
     except OSError as error:
         raise complaint(f"{blame}{path}: cannot be read ({error.strerror})") from None
+    except UserError as error:
+        raise complaint(f"{blame}{error}") from None
     except UnicodeDecodeError:
         raise complaint(f"{blame}{path}: not a text file in UTF-8") from None
     table, folder = _toml(text, path), os.path.dirname(path)
@@ -129,6 +133,10 @@ def _toml(text: str, name: str) -> Table:
         found = re.fullmatch(r"(.*) \(at (.*)\)", str(error), flags=re.DOTALL)
         what, place = found.groups() if found else (str(error), "somewhere")
         raise complaint(f"{name}, {place}: not valid TOML: {what[:1].lower()}{what[1:]}") from None
+    except RecursionError:
+        raise complaint(f"{name}: not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits, or a date that does not exist
+        raise complaint(f"{name}: not valid TOML: {first_line(error)}") from None
 
 
 def _from_command_line(overrides: Sequence[str]) -> Layer:
@@ -154,7 +162,9 @@ def _typed(raw: str, entry: str, wants_text: bool = False) -> Any:
         parsed = tomllib.loads(f"value = {raw}")
         if parsed.keys() == {"value"} and (isinstance(parsed["value"], str) or not wants_text):
             return parsed["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise complaint(f"--set {key_of(entry)}: the value is nested too deeply") from None
+    except ValueError:  # not TOML, or a number of thousands of digits
         if wants_text:
             return raw
         if raw.startswith("[") and raw.endswith("]"):

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 
 import tokenizers as library
 
-from regard.errors import UserError
+from regard.errors import UserError, first_line
+from regard.files import parse_json
 from regard.marks import BEGIN, FILL, SPECIALS, UNKNOWN
 
 VERSION = 1  # of the JSON layout
@@ -135,19 +136,35 @@ class Tokenizer(ABC):
     def from_json(cls, text: str) -> Tokenizer:
         """The tokenizer that `to_json` wrote."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             found, version = content.pop("format"), content.pop("version")
             if (found, version) != ("regard tokenizer", VERSION):
                 raise UserError(f"not a tokenizer this version can read: format {found!r}, version {version!r}")
             origin = content.pop("foreign", None)
-            tokenizer: Tokenizer = UNITS[content.pop("unit")](**content)
+            unit = content.pop("unit")
+            _check_types(content)
+            tokenizer: Tokenizer = UNITS[unit](**content)
             if origin is not None:
+                if not all(isinstance(theirs, int) for theirs in origin["ids"]):
+                    raise ValueError("foreign ids are not whole numbers")
                 tokenizer.foreign = Foreign(**origin)
                 if len(tokenizer.foreign.ids) != len(tokenizer):
                     raise ValueError(f"{len(tokenizer.foreign.ids)} foreign ids for {len(tokenizer)} tokens")
             return tokenizer
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"not a tokenizer file, or a damaged one: {error}") from error
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare ones, for a merge of pieces that it does not know, say
+            raise UserError(f"not a tokenizer file, or a damaged one: {first_line(error)}") from error
+
+
+def _check_types(content: dict[str, Any]) -> None:
+    """Refuse entries of a tokenizer file of another type than `to_json` writes."""
+    for key, value in content.items():
+        lists = key in ("tags", "merges", "words")
+        if lists and not (isinstance(value, list) and all(isinstance(entry, str) for entry in value)):
+            raise ValueError(f"{key} is not a list of texts")
+        if key in ("characters", "model", "target_model") and not isinstance(value, str | None):
+            raise ValueError(f"{key} is not a text")
 
 
 class _ByteTokenizer(Tokenizer):
@@ -321,7 +338,10 @@ class SentencePieceTokenizer(Tokenizer):
             import sentencepiece
         except ImportError:
             raise UserError("this model's text needs sentencepiece: pip install 'regard[formats]'") from None
-        return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+        try:
+            return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"the tokenizer's SentencePiece model is damaged: {first_line(error)}") from error
 
     def target_side(self) -> Tokenizer:
         if self.target_model is None:

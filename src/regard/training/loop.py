@@ -19,7 +19,7 @@ from regard import weights
 from regard.data.packing import Stream
 from regard.data.prefetch import Prefetched
 from regard.errors import UserError
-from regard.files import reason, write_text
+from regard.files import parse_json, reason, write_text
 from regard.models import Translator
 from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
@@ -290,10 +290,10 @@ def _borrowed(model: Translator, tensors: weights.Tensors) -> Iterator[None]:
 def _comes_again(line: str, progress: state.Progress) -> bool:
     """Whether a line of metrics was written after this state was saved, or was cut short by a crash."""
     try:
-        facts = json.loads(line)
+        facts = parse_json(line)
         step = int(facts["step"])
         closing = facts.get("kind") == "stop" or str(facts.get("weights", "")).startswith("average")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return True
     # a run is closed at its last step, after the state of that step was saved
     return step > progress.step or (step == progress.step and closing and not progress.finished)

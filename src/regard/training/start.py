@@ -18,7 +18,7 @@ from regard.data.sources import TextPair, corpora, files, held_out
 from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
 from regard.errors import UserError
 from regard.files import alone
-from regard.models import Translator
+from regard.models import Translator, sizes
 from regard.models.bert import Bert
 from regard.recipes import differences
 from regard.recipes.schema import BertSettings, Recipe, Training
@@ -67,6 +67,7 @@ def train(
     for corpus in corpora(recipe.data):  # what is not there is said before the long work
         files(corpus, recipe.data)
     watched = held_out(recipe.data, "valid")
+    _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
     run = _open(recipe, Path(out), None if given is None else given.path)
     origin = _origin(run, given, reporter)
     settings = run.recipe.training
@@ -80,6 +81,7 @@ def train(
         reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
     packer, batches = streams(recipe, stores, static, run.tokenizers[0])
     torch.manual_seed(settings.seed)
+    _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
     model = run.fresh_model().to(where)
     if origin is not None:
         _begin_with(origin, run, model, reporter)
@@ -92,6 +94,13 @@ def train(
     with alone(run.path, "training"), devices.held_memory(where):
         Trainer(run, model, batches, looks, reporter, where, shape, facts).train()
     return run
+
+
+def _refuse_too_large(recipe: Recipe, vocabularies: tuple[int, int], device: torch.device) -> None:
+    """Refuse a model that cannot be trained in the memory of a device."""
+    copies = 3 if recipe.training.optimizer == "muon" else 4  # weights, gradients, and one moment or two
+    memory = devices.memory(device)
+    sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, copies, "the recipe")
 
 
 def how_to_update(run: Run, device: torch.device) -> tuple[str, bool]:

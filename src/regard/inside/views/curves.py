@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.errors import UserError
+from regard.files import parse_json, read_text
 from regard.inside.charts import Chart, Series
 from regard.inside.views.picture import Picture
 from regard.runs import Run
@@ -56,9 +56,11 @@ def metrics(run: Run) -> list[dict[str, Any]]:
     if not file.exists():
         raise UserError(f"{run.path} has no metrics.jsonl: it was imported, or has not trained yet")
     found: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in read_text(file, errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
+            if not isinstance(row["step"], int):
+                continue
             found[row["step"], row["kind"], row.get("weights")] = row
         except (ValueError, KeyError, TypeError):
             continue  # a line cut off by a crash

@@ -1,0 +1,181 @@
+"""Files that somebody else wrote: whatever is wrong with them is said in one line, soon, and before memory is taken."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from regard import devices, weights
+from regard.api import load
+from regard.errors import UserError
+from regard.models import build, sizes
+from regard.recipes import load as load_recipe
+from regard.recipes.schema import GPTSettings, RecurrentSettings, TransformerSettings
+from regard.runs import Run
+from regard.text import Tokenizer
+from regard.training import train
+from tiny_runs import make_run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("hostile") / "run", "transformer").path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run whose files may be spoilt: what is not is shared."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file in made.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    yield folder
+
+
+def spoil(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.toml", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_a_run_is_refused_by_name_and_does_not_hang(run: Path, name: str) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match=rf"{name} is a pipe or a device, not a file"):
+        load(run, device="cpu")
+
+
+def test_a_recipe_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "mine.toml")
+    with pytest.raises(UserError, match=r"mine\.toml is a pipe or a device, not a file"):
+        load_recipe(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a = " + "[" * 100_000 + "\n", "not valid TOML: it is nested too deeply"),
+        ("training.steps = " + "9" * 5000 + "\n", "not valid TOML: "),
+        ("[training]\nseed = " + "9" * 40 + "\n", "line 2: training.seed: must be at most 9007199254740992"),
+    ],
+)
+def test_recipes_that_break_parsers(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "copy"\n' * ("nested" not in fault) + text)
+    with pytest.raises(UserError, match=r"mine\.toml") as refused:
+        load_recipe(str(tmp_path / "mine.toml"))
+    assert fault.replace("line 2", "line 3") in str(refused.value)
+
+
+def test_a_value_on_the_command_line_may_not_be_nested_without_end() -> None:
+    with pytest.raises(UserError, match=r"--set training\.betas: the value is nested too deeply"):
+        load_recipe("copy", ["training.betas=" + "[" * 10_000 + "]" * 10_000])
+
+
+def test_the_line_of_a_fault_is_found_in_time_in_proportion_to_the_file(tmp_path: Path) -> None:
+    """Parsing ever longer beginnings of the file took 17 s at line 8,000."""
+    texts = [f'[[data.mix]]\ncorpus = "copy"\nsource_tag = """\n[{n}"""\n' for n in range(2000)]
+    texts += ['[[data.mix]] # "\ncorpus = "copy"\nweigth = 1\n']
+    (tmp_path / "mine.toml").write_text("".join(texts))
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"line 8003: unknown key data\.mix\[2000\]\.weigth"):
+        load_recipe(str(tmp_path / "mine.toml"))
+    assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("run.json", "[" * 100_000, r"run\.json is damaged"),
+        ("tokenizer.json", "[" * 100_000, r"tokenizer\.json is damaged"),
+        (
+            "tokenizer.json",
+            '{"format": "regard tokenizer", "version": 1, "unit": "bpe", "tags": 5, "merges": []}',
+            "tags",
+        ),
+        (
+            "tokenizer.json",
+            '{"format": "regard tokenizer", "version": 1, "unit": "bpe", "tags": [], "merges": ["no pair"]}',
+            r"tokenizer\.json is damaged",
+        ),
+    ],
+)
+def test_json_that_is_not_what_regard_writes(run: Path, name: str, text: str, fault: str) -> None:
+    (run / name).write_text(text)
+    with pytest.raises(UserError, match=fault):
+        load(run, device="cpu")
+
+
+@pytest.mark.parametrize("about", ["[" * 100_000, "[1]", "}"])
+def test_a_header_that_is_not_what_regard_writes(tmp_path: Path, about: str) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file({"a": torch.zeros(2)}, str(file), metadata={"about": about})
+    for read in (weights.load, weights.about):
+        with pytest.raises(UserError, match=r"w\.safetensors is damaged"):
+            read(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("width = 16", "width = 1000000000", "width"),
+        ("encoder_layers = 2", "encoder_layers = 1000000", "encoder_layers"),
+        ("inner = 24", "inner = 9007199254740992", "inner"),
+        ("max_positions = 48", "max_positions = 1000000000000", "max_positions"),
+    ],
+)
+def test_a_run_whose_recipe_is_absurd_is_refused_before_anything_is_allocated(
+    run: Path, old: str, new: str, named: str
+) -> None:
+    spoil(run / "recipe.toml", old, new)
+    began = time.process_time()
+    with pytest.raises(UserError, match=rf"recipe\.toml: model\.{named} = {new.split()[-1]}: .*parameters"):
+        Run(run).model()
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "setting", ["model.width=1000000000", "model.encoder_layers=1000000", "model.inner=10000000000"]
+)
+def test_a_model_larger_than_the_memory_is_not_trained(tmp_path: Path, setting: str) -> None:
+    recipe = load_recipe("copy", [setting])
+    with pytest.raises(UserError, match=rf"the recipe: {setting.replace('=', ' = ')}: .* GB of memory here"):
+        train(recipe, tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TransformerSettings.model_validate({"size": "tiny", "encoder_layers": 3, "squeeze": 3, "norm": "batch"}),
+        TransformerSettings.model_validate({"size": "tiny", "positions": "learned", "tied": False}),
+        RecurrentSettings.model_validate({"size": "tiny", "encoder_layers": 3, "decoder_layers": 4}),
+        GPTSettings.model_validate({"size": "nano", "layers": 5, "positions": "relative"}),
+    ],
+)
+def test_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
+    size = sizes.Size.of(settings, 30, 40, False)
+    model = build(settings, 30, 40, False)
+    assert size.stored == sum(tensor.numel() for tensor in weights.of_model(model).values())
+    assert size.held == size.stored + sum(buffer.numel() for buffer in model.buffers())
+    assert size.held <= sizes.at_most(settings, 70)
+
+
+def test_the_memory_of_a_machine_is_known() -> None:
+    assert 1 << 28 < devices.memory(torch.device("cpu")) < 1 << 50
+
+
+def test_a_damaged_sentencepiece_model_is_said_to_be_one() -> None:
+    pytest.importorskip("sentencepiece")
+    head = '{"format": "regard tokenizer", "version": 1, "unit": "sentencepiece", '
+    text = head + '"tags": [], "words": [], "model": "AAAA"}'
+    with pytest.raises(UserError, match="SentencePiece model is damaged"):
+        Tokenizer.from_json(text).encode("a")
