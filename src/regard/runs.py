@@ -70,8 +70,7 @@ class Run:
         try:
             info = parse_json(read_text(self.path / "run.json"))
         except (FileNotFoundError, NotADirectoryError):
-            what = "is no run directory (it has no run.json)" if self.path.exists() else "does not exist"
-            raise UserError(f"{self.path} {what}; `regard train RECIPE --out {self.path}` makes one") from None
+            raise UserError(_no_run(self.path)) from None
         except OSError as error:
             raise UserError(f"{self.path / 'run.json'} could not be read: {reason(error)}") from error
         except ValueError:
@@ -251,6 +250,25 @@ class Run:
         sizes.refuse_misfit(recipe.model, vocabularies, recipe.text.shared, stored, origin)
         memory = devices.memory(torch.device(device))
         sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, 1, origin)
+
+
+def _no_run(path: Path) -> str:
+    """Why a path is no run directory, and what was perhaps meant."""
+    if path.suffix == ".toml":
+        what = "is a recipe, not a run directory" if path.exists() else "does not exist"
+        return f"{path} {what}; `regard train {path} --out RUN` makes a run directory, which is what goes here"
+    if path.is_file():
+        return f"{path} is a file, not a run directory; name the directory that `regard train` or `regard import` made"
+    if (path / "config.json").is_file():
+        return (
+            f"{path} is no run directory but perhaps another library's model; `regard import {path} --out RUN` reads it"
+        )
+    near = [Path("runs") / path] if Run.exists(Path("runs") / path) else []
+    near += sorted(file.parent for file in path.glob("*/run.json"))
+    what = "is no run directory (it has no run.json)" if path.exists() else "does not exist"
+    if near:
+        return f"{path} {what}; did you mean {' or '.join(map(str, near[:3]))}?"
+    return f"{path} {what}; `regard train RECIPE --out RUN` makes a run directory"
 
 
 def _write_info(path: Path, info: dict[str, Any]) -> None:

@@ -422,3 +422,31 @@ def test_weights_that_are_not_there_are_answered_with_those_that_are(regard, tra
     answer = regard(*command, "--weights", "step-7").complaint
     assert f"{trained} has no weights step-7; {trained} has best, last; an average needs" in answer
     assert regard(*command, "--weights", "last").status == 0
+
+
+def test_what_is_no_run_is_answered_with_what_to_do(regard, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("")
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "runs").symlink_to(trained.parent)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    expected = {
+        "mine.toml": "mine.toml is a recipe, not a run directory; `regard train mine.toml --out RUN` makes",
+        "other.toml": "other.toml does not exist; `regard train other.toml --out RUN` makes a run directory",
+        "a.txt": "a.txt is a file, not a run directory",
+        "hf": "`regard import hf --out RUN` reads it",
+        "run": "run does not exist; did you mean runs/run?",
+        "runs": "runs is no run directory (it has no run.json); did you mean runs/",
+    }
+    for path, words in expected.items():
+        assert words in regard("translate", path, "a").complaint
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [("--lr", "training.learning_rate"), ("--batch-size", "training.batch_tokens"), ("--steps", "training.steps")],
+)
+def test_a_setting_given_as_an_option_is_answered_with_set(regard, option, setting):
+    complaint = regard("train", "copy", option, "5").complaint
+    assert f"No such option: {option}; settings are given as --set {setting}=VALUE" in complaint

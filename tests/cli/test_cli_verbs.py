@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ import sacrebleu
 
 from regard.cli.app import command
 from regard.recipes import load, names
+from regard.resuming import MAY_CHANGE
 
 VERBS = ["train", "translate", "evaluate", "draw", "recipes", "fetch"]
 
@@ -145,3 +147,17 @@ def test_drawing_in_the_terminal_prints_the_tokens(regard, trained):
     assert [row.split()[0] for row in rows[:2]] == ["d", "e"]
     assert "\x1b" not in result.out
     assert "layer 1 of 1, head 2 of 2" in regard("draw", trained, "q r", "--layer", 1, "--head", 2).out
+
+
+def test_what_may_change_on_resume_is_one_list(regard):
+    """In the code (each a setting or a section), in the help, and in the guide."""
+    from regard.recipes import Recipe
+    from regard.recipes.faults import fields_at
+
+    sections = {name: fields_at([name]) for name in Recipe.model_fields}
+    known = {*sections, *(f"{section}.{name}" for section, names in sections.items() for name in names)}
+    assert set(MAY_CHANGE) <= known
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", _plain(regard("train", "--help").out)).split())
+    assert f"and the settings {', '.join(MAY_CHANGE)}." in said
+    guide = " ".join((Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8").split())
+    assert f"and the settings {', '.join(f'`{name}`' for name in MAY_CHANGE)}. (" in guide

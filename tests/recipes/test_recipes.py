@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UserError
-from regard.recipes import Recipe, describe, differences, load, names, parse, to_toml
+from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
+from regard.recipes.faults import fields_at
 from regard.recipes.schema import TransformerSettings
 
 BUILT_IN = [name for name, _ in names()]
@@ -287,6 +288,18 @@ def test_faults_in_whole_sections_and_in_the_entries_of_mix():
     [
         ("training.step=5", "--set training.step=5: unknown key training.step; did you mean training.steps?"),
         ("steps=5", "--set steps=5: unknown key steps; did you mean training.steps?"),
+        ("lr=0.1", "--set lr=0.1: unknown key lr; did you mean training.learning_rate?"),
+        ("training.lr=0.1", "--set training.lr=0.1: unknown key training.lr; did you mean training.learning_rate?"),
+        ("training.epochs=3", "--set training.epochs=3: unknown key training.epochs; did you mean training.steps? "
+                              "(it counts updates, not epochs)"),
+        ("training.batch_size=64", "--set training.batch_size=64: unknown key training.batch_size; "
+                                   "did you mean training.batch_tokens? (it counts target tokens, not sentences)"),
+        ("training.dropout_rate=0", "--set training.dropout_rate=0: unknown key training.dropout_rate; "
+                                    "did you mean model.dropout?"),
+        ("model.hidden-size=8", "--set model.hidden-size=8: unknown key model.hidden-size; did you mean model.width?"),
+        ("model.num_layers=8", "--set model.num_layers=8: unknown key model.num_layers; "
+                               "did you mean model.encoder_layers and model.decoder_layers?"),
+        ("device=cpu", "--set device=cpu: unknown key device; did you mean --device?"),
         ("training.steps=-3", "--set training.steps=-3: must be at least 1"),
         ("training.steps=many", "--set training.steps=many: must be a whole number"),
         ("model.size=huge", "--set model.size=huge: must be tiny, small, base or big"),
@@ -306,7 +319,7 @@ def test_faults_in_whole_sections_and_in_the_entries_of_mix():
         ('data.valid=["a"', '--set data.valid=["a": the value is neither valid TOML nor a bare word'),
         ("data.source=a", "--set data.source=a: data: source and target go together"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_in_set_says_so(override, expected):
     assert complaint("copy", override) == expected
 
@@ -425,3 +438,10 @@ def test_a_size_lets_go_of_what_sizes_of_its_family_decide_and_of_nothing_else()
 def test_one_vocabulary_has_one_unit_and_rotary_heads_are_even():
     assert complaint("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
     assert complaint("stories", "model.width=20", "model.heads=4").endswith("a head of 5 is odd")
+
+
+def test_foreign_names_stand_for_settings_that_there_are():
+    known = {f"{section}.{name}" for section in Recipe.model_fields for name in fields_at([section])}
+    for name, ours in foreign.SETTINGS.items():
+        assert all(setting in known or setting.startswith("--") for setting in ours), name
+    assert foreign.UNITS.keys() <= known

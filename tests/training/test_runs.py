@@ -16,6 +16,7 @@ from regard import taps, weights
 from regard.api import Model
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
+from regard.recipes.write import shown
 from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
 from regard.text import BEGIN
@@ -230,7 +231,8 @@ def test_anything_else_would_be_another_run(section: str, key: str, old: Any, ne
     plain[section][key] = new
     with pytest.raises(UserError) as caught:
         go(Recipe.model_validate(plain), run.path)
-    assert f"{section}.{key} was {old!r} and is now {new!r}" in str(caught.value) and "--out" in str(caught.value)
+    before_and_now = f"{section}.{key} was {shown(old)} and is now {shown(new)}"
+    assert before_and_now in str(caught.value) and "--out" in str(caught.value) and "None" not in str(caught.value)
     assert content(run.path) == before
 
 
@@ -325,7 +327,7 @@ def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
     assert equal(first[0], tensors(origin.best))
     assert (run.path / "tokenizer.json").read_bytes() == (origin.path / "tokenizer.json").read_bytes()
     assert "one" not in (run.path / "tokenizer.json").read_text()
-    assert not equal(tensors(run.best), tensors(origin.best))
+    assert not equal(tensors(run.snapshot(4)), tensors(origin.best))
     before = content(run.path)
     go(recipe, run.path, start_from=origin.path)  # the same command again begins nothing anew
     assert content(run.path) == before
@@ -334,15 +336,147 @@ def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"width": 12}, r"origin/model\.safetensors: [a-z_.0-9]+ has shape \(.*8.*\), not \(.*12.*\)"),
-        ({"decoder_layers": 2}, r"origin/model\.safetensors lacks tensor decoder\.1\."),
-        ({"tied": False}, r"origin/model\.safetensors lacks tensor output \(1 in all\)"),
+        ({"width": 12, "dropout": 0.2, "size": "base"},
+         r'not fit this model: model\.size is "small" there and "base" here, model\.width is 8 there and 12 here; set'),
+        ({"decoder_layers": 2}, r"origin do not fit this model: model\.decoder_layers is 1 there and 2 here; set them"),
+        ({"tied": False}, r"origin do not fit this model: model\.tied is true there and false here;"),
+        ({"family": "recurrent", "width": 8, "heads": 2}, r"model\.family is transformer there and recurrent here"),
     ],
-)
-def test_weights_that_do_not_fit_are_refused_by_name(model: dict[str, Any], words: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_refused_with_all_settings_that_differ(
+    model: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    plain = small(tmp_path).model_dump()
+    plain["model"] = model if "family" in model else {**plain["model"], **model}
     with pytest.raises(UserError, match=words):
-        go(small(tmp_path, model=model), tmp_path / "run", start_from=origin.path)
+        go(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path)
+
+
+def test_weights_that_fit_but_were_trained_with_other_settings_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    other = small(tmp_path, steps=4, model={"heads": 4, "dropout": 0.3})
+    go(other, tmp_path / "run", start_from=origin.path, quiet=False)
+    said = capsys.readouterr().err
+    assert "origin were trained with other settings: model.heads is 2 there and 4 here\n" in said
+
+
+def write_pairs(file: Path, *words: str) -> str:
+    file.write_text("".join(f"{word} a b\t{word} b a\n" for word in words))
+    return str(file)
+
+
+def test_held_out_files_of_the_old_data_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = (write_pairs(tmp_path / f"{name}.tsv", "one", "two", "three") for name in ("old", "new"))
+    origin = go(small(tmp_path, steps=4, data={"pairs": old, "test": [old]}), tmp_path / "origin")
+
+    def said(name: str, recipe: Recipe) -> str:
+        capsys.readouterr()
+        go(recipe, tmp_path / name, start_from=origin.path, quiet=False)
+        return "\n".join(line for line in capsys.readouterr().err.splitlines() if "old data" in line)
+
+    valid = f"data.valid ({tmp_path}/held-out.source, {tmp_path}/held-out.target)"
+    both = said("a", small(tmp_path, steps=4, data={"pairs": new, "test": [old]}))
+    assert both.startswith(
+        f"warning: the training data are not those of {origin.path}, but {valid} and data.test ({old})"
+    )
+    assert both.endswith("the best weights are chosen on the old data; set data.valid and data.test as well")
+    one = said("b", small(tmp_path, steps=4, data={"pairs": new, "test": [new]}))
+    assert valid in one and "data.test" not in one
+    assert said("c", small(tmp_path, steps=4, data={"pairs": old, "test": [old]})) == ""
+    changed = small(tmp_path, steps=4, data={"pairs": new, "test": [new]}).model_dump()
+    changed["data"]["valid"] = [new]
+    assert said("d", Recipe.model_validate(changed)) == ""
+
+
+def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    assert metrics(origin.path, "valid")[0]["step"] == 4  # fresh weights are not looked at
+    script(monkeypatch, [Look(1.0), Look(1.5), Look(1.4)])
+    run = go(small(tmp_path, steps=8, seed=2), tmp_path / "run", start_from=origin.path, quiet=False)
+    looks = [(line["step"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
+    assert looks == [(0, 1.0, True), (4, 1.5, False), (8, 1.4, False)]
+    assert equal(tensors(run.best), tensors(origin.best)) and run.checkpoint().step == 0
+    said = capsys.readouterr().err
+    assert "before training (step 0): loss 1.000" in said
+    assert "kept as best: the weights before training (step 0): loss 1.000" in said
+    assert f"warning: no update made it better: model.safetensors holds the weights of {origin.path}" in said
+
+
+def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+
+    def breaks(self: Trainer, batches: list[PairBatch]) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Trainer, "_update", breaks)
+        go(small(tmp_path, steps=4), tmp_path / "run", start_from=origin.path)
+    run = go(small(tmp_path, steps=4, batch_tokens=32), tmp_path / "run", start_from=origin.path)
+    assert [line["step"] for line in metrics(run.path, "valid")] == [0, 4]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_new_tags_get_rows_of_their_own(shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def tagged(**tags: str) -> Recipe:
+        plain = small(tmp_path, steps=2, model={"tied": False}, data={"corpus": "copy", "count": 40, **tags})
+        return Recipe.model_validate({**plain.model_dump(), "text": {"unit": "word", "shared": shared}})
+
+    origin = go(tagged(target_tag="<old>"), tmp_path / "origin")
+    settings = tagged(target_tag="<new>", source_tag="<old>")
+    first: list[dict[str, Tensor]] = []
+    begin = Trainer.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
+        run = go(settings, tmp_path / "run", start_from=origin.path, quiet=False)
+    assert "new tags: <new>; their embeddings start as the mean" in capsys.readouterr().err
+    (source, target), (_, before) = run.tokenizers, origin.tokenizers
+    assert target.tags == ("<old>", "<new>") and target.words == before.words
+    assert source.tags == (("<old>", "<new>") if shared else ("<old>",))
+    there, here = tensors(origin.best), first[0]
+    for name in ("target_embedding.table" if not shared else "source_embedding.table", "output"):
+        old, new, at = there[name], here[name], before.first
+        assert torch.equal(torch.cat([new[:at], new[at + 1 :]]), old)
+        assert torch.equal(new[at], old.mean(0))
+    assert all(torch.equal(there[n], here[n]) for n in there if "embedding" not in n and n != "output")
+    assert run.model()  # it loads again, with all its rows
+
+
+def test_the_vocabulary_of_another_run_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = go(small(tmp_path, steps=2), tmp_path / "origin")
+    plain = small(tmp_path, steps=2).model_dump()
+    plain["text"] |= {"vocabulary": 300, "unit": "char"}
+    go(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path, quiet=False)
+    said = capsys.readouterr().err
+    assert f'vocabulary: that of {origin.path} (24 tokens, word); text.unit = "char" and text.vocabulary = 300' in said
+
+
+def test_a_missing_test_file_is_said_before_training(tmp_path: Path) -> None:
+    recipe = small(tmp_path, data={"corpus": "copy", "count": 40, "test": [str(tmp_path / "none.tsv")]})
+    with pytest.raises(UserError, match=r"data\.test: no such file: .*none\.tsv .*data\.test = \[\] trains without"):
+        go(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    go(small(tmp_path, steps=1, data={"corpus": "copy", "count": 40, "test": []}), tmp_path / "run")
+
+
+def test_an_average_that_lost_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(monkeypatch, [Look(1.0, 10.0), Look(0.9, 11.0), Look(0.95, 10.5), Look(0.91, 12.0)])
+    go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
+    *_, kept, lost = capsys.readouterr().err.splitlines()
+    figures = "loss 0.900, perplexity 2.46, BLEU 11.00"
+    assert kept == f"kept as best: step 8: {figures}, chosen by the lowest loss on the held-out data"
+    assert lost.startswith(
+        "not kept: the average of the last snapshots: loss 0.910, perplexity 2.48, BLEU 12.00 (its BLEU"
+    )
+    assert lost.endswith("--weights average uses it")
+    go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
+    assert capsys.readouterr().err.splitlines()[-1] == kept
 
 
 def test_a_run_that_ended_before_its_first_save_begins_with_the_same_again(

@@ -67,6 +67,11 @@ def _misuse(error: Any) -> int:
     """A wrong or missing argument, in a line; after the help that a bare `regard` shows there is nothing to add."""
     said = error.format_message().replace("Input should be", "must be").replace("Value error, ", "").rstrip(".")
     context = getattr(error, "ctx", None)
+    if hasattr(error, "option_name") and context is not None and context.command.name == "train":
+        from regard.recipes.faults import settings_called
+
+        if meant := [name for name in settings_called(error.option_name) if "." in name]:
+            said = f"No such option: {error.option_name}; settings are given as --set {meant[0]}=VALUE"
     hint = f" (see {context.command_path} --help)" if context is not None else ""
     return _complain(f"{said}{hint}", 2) if said else 2
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
+from regard.resuming import MAY_CHANGE
 
 
 def train(
@@ -32,8 +33,7 @@ def train(
     """Train a model from raw text: vocabulary, training, validation, all into one run directory.
 
     The same command again goes on exactly where it stopped, whether it was Ctrl-C or a power cut that stopped it. What
-    may have changed by then: --device, and the settings training.steps, validate_every, validate_lines, save_every,
-    patience, precision, tensorboard, and all of decoding.
+    may have changed by then: --device, --data, and the settings MAY_CHANGE.
 
     Examples:
 
@@ -56,3 +56,6 @@ def train(
     run = run_training(chosen, target, device=device, start_from=start_from, quiet=quiet)
     if not quiet:
         typer.echo(options.ready(run), err=True)
+
+
+train.__doc__ = (train.__doc__ or "").replace("MAY_CHANGE", ", ".join(MAY_CHANGE))

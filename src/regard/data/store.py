@@ -133,7 +133,7 @@ def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
     same ones, so that runs of other seeds have the same vocabulary.
     """
     text, sample = recipe.text, _drawn(recipe)
-    source_tags, target_tags = _tags(recipe)
+    source_tags, target_tags = tags_of(recipe)
     if text.shared:
         texts = (pair[1] for pair in sample) if recipe.data.is_text else chain.from_iterable(sample)
         both = train(texts, text.unit, text.vocabulary, list(dict.fromkeys(source_tags + target_tags)))
@@ -148,7 +148,7 @@ def learn_target_tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def _target_tokenizer(recipe: Recipe, sample: list[TextPair]) -> Tokenizer:
-    text, (_, tags) = recipe.text, _tags(recipe)
+    text, (_, tags) = recipe.text, tags_of(recipe)
     return train((pair[1] for pair in sample), text.target_unit or text.unit, text.vocabulary, tags)
 
 
@@ -158,7 +158,7 @@ def _drawn(recipe: Recipe) -> list[TextPair]:
     return _sample(pairs, recipe.text.sample, seed=1)
 
 
-def _tags(recipe: Recipe) -> tuple[list[str], list[str]]:
+def tags_of(recipe: Recipe) -> tuple[list[str], list[str]]:
     """The tags of the sources and of the targets, each once."""
     mix = corpora(recipe.data)
     sources = [corpus.source_tag for corpus in mix if corpus.source_tag]

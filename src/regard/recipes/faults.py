@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from regard.errors import UserError
+from regard.recipes import foreign
 from regard.recipes.schema import FAMILIES, Recipe
 from regard.recipes.write import toml_value
 
@@ -182,18 +183,39 @@ def _nearest_key(key: Key, fault: ErrorDetails) -> str:
     """`; did you mean training.steps?`: a like name in the same section, else the same or a like name in another."""
     *section, last = (str(part) for part in key if not isinstance(part, int))
     family = fault.get("ctx", {}).get("family")
+    if ours := _foreign(last, family):
+        units = f" ({foreign.UNITS[ours[0]]})" if ours[0] in foreign.UNITS else ""
+        return f"; did you mean {' and '.join(ours)}?{units}"
     if near := difflib.get_close_matches(last, fields_at(section, family), n=1):
         return f"; did you mean {'.'.join([*section, near[0]])}?"
     if owners := [name for name, kind in FAMILIES.items() if section == ["model"] and last in kind.model_fields]:
         return f" of the {family} family; it is one of {' and '.join(owners)}"
-    every: dict[str, str] = {}  # where each name first occurs
+    every = _every()
+    if near := difflib.get_close_matches(last, every, n=1):
+        return f"; did you mean {every[near[0]]}?"
+    return "; regard recipes NAME shows every key"
+
+
+def _every() -> dict[str, str]:
+    """Every name of a section or setting, and where it first occurs: `{"steps": "training.steps", ...}`."""
+    every: dict[str, str] = {}
     for name in Recipe.model_fields:
         every.setdefault(name, name)
         for inner in fields_at([name]):
             every.setdefault(inner, f"{name}.{inner}")
-    if near := difflib.get_close_matches(last, every, n=1):
-        return f"; did you mean {every[near[0]]}?"
-    return "; regard recipes NAME shows every key"
+    return every
+
+
+def _foreign(name: str, family: str | None) -> list[str]:
+    """Our settings (or options of the command line) for what another toolkit calls so, in [model] of this family."""
+    ours = [setting.partition(".") for setting in foreign.SETTINGS.get(name.lower().replace("-", "_"), [])]
+    return [section + dot + inner for section, dot, inner in ours if not dot or inner in fields_at([section], family)]
+
+
+def settings_called(option: str) -> list[str]:
+    """The settings that somebody may mean who types `--lr` or `--batch-size`; none if there are no such."""
+    name = option.lstrip("-").replace("-", "_")
+    return [_every()[name]] if name in _every() else _foreign(name, None)
 
 
 def _line_of(key: Key, text: str) -> int | None:

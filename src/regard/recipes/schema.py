@@ -69,7 +69,7 @@ class Data(Corpus):
     valid: Files | None = Field(
         None, description="held out and watched in training: [source, target], [pairs] or [text]"
     )
-    test: Files | None = Field(None, description="held out for regard evaluate: [source, target], [pairs] or [text]")
+    test: Files | None = Field(None, description="held out for regard evaluate: as valid; []: none")
     documents: Literal["line", "paragraph", "stream"] = Field(
         "paragraph", description="plain text: a document a line, between blank lines, or one stream cut into windows"
     )
@@ -80,6 +80,12 @@ class Data(Corpus):
     folder: str | None = Field(None, description="where relative file names are looked up; --data sets it")
     lowercase: bool = Field(False, description="lower-case both sides (scores then compare with lower-cased ones only)")
     max_length: int = Field(256, ge=2, description="drop pairs longer than this (or than max_positions) on either side")
+
+    @field_validator("test", mode="before")
+    @classmethod
+    def _no_test(cls, given: Any) -> Any:
+        """An empty list drops an inherited test set."""
+        return None if given == [] else given
 
     @model_validator(mode="after")
     def _some_data(self) -> Data:

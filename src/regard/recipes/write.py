@@ -49,6 +49,11 @@ def toml_value(value: Any) -> str:
     return str(value)
 
 
+def shown(value: Any) -> str:
+    """A setting's value in a message: `shown(None)` is `not set`."""
+    return "not set" if value is None else toml_value(value)
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():

@@ -77,6 +77,15 @@ class Tokenizer(ABC):
         """The tokenizer of the target side where one vocabulary serves both: this one, unless the sides cut apart."""
         return self
 
+    def with_tags(self, tags: Sequence[str]) -> Tokenizer:
+        """This tokenizer with more tags, after those that it has; the ids of all pieces rise by their number."""
+        content = json.loads(self.to_json())
+        content["tags"] += tags
+        if self.foreign is not None:
+            content["foreign"]["ids"][self.first : self.first] = [-1] * len(tags)
+            content["foreign"]["marks"] += [None] * len(tags)
+        return Tokenizer.from_json(json.dumps(content))
+
     def tag(self, name: str) -> int:
         """The id of a tag."""
         if name not in self.tags:

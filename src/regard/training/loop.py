@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +26,7 @@ from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
 from regard.training import state, step
 from regard.training.optimizers import make_optimizer
-from regard.training.report import Board, Reporter
+from regard.training.report import Board, Reporter, figures, which_weights
 from regard.training.schedule import rate
 from regard.training.static import Shape
 from regard.training.validation import Look, Validator
@@ -79,6 +80,7 @@ class Trainer:
     device: torch.device
     shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
     facts: dict[str, Any] = field(default_factory=dict)  # of the batches, to be remembered: fields of `Progress`
+    origin: Path | None = None  # the run that the weights are of: they are validated before the first update
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -101,12 +103,15 @@ class Trainer:
         limit = progress.limit(settings)
         if progress.finished and limit:
             self.reporter.say(f"already trained to step {progress.step:,}; raise {limit} to go on")
+            self._say_what_was_kept()
             return
         batches = Prefetched(self.packer.batches(progress.position))
         with catch_signals() as signals, self.reporter, batches, self.writer:
             if not limit:
                 self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
+            if self.origin is not None and progress.step == 0:
+                self._look()
             while not progress.limit(settings):
                 group = []
                 for _ in range(settings.accumulate):
@@ -240,7 +245,8 @@ class Trainer:
             file = self.run.path / name
             if file.exists():
                 lines = file.read_text(encoding="utf-8", errors="replace").split("\n")  # texts may hold other breaks
-                kept = [line for line in lines if line and not _comes_again(line, self.progress)]
+                saved = self.run.resume.exists()
+                kept = [line for line in lines if line and saved and not _comes_again(line, self.progress)]
                 write_text(file, "".join(line + "\n" for line in kept))
 
     def _save(self) -> None:
@@ -266,14 +272,36 @@ class Trainer:
         """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
         self.writer.wait()
         last = self.run.averaged_snapshots(self.progress.step)
+        average: Look | None = None
         if last:
             with _borrowed(self.model, weights.mean(list(last.values()))):
-                self._judge(self.model, f"average of {len(last)}")  # no look of its own: patience does not count it
+                # no look of its own: patience does not count it
+                average, _ = self._judge(self.model, f"average of {len(last)}")
         if self.progress.limit(self.settings) == "training.patience":
             self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
         self.progress.finished = True
         self._save()
         self.writer.wait()
+        self._say_what_was_kept(average)
+
+    def _say_what_was_kept(self, average: Look | None = None) -> None:
+        """Say which weights are `model.safetensors`, and why; also of an average that lost."""
+        if not self.run.best.exists():
+            return
+        kept = weights.about(self.run.best)
+        by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
+        self._say(f"kept as best: {which_weights(kept)}{figures(kept)}, chosen by {by} on the held-out data")
+        if kept.get("step") == 0:
+            whose = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
+            self._say(
+                f"warning: no update made it better: model.safetensors holds the weights {whose}; "
+                "--weights last uses the trained ones"
+            )
+        if average is not None and not str(kept.get("weights")).startswith("average"):
+            numbers = average.numbers()
+            higher = numbers.get("bleu", 0) > kept.get("bleu", math.inf)
+            why = f" (its BLEU is higher, but training.best = {self.settings.best!r} decides)" if higher else ""
+            self._say(f"not kept: the average of the last snapshots{figures(numbers)}{why}; --weights average uses it")
 
 
 @contextmanager

@@ -166,17 +166,33 @@ def pick(quiet: bool) -> Reporter:
     return Live() if sys.stderr.isatty() else Plain()
 
 
+def figures(numbers: dict[str, Any]) -> str:
+    """`: loss 3.512, perplexity 33.51, BLEU 10.20`, what there is of it."""
+    shown = {
+        "loss": "loss {:.3f}",
+        "perplexity": "perplexity {:.2f}",
+        "bleu": "BLEU {:.2f}",
+        "exact": "exact {:.1f} %",
+        "bits_per_byte": "{:.3f} bits a byte",
+    }
+    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers]
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def which_weights(facts: dict[str, Any]) -> str:
+    """Which weights a validation was of."""
+    step, kind = int(facts.get("step", 0)), str(facts.get("weights", "step"))
+    if kind.startswith("average"):
+        return f"the {kind.replace('average of', 'average of the last')} snapshots, up to step {step:,}"
+    when = f"step {step:,}" if step else "the weights before training (step 0)"
+    return when if kind == "step" or not step else f"{when} ({kind})"
+
+
 def _look_line(step: int, numbers: dict[str, Any]) -> str:
-    parts = [f"loss {numbers['loss']:.3f}", f"perplexity {numbers['perplexity']:.2f}"]
-    if "bleu" in numbers:
-        parts += [f"BLEU {numbers['bleu']:.2f}"]
-    if "exact" in numbers:
-        parts += [f"exact {numbers['exact']:.1f} %"]
-    if "bits_per_byte" in numbers:
-        parts += [f"{numbers['bits_per_byte']:.3f} bits a byte"]
-    kept = ", the best so far" if numbers["better"] else ""
-    which = "" if numbers["weights"] == "step" else f" ({numbers['weights']})"
-    return f"after step {step:,}{which}: {', '.join(parts)}{kept}"
+    kept = ", the best so far" if numbers["better"] and step else ""
+    which = "" if numbers["weights"] == "step" or not step else f" ({numbers['weights']})"
+    when = f"after step {step:,}" if step else "before training (step 0)"
+    return f"{when}{which}{figures(numbers)}{kept}"
 
 
 def _clock(seconds: float) -> str:

@@ -14,37 +14,24 @@ import torch
 from regard import devices, gpu, weights
 from regard.data.masking import Gaps, Masked
 from regard.data.packing import Batches, Classes, Packer, Stream, Windows, fill
-from regard.data.sources import TextPair, corpora, files, held_out
-from regard.data.store import TokenStore, build, learn_target_tokenizer, learn_tokenizers
+from regard.data.sources import TextPair, corpora, files, held_out, locate
+from regard.data.store import TokenStore, build
 from regard.errors import UserError
 from regard.files import alone
 from regard.models import Translator, sizes
-from regard.models.bert import Bert
 from regard.recipes import differences
-from regard.recipes.schema import BertSettings, Recipe, Training
+from regard.recipes.schema import BertSettings, Data, Recipe, Training
+from regard.recipes.write import shown
+from regard.resuming import may_change
 from regard.runs import Run
 from regard.text import Tokenizer
+from regard.training import origin as origins
 from regard.training import step
 from regard.training.loop import Trainer
 from regard.training.report import Reporter, pick
 from regard.training.state import Progress
 from regard.training.static import Shape
 from regard.training.validation import validator
-
-# What the same run may have changed when it is taken up again; anything else would make it another run.
-MAY_CHANGE = {
-    "about",
-    "data.folder",  # what lies there has to be the same
-    "training.steps",
-    "training.validate_every",
-    "training.validate_lines",
-    "training.save_every",
-    "training.patience",
-    "training.precision",
-    "training.update",
-    "training.checkpoint_activations",
-    "training.tensorboard",
-}
 
 
 def train(
@@ -64,15 +51,21 @@ def train(
     reporter.members = _members(recipe)
     where = devices.pick(device)
     given = Run(start_from) if start_from is not None else None
-    for corpus in corpora(recipe.data):  # what is not there is said before the long work
-        files(corpus, recipe.data)
+    _check_files(recipe.data, resumed=(Path(out) / "resume.safetensors").exists())
     watched = held_out(recipe.data, "valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
     run = _open(recipe, Path(out), None if given is None else given.path)
     origin = _origin(run, given, reporter)
     settings = run.recipe.training
     if not run.has_tokenizers():
-        run.save_tokenizers(*_tokenizers(recipe, origin, reporter))
+        run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
+    torch.manual_seed(settings.seed)
+    _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
+    model = run.fresh_model()
+    started = None  # the run whose weights are validated before the first update
+    if origin is not None:  # what does not fit is said before the long work
+        origins.warn_of_old_held_out(recipe, origin, reporter)
+        started = origin.path if origins.begin_with(origin, run, model, reporter) else None
     stores = build(recipe, *run.tokenizers, progress=reporter.counted)
     how, static = how_to_update(run, where)
     facts = {"static": static, "data": "".join(store.digest for store in stores), "held_out": _digest(watched)}
@@ -80,11 +73,7 @@ def train(
     if where.type == "cuda" and not gpu.available():
         reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
     packer, batches = streams(recipe, stores, static, run.tokenizers[0])
-    torch.manual_seed(settings.seed)
-    _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
-    model = run.fresh_model().to(where)
-    if origin is not None:
-        _begin_with(origin, run, model, reporter)
+    model = model.to(where)
     model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
@@ -92,7 +81,7 @@ def train(
         how = "plain"  # nothing is to be compiled for no update
     _, shape = tried(how, packer, batches, model, settings, where, reporter.say)
     with alone(run.path, "training"), devices.held_memory(where):
-        Trainer(run, model, batches, looks, reporter, where, shape, facts).train()
+        Trainer(run, model, batches, looks, reporter, where, shape, facts, started).train()
     return run
 
 
@@ -132,9 +121,9 @@ def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
         run = Run(out)
         changed = differences(run.recipe, recipe)
         elsewhere = origin is not None and not run.began_with(origin)
-        if (changed or elsewhere) and not any(out.rglob("*.safetensors")):
-            for file in out.glob("*tokenizer.json"):  # it failed before it had learnt anything: start over
-                file.unlink()
+        if (changed or elsewhere) and not _has_learnt(run):
+            for file in (*out.glob("*tokenizer.json"), run.best):  # start over
+                file.unlink(missing_ok=True)
         else:
             _refuse_another(changed, out)
             if elsewhere:
@@ -147,6 +136,23 @@ def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
     return run
 
 
+def _has_learnt(run: Run) -> bool:
+    """Whether a run has saved more than the weights that it was given to start from."""
+    saved = set(run.path.rglob("*.safetensors"))
+    return bool(saved) and (saved != {run.best} or weights.about(run.best).get("step") != 0)
+
+
+def _check_files(data: Data, resumed: bool) -> None:
+    """Complain of missing files before the long work. A run that was moved may go on without its test set."""
+    for corpus in corpora(data):
+        files(corpus, data)
+    for name in [] if resumed else data.test or []:
+        try:
+            locate(name, data.folder)
+        except UserError as error:
+            raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
+
+
 def _origin(run: Run, given: Run | None, reporter: Reporter) -> Run | None:
     """The run to begin with, also where it was only said the first time; none once there is a state to go on from."""
     if run.resume.exists():
@@ -157,24 +163,16 @@ def _origin(run: Run, given: Run | None, reporter: Reporter) -> Run | None:
     return given
 
 
-def _begin_with(origin: Run, run: Run, model: Translator, reporter: Reporter) -> None:
-    """Another run's weights; to tell other classes apart, all but its head."""
-    tensors = weights.load(origin.best)[0]
-    theirs, own = origin.tokenizers[1], run.tokenizers[1]
-    if run.recipe.classifies and origin.recipe.classifies and own.to_json() != theirs.to_json():
-        reporter.say(f"the classes are not those of {origin.path}: the head that tells them apart begins afresh")
-        tensors = Bert.body(tensors)
-    model.begin_with(tensors, origin.best)
-
-
 def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
-    """Complain of the first difference that makes it another run."""
-    for key, (old, new) in changed.items():
-        if key not in MAY_CHANGE and not key.startswith("decoding."):
-            raise UserError(
-                f"{out} was made by another recipe: {key} was {old!r} and is now {new!r}; "
-                "choose another --out (regard train --help lists what may change)"
-            )
+    """Complain of the differences that make it another run."""
+    others = [
+        f"{key} was {shown(old)} and is now {shown(new)}" for key, (old, new) in changed.items() if not may_change(key)
+    ]
+    if others:
+        raise UserError(
+            f"{out} was made by another recipe: {'; '.join(others)}: choose another --out "
+            "(regard train --help lists what may change)"
+        )
 
 
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
@@ -190,29 +188,6 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
 
 def _digest(pairs: list[TextPair]) -> str:
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
-
-
-def _tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
-    """Another run's, or learnt. Where that run had one for both sides and this one has two, the target's is learnt.
-
-    Classes are always learnt; if they turn out to be that run's, they keep its order, so that its head fits.
-    """
-    if origin is None:
-        reporter.say("learning the vocabulary")
-        return learn_tokenizers(recipe)
-    if recipe.text.shared and not origin.recipe.text.shared:
-        raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
-    if recipe.text.shared == origin.recipe.text.shared and not recipe.classifies:
-        return origin.tokenizers
-    reporter.say("learning the target's vocabulary")
-    (source, theirs), target = origin.tokenizers, learn_target_tokenizer(recipe)
-    same = origin.recipe.classifies and _words(theirs) == _words(target)
-    return source, theirs if same else target
-
-
-def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
-    """The tags and the pieces of a tokenizer, whatever the order of these."""
-    return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
 def tried(
@@ -275,15 +250,18 @@ def _say_what(
     static: bool,
 ) -> None:
     """The facts of a run, before it starts. Static batches have no padded view."""
-    full = fill(packer.batch_at(0))
+    shares = fill(packer.batch_at(0))
+    padded = shares.pop("padded")
     source, target = run.tokenizers
     sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
     count = sum(p.numel() for p in model.parameters())
     reporter.say(f"data: {_what_data(reporter.members, stores, packer)}; vocabulary {sizes}")
     rows = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
+    used = " and ".join(f"{shares[side]:.0%}" for side in ("target", "source") if side in shares)
+    padding = "" if static else f"; {1 - padded:.0%} of the positions in attention are padding"
     reporter.say(
-        f"batches: {rows if packer.source_budget else f'{packer.target_budget:,} tokens'}; of the first, "
-        + ", ".join(f"{name} {value:.0%} full" for name, value in full.items() if name != "padded" or not static)
+        f"batches: up to {rows if packer.source_budget else f'{packer.target_budget:,} tokens'} "
+        f"(the first is {used} full{padding})"
     )
     reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
     settings = run.recipe.training

@@ -1,0 +1,172 @@
+"""Starting a run with another run's weights and vocabulary (`--from`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import weights
+from regard.data.sources import corpora
+from regard.data.store import learn_target_tokenizer, learn_tokenizers, tags_of
+from regard.errors import UserError
+from regard.models import Translator
+from regard.models.bert import Bert
+from regard.recipes import differences
+from regard.recipes.schema import Data, Recipe
+from regard.recipes.write import shown
+from regard.runs import Run
+from regard.text import Tokenizer
+from regard.training.report import Reporter
+
+VOCABULARY_TENSORS = (  # one row a token, the first three of the source or of the target, by their names
+    "source_embedding.table",
+    "target_embedding.table",
+    "embedding.table",
+    "output",
+    "output_bias",
+    "filler.bias",
+)
+NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.masked", "model.task"}  # what weights fit whatever it is
+NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # and what they compute does not depend on
+
+
+def tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
+    """Another run's, with the tags that are new; or learnt.
+
+    Where that run had one for both sides and this one has two, the target's is learnt. Classes are always learnt; if
+    they turn out to be that run's, they keep its order, so that its head fits.
+    """
+    if origin is None:
+        reporter.say("learning the vocabulary")
+        return learn_tokenizers(recipe)
+    if recipe.text.shared and not origin.recipe.text.shared:
+        raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
+    _say_whose(recipe, origin, reporter)
+    source_tags, target_tags = tags_of(recipe)
+    source, theirs = origin.tokenizers
+    if recipe.text.shared:
+        both = _tagged(source, [*source_tags, *target_tags], recipe, reporter)
+        return both, both.target_side()
+    source = _tagged(source, source_tags, recipe, reporter)
+    if not origin.recipe.text.shared and not recipe.classifies:
+        return source, _tagged(theirs, target_tags, recipe, reporter)
+    reporter.say("learning the target's vocabulary")
+    target = learn_target_tokenizer(recipe)
+    same = origin.recipe.classifies and _words(theirs) == _words(target)
+    return source, theirs if same else target
+
+
+def _say_whose(recipe: Recipe, origin: Run, reporter: Reporter) -> None:
+    """Say where the vocabulary comes from, and which settings have no effect therefore."""
+    changed = differences(origin.recipe, recipe)
+    idle = [
+        f"text.{key} = {shown(changed[f'text.{key}'][1])}"
+        for key in ("unit", "vocabulary", "sample")
+        if f"text.{key}" in changed
+    ]
+    unused = f"; {' and '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect" if idle else ""
+    source, target = origin.tokenizers
+    sizes = f"{len(source):,}" if origin.recipe.text.shared else f"{len(source):,} and {len(target):,}"
+    reporter.say(f"vocabulary: that of {origin.path} ({sizes} tokens, {source.unit}){unused}")
+
+
+def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: Reporter) -> Tokenizer:
+    """The tokenizer with the tags that it lacks."""
+    new = [tag for tag in dict.fromkeys(wanted) if tag not in tokenizer.tags]
+    if not new:
+        return tokenizer
+    if getattr(recipe.model, "unused", []):
+        raise UserError(f"tags cannot be added to an imported GPT: leave out {', '.join(new)}")
+    reporter.say(f"new tags: {', '.join(new)}; their embeddings start as the mean of all others")
+    return tokenizer.with_tags(new)
+
+
+def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
+    """The tags and the pieces of a tokenizer, whatever the order of these."""
+    return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
+
+
+def begin_with(origin: Run, run: Run, model: Translator, reporter: Reporter) -> bool:
+    """Take another run's weights; to tell other classes apart, all but its head. Whether all of them were taken."""
+    theirs, own = origin.recipe, run.recipe
+    if theirs.model.family != own.model.family:
+        raise UserError(
+            f"the weights of {origin.path} do not fit this model: model.family is {theirs.model.family} there and "
+            f"{own.model.family} here"
+        )
+    tensors: Mapping[str, Tensor] = weights.load(origin.best)[0]
+    if own.classifies and theirs.classifies and run.tokenizers[1].to_json() != origin.tokenizers[1].to_json():
+        reporter.say(f"the classes are not those of {origin.path}: the head that tells them apart begins afresh")
+        tensors = Bert.body(tensors)
+    changed = {key: pair for key, pair in differences(theirs, own).items() if key.startswith("model.")}
+    try:
+        model.begin_with(_with_tags(tensors, origin, run), origin.best)
+    except UserError as error:
+        obstacles = _listed({key: pair for key, pair in changed.items() if key not in NO_OBSTACLE})
+        if not obstacles:
+            raise
+        raise UserError(
+            f"the weights of {origin.path} do not fit this model: {obstacles}; "
+            "set them as there, or train without --from"
+        ) from error
+    others = {key: pair for key, pair in changed.items() if key not in NO_MATTER}
+    if others:
+        reporter.say(f"warning: the weights of {origin.path} were trained with other settings: {_listed(others)}")
+    return not own.classifies or (theirs.classifies and "classifier.out.bias" in tensors)
+
+
+def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} is {shown(there)} there and {shown(here)} here" for key, (there, here) in changed.items())
+
+
+def _with_tags(tensors: Mapping[str, Tensor], origin: Run, run: Run) -> dict[str, Tensor]:
+    """Weights with a row more for every new tag where rows are tokens: the mean of the rows that are there.
+
+    A new tag then says nothing at first, and the model does what it did before.
+    """
+    grown = dict(tensors)
+    for name in grown.keys() & set(VOCABULARY_TENSORS):
+        side = 0 if name.startswith("source_") or run.recipe.model.family == "bert" else 1
+        before, now = origin.tokenizers[side], run.tokenizers[side]
+        new, rows = len(now.tags) - len(before.tags), grown[name]
+        if new > 0 and now.tags[: len(before.tags)] == before.tags and len(rows) == len(before):
+            mean = rows.mean(0, keepdim=True)
+            grown[name] = torch.cat([rows[: before.first], *[mean] * new, rows[before.first :]])
+    return grown
+
+
+def warn_of_old_held_out(recipe: Recipe, origin: Run, reporter: Reporter) -> None:
+    """Warn where the training data are new and the held-out files are still the other run's."""
+    data, theirs = recipe.data, origin.recipe.data
+    if _training_data(data) == _training_data(theirs):
+        return
+    old = {
+        f"data.{split}": names
+        for split, names, before in (("valid", data.valid, theirs.valid), ("test", data.test, theirs.test))
+        if names is not None and before is not None and _paths(names, data) == _paths(before, theirs)
+    }
+    if old:
+        files = " and ".join(f"{key} ({', '.join(names)})" for key, names in old.items())
+        still = "still is" if len(old) == 1 else "still are"
+        effect = "the best weights are chosen" if "data.valid" in old else "`regard evaluate` scores"
+        reporter.say(
+            f"warning: the training data are not those of {origin.path}, but {files} {still}: "
+            f"{effect} on the old data; set {' and '.join(old)} as well"
+        )
+
+
+def _training_data(data: Data) -> list[list[str | None]]:
+    return [
+        [corpus.corpus, *_paths([n for n in (corpus.pairs, corpus.text, corpus.source, corpus.target) if n], data)]
+        for corpus in corpora(data)
+    ]
+
+
+def _paths(names: list[str], data: Data) -> list[str]:
+    """Absolute paths, whether or not there are such files: those of the other run may be gone."""
+    return [os.path.abspath(Path(data.folder or ".") / Path(name).expanduser()) for name in names]
