@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import multiprocessing
+import pickle
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import regard
+from regard import weights
 from regard.api import Model
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
@@ -213,3 +222,168 @@ def test_weights_go_by_name_or_file(model: Model) -> None:
     assert best.score([("a b", "a b")]) == snapshot.score([("a b", "a b")])
     with pytest.raises(UserError, match=r"has no weights newest; .* has best, last, step-60"):
         regard.load(model.run.path, weights="newest")
+
+
+# -- what a stranger would try ----------------------------------------------------------------------------------------
+
+
+def test_the_front_door_is_listed() -> None:
+    assert set(regard.__all__) <= set(dir(regard))
+
+
+def test_a_model_says_what_it_is(model: Model) -> None:
+    said = repr(model)
+    count = sum(p.numel() for p in model.module.parameters())
+    for part in (str(model.run.path), "transformer", f"{count:,} parameters", "best weights, step 60", "fp32 on cpu"):
+        assert part in said, said
+
+
+def test_long_input_is_truncated_with_a_warning_that_names_it(model: Model) -> None:
+    long = "a " * 1500
+    with pytest.warns(UserWarning, match=r"^input 1 is longer than the 1,024 tokens that this model reads") as seen:
+        found = model.translate(["a b", long], beam=1, max_ratio=0.01)
+    assert [one.truncated for one in found] == [False, True] and len(found[1].source_tokens) == 1024
+    assert seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="^the text is longer"):
+        assert model.translate(long, beam=1, max_ratio=0.01).truncated
+    with pytest.warns(UserWarning, match="^input 1 is longer"):
+        assert [len(logprobs) for logprobs in model.score([("a", "a"), ("a", long)])] == [2, 1024]
+    with pytest.warns(UserWarning, match="^the text is longer"):
+        assert model.forced(long, "a").truncated
+    assert not model.forced("a", "a").truncated
+
+
+def test_a_translation_is_pickled_copied_and_made_a_dict(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = model.translate("a b c", nbest=2)
+    for copied in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
+        assert copied == found and copied.attention.weights.tolist() == found.attention.weights.tolist()
+    assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+    assert found.as_dict()["alternatives"] == [{"text": t, "score": s} for t, s in found.alternatives]
+    assert dataclasses.asdict(found)["text"] == found.text
+    seen = pickle.dumps(found)  # attention was asked for: it is in the pickle
+    monkeypatch.setattr(Model, "_attention", None)
+    assert pickle.loads(seen).attention.weights.shape == found.attention.weights.shape
+
+
+def test_a_pickled_model_is_loaded_again(model: Model) -> None:
+    loaded = regard.load(model.run.path, device="cpu", precision="int8")
+    copied = pickle.loads(pickle.dumps(loaded))
+    assert repr(copied) == repr(loaded) and len(pickle.dumps(loaded)) < 1000
+    assert copied.translate("a b c").text == loaded.translate("a b c").text
+    assert pickle.loads(pickle.dumps(copied.translate)).__self__ is copied  # a pool's tasks share one in a worker
+    assert copy.deepcopy(loaded).module is not loaded.module
+
+
+def test_a_pickle_is_not_of_other_weights(model: Model, tmp_path: Path) -> None:
+    shutil.copytree(model.run.path, tmp_path / "run")
+    found = pickle.dumps(regard.load(tmp_path / "run", device="cpu").translate("a b"))
+    tensors, about = weights.load(tmp_path / "run" / "model.safetensors")
+    weights.save(tmp_path / "run" / "model.safetensors", tensors, {**about, "step": 61})
+    with pytest.raises(UserError, match="are of step 61 now, and were of step 60"):
+        pickle.loads(found).attention  # noqa: B018
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_processes_translate(model: Model, start: str) -> None:
+    """With more threads than one, what is forked would wait for threads that it does not have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = [found.text for found in model.translate(LINES * 20)]
+        with multiprocessing.get_context(start).Pool(1) as pool:
+            found = pool.map_async(model.translate, [LINES * 20]).get(60)
+    finally:
+        torch.set_num_threads(before)
+    assert [one.text for one in found[0]] == expected
+
+
+@pytest.mark.slow
+def test_datasets_map_with_processes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    given = datasets.Dataset.from_dict({"en": LINES})
+    found = given.map(lambda batch: {"out": [str(t) for t in model.translate(batch["en"])]}, batched=True, num_proc=2)
+    assert found["out"][:] == [str(one) for one in model.translate(LINES)]
+    assert [one.text for one in model.translate(given["en"])] == found["out"][:]
+
+
+def test_threads_share_a_model(model: Model) -> None:
+    expected = [found.text for found in model.translate(LINES)]
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(model.translate, [LINES] * 12):
+            assert [one.text for one in found] == expected
+
+
+def test_sampling_repeats_with_a_seed_and_only_then(model: Model) -> None:
+    def drawn(seed: int | None) -> list[str]:
+        return [found.text for found in model.translate(LINES * 4, method="sample", temperature=3.0, seed=seed)]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert drawn(None) != drawn(None)
+
+
+def test_a_prefix_is_kept(model: Model) -> None:
+    assert all(found.text.startswith("k l") for found in model.translate(LINES, prefix="k l"))
+    assert [found.text[0] for found in model.translate(LINES[:2], prefix=["r", "s"])] == ["r", "s"]
+    with pytest.raises(UserError, match="1 prefixes for 2 texts"):
+        model.translate(LINES[:2], prefix=["r"])
+    with pytest.raises(UserError, match="cannot write"):
+        model.translate("a", prefix="§")
+
+
+def test_tags_can_be_chosen(tagged: Model) -> None:
+    assert tagged.translate("a", source_tag="<from>", target_tag="<to>").tokens[0] == "<to>"
+    with pytest.raises(UserError, match=r"no tag '<2fr>' \(known: <from>, <to>\)"):
+        tagged.translate("a", target_tag="<2fr>")
+
+
+def test_more_translations_have_more_beams(model: Model) -> None:
+    assert len(model.translate("a b", nbest=6).alternatives) == 5
+    with pytest.raises(UserError, match="beam must be at least 6"):
+        model.translate("a b", nbest=6, beam=2)
+    with pytest.raises(UserError, match="nbest = 0: must be at least 1"):
+        model.translate("a b", nbest=0)
+
+
+def test_wrong_keywords_and_values_are_named(model: Model) -> None:
+    with pytest.raises(
+        TypeError, match=r"translate\(\) has no keyword 'beams': did you mean beam\? It takes nbest, seed"
+    ):
+        model.translate("a", beams=2)
+    with pytest.raises(UserError, match=r"^beam = 0: must be greater than or equal to 1$"):
+        model.translate("a", beam=0)
+    with pytest.raises(UserError, match=r"^method = 'greedy': must be 'beam' or 'sample'$"):
+        model.translate("a", method="greedy")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"a b", r"^translate takes a string, or several in a list, not bytes \(b'a b'\)"),
+        (None, "not None"),
+        (3, r"not int \(3\)"),
+        ({"en": "a"}, "not dict"),
+        ([["a"]], r"input 0 must be a string, not list \(\['a'\]\)"),
+        (["a", float("nan")], r"input 1 must be a string, not float \(nan\)"),
+    ],
+)
+def test_what_is_no_text_is_named(model: Model, given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        model.translate(given)
+
+
+def test_texts_come_in_many_containers(model: Model) -> None:
+    pandas = pytest.importorskip("pandas")
+    expected = [found.text for found in model.translate(LINES)]
+    for given in (tuple(LINES), iter(LINES), np.array(LINES), pandas.Series(LINES), dict.fromkeys(LINES).keys()):
+        assert [found.text for found in model.translate(given)] == expected
+    assert type(model.translate(np.array(LINES)[0]).source) is str
+    for pair in ("ab", ("a", 1), ("a", "b", "c"), None):
+        with pytest.raises(TypeError, match="pair 1 must be two strings"):
+            model.score([("a", "b"), pair])  # type: ignore[list-item]
+
+
+def test_half_a_surrogate_pair_is_named(model: Model) -> None:
+    with pytest.raises(UserError, match="input 0: not valid Unicode"):
+        model.translate("a \ud800")

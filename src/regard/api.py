@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,10 +26,11 @@ from regard.inside.maps import Map
 from regard.inside.recorder import Recorder
 from regard.models.ensemble import Ensemble
 from regard.recipes import load as load_recipe
+from regard.recipes.faults import changed
 from regard.recipes.schema import Recipe
 from regard.rows import PairBatch
 from regard.runs import BEST, Run
-from regard.text import BEGIN, END
+from regard.text import BEGIN, END, UNKNOWN
 from regard.text.sides import front_of
 
 if TYPE_CHECKING:
@@ -61,8 +65,60 @@ class CrossAttention:
 
 
 @dataclass(frozen=True)
+class _Origin:
+    """Where a model was loaded from: what a pickle holds of it."""
+
+    runs: tuple[str, ...]
+    device: str
+    weights: str
+    precision: str
+    step: int | None  # of the weights: a run that trains on replaces its best ones
+
+    def load(self) -> Model:
+        return _reloaded(self)
+
+
+@lru_cache(maxsize=1)  # a pool sends the model with every task: a worker loads it once
+def _reloaded(origin: _Origin) -> Model:
+    model = load(*origin.runs, device=origin.device, weights=origin.weights, precision=origin.precision)
+    if model.step != origin.step:
+        raise UserError(
+            f"the {origin.weights} weights of {origin.runs[0]} are of step {model.step} now, and were of step "
+            f"{origin.step} when this was pickled: load the model again"
+        )
+    return model
+
+
+class _Link:
+    """Where a translation finds its model: a copy shares the model, a pickle holds its origin and loads it if used."""
+
+    def __init__(self, model: Model) -> None:
+        self._model: Model | None = model
+        self._origin = model._origin
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            self._model = self._origin.load()
+        return self._model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_model": None, "_origin": self._origin}
+
+    def __copy__(self) -> _Link:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _Link:
+        return self
+
+
+@dataclass(frozen=True)
 class Translation:
-    """One sentence's translation. `attention` is worked out when first asked for."""
+    """One sentence's translation. `attention` is worked out when first asked for.
+
+    It can be pickled and copied. A pickle holds the attention if it was asked for before; if not, the model is loaded
+    from its run directory when it is.
+    """
 
     source: str
     text: str
@@ -70,20 +126,37 @@ class Translation:
     tokens: tuple[str, ...]
     source_tokens: tuple[str, ...]
     alternatives: tuple[tuple[str, float], ...]
-    _model: Model
-    _answer: Answer
+    truncated: bool  # the source had more tokens than the model reads; the rest was left out
+    _link: _Link = field(repr=False, compare=False)
+    _answer: Answer = field(repr=False)
 
     @cached_property
     def attention(self) -> CrossAttention:
         """Cross-attention of the winning hypothesis, run once more through the model, teacher-forced."""
-        return self._model._attention(self)
+        return self._link.model._attention(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The translation in strings, numbers, lists and dicts, as `json.dumps` takes it."""
+        return {
+            "source": self.source,
+            "text": self.text,
+            "score": self.score,
+            "truncated": self.truncated,
+            "tokens": list(self.tokens),
+            "source_tokens": list(self.source_tokens),
+            "alternatives": [{"text": text, "score": score} for text, score in self.alternatives],
+        }
 
     def __str__(self) -> str:
         return self.text
 
 
 class Model:
-    """A trained run, ready to use; or several that decide together, as the first one's recipe says."""
+    """A trained run, ready to use; or several that decide together, as the first one's recipe says.
+
+    A pickle holds the path of the run directory, and the model is loaded from there again: changes made to `module`
+    are not in it.
+    """
 
     def __init__(
         self,
@@ -103,40 +176,117 @@ class Model:
             products.prepare(member, self.precision)
         self.module = Ensemble(members).eval() if others else members[0]
         self.weights = weights
+        paths = tuple(str(each.path.absolute()) for each in (run, *others))
+        which = str(Path(weights).absolute() if Path(weights).suffix else weights)  # a file, or a name such as "best"
+        self._origin = _Origin(paths, device, which, precision, self.step)
+
+    def __reduce__(self) -> tuple[Callable[[], Model], tuple[()]]:
+        return self._origin.load, ()
+
+    def __deepcopy__(self, memo: Any) -> Model:
+        return _reloaded.__wrapped__(self._origin)
+
+    def __repr__(self) -> str:
+        runs = " + ".join(self._origin.runs)
+        parameters = sum(p.numel() for p in self.module.parameters())
+        step = "" if self.step is None else f", step {self.step:,}"
+        what = f"{self.run.recipe.model.family}, {parameters:,} parameters, {Path(self.weights).name} weights{step}"
+        return f"<regard.Model {runs}: {what}, {self.precision} on {self.device}>"
 
     @cached_property
     def step(self) -> int | None:
         """The training step that the weights are of, where they say so."""
         return self.run.checkpoint(self.weights).step
 
-    def translator(self, **settings: Any) -> LineTranslator:
+    def translator(
+        self, *, seed: int | None = 0, source_tag: str | None = None, target_tag: str | None = None, **settings: Any
+    ) -> LineTranslator:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
         self._made_for("translate")
-        chosen = type(self.run.recipe.decoding).model_validate({**self.run.recipe.decoding.model_dump(), **settings})
+        also = ("nbest", "seed", "prefix", "source_tag", "target_tag")
+        chosen = changed(self.run.recipe.decoding, settings, "translate", also)
         made = LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
-        return replace(made, precision=self.precision)
+        return replace(
+            made,
+            seed=_seed(seed),
+            source_tag=made.source_tag if source_tag is None else source_tag,
+            target_tag=made.target_tag if target_tag is None else target_tag,
+            precision=self.precision,
+        )
 
     @overload
-    def translate(self, text: str, *, nbest: int = 1, **settings: Any) -> Translation: ...
+    def translate(
+        self,
+        text: str,
+        *,
+        nbest: int = 1,
+        seed: int | None = 0,
+        prefix: str | Iterable[str] | None = None,
+        source_tag: str | None = None,
+        target_tag: str | None = None,
+        **settings: Any,
+    ) -> Translation: ...
 
     @overload
-    def translate(self, text: Sequence[str], *, nbest: int = 1, **settings: Any) -> list[Translation]: ...
+    def translate(
+        self,
+        text: Iterable[str],
+        *,
+        nbest: int = 1,
+        seed: int | None = 0,
+        prefix: str | Iterable[str] | None = None,
+        source_tag: str | None = None,
+        target_tag: str | None = None,
+        **settings: Any,
+    ) -> list[Translation]: ...
 
     def translate(
-        self, text: str | Sequence[str], *, nbest: int = 1, **settings: Any
+        self,
+        text: str | Iterable[str],
+        *,
+        nbest: int = 1,
+        seed: int | None = 0,
+        prefix: str | Iterable[str] | None = None,
+        source_tag: str | None = None,
+        target_tag: str | None = None,
+        **settings: Any,
     ) -> Translation | list[Translation]:
-        """Translate a sentence, or several at once; the result does not depend on which are together."""
-        lines = [text] if isinstance(text, str) else list(text)
-        answers = self.translator(**settings)(lines, nbest=nbest)
+        """Translate a sentence, or several at once; the result does not depend on which are together.
+
+        `nbest` translations are searched for with at least as many beams; all but the best are `alternatives`. `prefix`
+        is what every translation begins with, or a list with one for each. The tags are the recipe's unless given.
+        `settings` are those of the recipe's [decoding]: `beam=1`, `length_penalty=1.0`, or `method="sample"` with
+        `temperature`, `top_k` and `top_p`; sampling gives the same for the same `seed`, and with None never twice.
+        """
+        lines = _texts("translate", text)
+        if nbest < 1:
+            raise UserError(f"nbest = {nbest}: must be at least 1")
+        if "beam" not in settings:
+            settings["beam"] = max(self.run.recipe.decoding.beam, nbest)
+        translator = self.translator(seed=seed, source_tag=source_tag, target_tag=target_tag, **settings)
+        prefixes = None if prefix is None else self._prefixes(prefix, len(lines))
+        answers = translator(lines, nbest=nbest, prefixes=prefixes)
+        _warn_truncated([answer.truncated for answer in answers], text, "the first", translator.room.source)
         found = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
         return found[0] if isinstance(text, str) else found
 
-    def generator(self, *, seed: int = 0, **settings: Any) -> Continuer:
+    def _prefixes(self, prefix: str | Iterable[str], lines: int) -> list[str]:
+        """A prefix for each line."""
+        given = _texts("prefix", prefix)
+        prefixes = given * lines if isinstance(prefix, str) else given
+        if len(prefixes) != lines:
+            raise UserError(f"{len(prefixes)} prefixes for {lines} texts: give one for each, or one string for all")
+        for one in dict.fromkeys(prefixes):
+            if UNKNOWN in self.run.tokenizers[1].encode(one):
+                raise UserError(f"prefix {one!r} has something in it that this model cannot write")
+        return prefixes
+
+    def generator(self, *, seed: int | None = 0, **settings: Any) -> Continuer:
         """Continues texts, sampling as its recipe says (or usually), with some settings changed: `temperature=0.5`."""
         self._made_for("generate")
         chosen = generation(self.run.recipe.decoding, **settings)
         made = Continuer.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
-        return replace(made, seed=seed, precision=self.precision)
+        return replace(made, seed=_seed(seed), precision=self.precision)
 
     @overload
     def generate(
@@ -145,37 +295,42 @@ class Model:
         *,
         samples: int = 1,
         tokens: int = 100,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
+        stop: str | Iterable[str] = (),
+        seed: int | None = 0,
         **settings: Any,
     ) -> Continuation: ...
 
     @overload
     def generate(
         self,
-        prompt: Sequence[str],
+        prompt: Iterable[str],
         *,
         samples: int = 1,
         tokens: int = 100,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
+        stop: str | Iterable[str] = (),
+        seed: int | None = 0,
         **settings: Any,
     ) -> list[Continuation]: ...
 
     def generate(
         self,
-        prompt: str | Sequence[str],
+        prompt: str | Iterable[str],
         *,
         samples: int = 1,
         tokens: int = 100,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
+        stop: str | Iterable[str] = (),
+        seed: int | None = 0,
         **settings: Any,
     ) -> Continuation | list[Continuation]:
-        """Continue a text, or several at once: `model.generate("Once upon a time", samples=3).texts`."""
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        found = self.generator(seed=seed, **settings)(prompts, samples=samples, tokens=tokens, stop=stops)
+        """Continue a text, or several at once: `model.generate("Once upon a time", samples=3).texts`.
+
+        `settings` are those of the recipe's [decoding], such as `temperature`. The same `seed` gives the same text, and
+        None never the same twice.
+        """
+        prompts, stops = _texts("generate", prompt), _texts("stop", stop)
+        continuer = self.generator(seed=seed, **settings)
+        found = continuer(prompts, samples=samples, tokens=tokens, stop=stops)
+        _warn_truncated([one.truncated for one in found], prompt, "the end of the", continuer.longest)
         return found[0] if isinstance(prompt, str) else found
 
     def _made_for(self, verb: str) -> None:
@@ -190,21 +345,34 @@ class Model:
         """Fills in the gaps of many texts: `model.filler()(texts, top=3)`."""
         return GapFiller.for_recipe(self.module, self.run.tokenizers[0], self.run.recipe)
 
-    def fill(self, text: str, *, top: int = 5) -> Filled:
-        """Guess what stands at each [MASK] of a text: `model.fill("the [MASK] sat").guesses[0]`."""
-        return self.filler()([text], top=top)[0]
+    @overload
+    def fill(self, text: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def fill(self, text: Iterable[str], *, top: int = 5) -> list[Filled]: ...
+
+    def fill(self, text: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
+        """Guess what stands at each [MASK] of a text, or of several: `model.fill("the [MASK] sat").guesses[0]`.
+
+        A text that is longer than the model reads is an error.
+        """
+        found = self.filler()(_texts("fill", text), top=top)
+        return found[0] if isinstance(text, str) else found
 
     def forced(self, source: str, target: str) -> Translation:
         """A given translation as if the model had made it, so that its score and attention can be seen."""
-        from regard.training.validation import pair_batches
+        from regard.training.validation import encode_pairs, token_batches
 
-        ((_, batch),) = pair_batches([(source, target)], self.run.tokenizers, self.run.recipe)
+        sources, targets, (truncated,) = encode_pairs(_pairs([(source, target)]), self.run.tokenizers, self.run.recipe)
+        ((_, batch),) = token_batches(sources, targets, self.run.recipe)
+        _warn_truncated([truncated], source, "the first", self.run.recipe.model.max_positions)
         with torch.inference_mode():
             (logprobs,) = score_batch(self.module, batch.to(self.device))
         penalty = ((5 + len(logprobs)) / 6) ** self.run.recipe.decoding.length_penalty
         tokens = tuple(batch.labels.tolist()[:-1])  # without the end mark
         hypothesis = Hypothesis(tokens, tuple(logprobs), sum(logprobs) / penalty, True)
-        return self._translation(source, Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist())))
+        answer = Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist()), truncated)
+        return self._translation(source, answer)
 
     def explain(
         self,
@@ -260,7 +428,8 @@ class Model:
             alternatives=tuple(
                 (text, h.score) for text, h in zip(answer.texts[1:], answer.hypotheses[1:], strict=True)
             ),
-            _model=self,
+            truncated=answer.truncated,
+            _link=_Link(self),
             _answer=answer,
         )
 
@@ -285,18 +454,82 @@ class Model:
         weights = torch.stack(layers).float().cpu().numpy()
         return CrossAttention(weights, translation.source_tokens, translation.tokens)
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
+    def score(self, pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
         """Log-probability of each target token (the end mark last), given its source and what came before."""
-        from regard.training.validation import pair_batches
+        from regard.training.validation import encode_pairs, token_batches
 
         if self.run.recipe.fills:
             raise UserError(f"{self.run.path} fills in gaps: it has no probabilities for pairs")
-        found: list[list[float]] = [[] for _ in pairs]
+        chosen = _pairs(pairs)
+        sources, targets, truncated = encode_pairs(chosen, self.run.tokenizers, self.run.recipe)
+        _warn_truncated(truncated, pairs, "the first", self.run.recipe.model.max_positions)
+        found: list[list[float]] = [[] for _ in chosen]
         with torch.inference_mode():
-            for group, batch in pair_batches(pairs, self.run.tokenizers, self.run.recipe):
+            for group, batch in token_batches(sources, targets, self.run.recipe):
                 for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
                     found[i] = logprobs
         return found
+
+
+def _after_fork() -> None:
+    """Compute with one thread in a forked process: the parent's threads are not there, and waiting for them hangs."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(32) if seed is None else seed
+
+
+def _texts(name: str, given: str | Iterable[str]) -> list[str]:
+    """The texts of one string or of several; anything else is a TypeError that says what was given where."""
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} takes a string, or several in a list, not {_kind(given)}")
+    texts = list(given)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: input {place} must be a string, not {_kind(text)}")
+    for place, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{name}: input {place}: not valid Unicode (half of a surrogate pair)") from None
+    return [str(text) for text in texts]
+
+
+def _pairs(given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs of strings; anything else is a TypeError that says which."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"pairs are (source, target) tuples in a list, not {_kind(given)}")
+    pairs = list(given)
+    for place, pair in enumerate(pairs):
+        whole = not isinstance(pair, str | bytes | Mapping) and isinstance(pair, Sequence) and len(pair) == 2
+        if not whole or not all(isinstance(side, str) for side in pair):
+            raise TypeError(f"pair {place} must be two strings, not {_kind(pair)}")
+    return [(str(source), str(target)) for source, target in pairs]
+
+
+def _kind(given: Any) -> str:
+    shown = repr(given)
+    return "None" if given is None else f"{type(given).__name__} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
+
+
+def _warn_truncated(truncated: Sequence[bool], given: Any, kept: str, most: int) -> None:
+    """Warn of the inputs that were longer than the model reads, in the name of who called the model's method."""
+    which = [str(place) for place, cut in enumerate(truncated) if cut]
+    if not which:
+        return
+    more = f" and {len(which) - 10} more" if len(which) > 10 else ""
+    named = f"input{'s' * (len(which) > 1)} {', '.join(which[:10])}{more}"
+    subject = "the text is" if isinstance(given, str) else f"{named} {'are' if len(which) > 1 else 'is'}"
+    what = f"{subject} longer than the {most:,} tokens that this model reads: only {kept} {most:,} were used"
+    warnings.warn(what, UserWarning, stacklevel=3)
 
 
 def _refuse_stranger(run: Run, other: Run) -> None:

@@ -94,7 +94,7 @@ def test_json_has_all_samples_of_a_prompt(regard: Command, text_run: Path) -> No
     both = package.load(text_run).generate(["the cat", "a"], samples=3, tokens=5)
     assert [[s["text"] for s in line["samples"]] for line in lines] == [list(one.texts) for one in both]
     assert all(s["tokens"] == 5 and not s["finished"] for line in lines for s in line["samples"])
-    assert not any(line["cut"] for line in lines)
+    assert not any(line["truncated"] for line in lines)
 
 
 def test_prompts_come_from_standard_input_line_by_line(

@@ -111,10 +111,13 @@ def test_more_tokens_and_more_samples_leave_the_first_as_they_were(tokenizer: To
 def test_a_prompt_that_does_not_fit_loses_its_beginning() -> None:
     continue_ = continuer(longest=8, settings=GREEDY)  # a begin mark and 7 letters
     fits, long, half = continue_(["atandat", "the rat sat", " sat"], tokens=5)
-    assert [one.cut for one in (fits, long, half)] == [False, True, False]
+    assert [one.truncated for one in (fits, long, half)] == [False, True, False]
     assert long.text == half.text  # the last 4 of 8
     assert long.prompt == "the rat sat"
-    assert [one.cut for one in continuer(longest=8, stream=True)(["12345678", "123456789"], tokens=1)] == [False, True]
+    assert [one.truncated for one in continuer(longest=8, stream=True)(["12345678", "123456789"], tokens=1)] == [
+        False,
+        True,
+    ]
 
 
 def test_what_is_not_text_is_never_written_but_newlines_are() -> None:

@@ -47,7 +47,7 @@ def translator(positions="learned", family="gpt", **settings):
 def test_what_never_ends_fills_the_context_and_no_more(positions):
     answers = translator(positions)(LINES)
     assert [len(answer.source) for answer in answers] == [4, 0, 10, 12, 12, 12, 2]  # 12 of 16: room to write is left
-    assert [answer.cut for answer in answers] == [False, False, False, False, True, True, False]
+    assert [answer.truncated for answer in answers] == [False, False, False, False, True, True, False]
     for line, answer in zip(LINES, answers, strict=True):
         assert (answer.hypotheses == ()) == (line == "")
         for hypothesis in answer.hypotheses:
@@ -69,7 +69,7 @@ def test_sampling_and_the_rest_of_the_batch_change_nothing():
     together = translate(LINES)
     for number, line in enumerate(LINES):
         [alone], other = translate([line], first=number), together[number]
-        assert (alone.texts, alone.source, alone.cut) == (other.texts, other.source, other.cut)
+        assert (alone.texts, alone.source, alone.truncated) == (other.texts, other.source, other.truncated)
 
 
 def test_a_family_with_two_sides_has_the_longest_for_each():

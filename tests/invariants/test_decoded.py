@@ -216,7 +216,7 @@ def test_as_many_lines_come_out_as_went_in(case: Any, seed: int, tokenizer: Toke
             assert answer.texts == ("",)
     assert translate([]) == []
     assert [a.texts for a in translate(["", "  "])] == [("",), ("",)]
-    assert answers[8].cut and not answers[0].cut  # of 16 source tokens the ninth line has more
+    assert answers[8].truncated and not answers[0].truncated  # of 16 source tokens the ninth line has more
 
 
 @pytest.mark.invariant("batch size and order change nothing")

@@ -164,15 +164,14 @@ class _Job:
         self.texts += 1
 
     def _warn(self, number: int, found: Continuation) -> None:
-        if found.cut and not self.quiet:
+        if found.truncated and not self.quiet:
             most = self.continuer.longest
             what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
             typer.echo(f"regard: warning: {what}", err=True)
 
 
 def _json(found: Continuation) -> str:
-    pairs = zip(found.texts, found.hypotheses, strict=True)
-    samples = [
-        {"text": text, "score": round(h.score, 4), "tokens": len(h.tokens), "finished": h.finished} for text, h in pairs
-    ]
-    return json.dumps({"prompt": found.prompt, "samples": samples, "cut": found.cut}, ensure_ascii=False)
+    entry = found.as_dict()
+    for sample in entry["samples"]:
+        sample["score"] = round(sample["score"], 4)
+    return json.dumps(entry, ensure_ascii=False)

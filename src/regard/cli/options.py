@@ -98,19 +98,16 @@ def generator(model: Model, settings: dict[str, object]) -> Continuer:
 
 def _made(make: Callable[..., Made], settings: dict[str, object]) -> Made:
     """Make it with these settings; one that cannot be is an error that names its option."""
-    from pydantic import ValidationError
-
     from regard.errors import UserError
+    from regard.recipes.faults import SettingFault
 
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{_option(name)} {value}: must be a finite number")
     try:
         return make(**settings)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        rule = fault["msg"].replace("Input should be", "must be")
-        raise UserError(f"{_option(str(fault['loc'][0]))} {fault['input']}: {rule}") from error
+    except SettingFault as fault:
+        raise UserError(f"{_option(fault.name)} {fault.value}: {fault.rule}") from None
 
 
 def _option(name: str) -> str:

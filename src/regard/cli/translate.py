@@ -136,7 +136,7 @@ class _Job:
         prefixes = None if self.prefix is None else [self.prefix] * len(lines)
         answers = self.translator(lines, nbest=self.nbest, first=first, prefixes=prefixes)
         for number, (line, answer) in enumerate(zip(lines, answers, strict=True), first + 1):
-            if answer.cut and not self.quiet:
+            if answer.truncated and not self.quiet:
                 most = self.translator.room.source
                 typer.echo(f"regard: warning: line {number} is longer than {most} tokens and was cut there", err=True)
             yield from self._lines(line, answer)
@@ -145,7 +145,7 @@ class _Job:
         scores = [round(h.score, 4) for h in answer.hypotheses] or [0.0]
         if self.form is Form.jsonl:
             found = [{"text": t, "score": s} for t, s in zip(answer.texts, scores, strict=True)]
-            entry = {"source": line, **found[0], "cut": answer.cut}
+            entry = {"source": line, **found[0], "truncated": answer.truncated}
             yield json.dumps(entry | ({"nbest": found} if self.nbest > 1 else {}), ensure_ascii=False)
         elif self.nbest == 1:
             yield answer.texts[0]

@@ -21,6 +21,7 @@ from regard.decoding.sampling import fold
 from regard.decoding.search import quickest, search
 from regard.errors import UserError
 from regard.models import Translator
+from regard.recipes.faults import changed
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL, UNKNOWN, Tokenizer, encode_stream
@@ -37,12 +38,20 @@ class Continuation:
     prompt: str
     texts: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
-    cut: bool = False  # the prompt was longer than the model sees, and lost its beginning
+    truncated: bool = False  # the prompt was longer than the model sees, and lost its beginning
 
     @property
     def text(self) -> str:
         """The first sample."""
         return self.texts[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The continuation in strings, numbers, lists and dicts, as `json.dumps` takes it."""
+        pairs = zip(self.texts, self.hypotheses, strict=True)
+        samples = [
+            {"text": text, "score": h.score, "tokens": len(h.tokens), "finished": h.finished} for text, h in pairs
+        ]
+        return {"prompt": self.prompt, "samples": samples, "truncated": self.truncated}
 
     def __str__(self) -> str:
         return self.prompt + self.text
@@ -65,8 +74,8 @@ class _Draft:
 
 def generation(decoding: Decoding, **changes: Any) -> Decoding:
     """Settings to generate with: the recipe's if it samples, else the usual ones; and some of them changed."""
-    usual = {} if decoding.method == "sample" else USUAL
-    return Decoding.model_validate({**decoding.model_dump(), **usual, **changes})
+    usual = decoding if decoding.method == "sample" else decoding.model_copy(update=USUAL)
+    return changed(usual, changes, "generate", ("samples", "tokens", "stop", "seed"))
 
 
 def until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,11 @@ class Filled:
     source: str
     text: str
     guesses: tuple[tuple[Guess, ...], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The filled text in strings, numbers, lists and dicts, as `json.dumps` takes it."""
+        guesses = [[asdict(guess) for guess in gap] for gap in self.guesses]
+        return {"source": self.source, "text": self.text, "guesses": guesses}
 
     def __str__(self) -> str:
         return self.text

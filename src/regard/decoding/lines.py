@@ -24,7 +24,7 @@ class Answer:
     texts: tuple[str, ...] = ("",)
     hypotheses: tuple[Hypothesis, ...] = ()
     source: tuple[int, ...] = ()
-    cut: bool = False  # the line was longer than the model reads
+    truncated: bool = False  # the line was longer than the model reads
 
 
 @dataclass(frozen=True)

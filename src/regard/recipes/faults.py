@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -71,6 +71,36 @@ def check(layers: Sequence[Layer], merge: Callable[[Sequence[Layer]], Table]) ->
         layers = layers[:-1]
     more = f" (and {len(others)} more)" if others else ""
     raise complaint(_explain(first, layers[-1]) + more)
+
+
+class SettingFault(UserError):
+    """A value that a setting cannot have."""
+
+    def __init__(self, name: str, value: Any, rule: str) -> None:
+        super().__init__(f"{name} = {value!r}: {rule}")
+        self.name, self.value, self.rule = name, value, rule
+
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+def changed(section: Section, changes: Mapping[str, Any], function: str, also: Sequence[str] = ()) -> Section:
+    """A section with some settings changed, as keywords of a Python function that takes `also` others.
+
+    An unknown keyword is a TypeError that lists those there are; a value that cannot be is a `SettingFault`.
+    """
+    known = [*also, *type(section).model_fields]
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(f"{function}() has no keyword {name!r}: {hint}It takes {', '.join(known)}")
+    try:
+        return type(section).model_validate({**section.model_dump(), **changes})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        rule = fault["msg"].replace("Input should be", "must be")
+        raise SettingFault(".".join(map(str, fault["loc"])), fault["input"], rule) from None
 
 
 def fields_at(sections: Sequence[str], family: str | None = None) -> dict[str, FieldInfo]:

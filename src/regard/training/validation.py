@@ -46,13 +46,13 @@ class Look:
         return {k: round(v, 6) for k, v in named.items() if v is not None}
 
 
-def pair_batches(
+def encode_pairs(
     pairs: Sequence[tuple[str, str]], tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe
-) -> list[tuple[list[int], PairBatch]]:
-    """Text pairs as batches for teacher forcing, each with the indices of its pairs, alike in length."""
+) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+    """The source and the target tokens of text pairs for teacher forcing, and which pairs had to be truncated."""
     first = corpora(recipe.data)[0]
     front, room, plain = front_of(recipe), Room.of(recipe), recipe.data.is_text
-    sources, _ = encode_side(
+    sources, one = encode_side(
         tokenizers[0],
         [source for source, _ in pairs],
         tag=first.source_tag,
@@ -61,7 +61,7 @@ def pair_batches(
         front=front,
     )
     sources = [[] for _ in pairs] if plain else sources
-    targets, _ = encode_side(
+    targets, other = encode_side(
         tokenizers[1],
         [target for _, target in pairs],
         tag=first.target_tag,
@@ -69,9 +69,24 @@ def pair_batches(
         lowercase=recipe.data.lowercase,
         front=front if plain else (),  # of plain text the target is what is read
     )
+    return sources, targets, [(a and not plain) or b for a, b in zip(one, other, strict=True)]
+
+
+def token_batches(
+    sources: list[list[int]], targets: list[list[int]], recipe: Recipe
+) -> list[tuple[list[int], PairBatch]]:
+    """Batches for teacher forcing, each with the indices of its pairs, alike in length."""
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))
     return [(g, PairBatch.of([sources[i] for i in g], [targets[i] for i in g], begin=BEGIN)) for g in groups]
+
+
+def pair_batches(
+    pairs: Sequence[tuple[str, str]], tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe
+) -> list[tuple[list[int], PairBatch]]:
+    """Text pairs as batches for teacher forcing, each with the indices of its pairs."""
+    sources, targets, _ = encode_pairs(pairs, tokenizers, recipe)
+    return token_batches(sources, targets, recipe)
 
 
 @dataclass
