@@ -145,3 +145,26 @@ def test_mistakes_are_told_in_one_line(regard: Callable, filler: Path, trained: 
     assert 'task = "fill"' in regard("fill", trained, "the [MASK] sat").complaint
     assert "use `regard fill`" in regard("translate", filler, "the cat").complaint
     assert "does not exist" in regard("fill", filler / "nowhere", "a [MASK]").complaint
+
+
+def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
+    regard: Callable, filler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line too long for the model, one without a gap and a blank one: as many answers as lines, with warnings."""
+    long = "the [MASK] sat on" + " the mat" * 20 + " [MASK] <mask>"
+    lines = ["the [MASK] sat on the mat", long, "", "no gap", "Once upon a [MASK]"]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    with open(tmp_path / "in.txt") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        result = regard("fill", filler, "--format", "jsonl", "--top", 1)
+    found = [json.loads(line) for line in result.out.splitlines()]
+    assert result.status == 0 and [entry["source"] for entry in found] == lines
+    assert [entry["truncated"] for entry in found] == [False, True, False, False, False]
+    assert found[0]["text"] == "the cat sat on the mat" and found[4]["text"] == "Once upon a time"
+    assert found[1]["text"].endswith(" the mat [MASK] <mask>") and found[1]["text"].startswith("the cat sat")
+    assert [len(guesses) for guesses in found[1]["guesses"]] == [1, 0, 0]
+    assert found[3]["text"] == "no gap" and found[3]["guesses"] == []
+    assert result.err.splitlines() == [
+        "regard: warning: line 2 is longer than 22 tokens and was cut there",
+        "regard: warning: line 4 has no [MASK] to fill in",
+    ]

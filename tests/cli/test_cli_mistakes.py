@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import errno
+import io
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -450,3 +452,53 @@ def test_what_is_no_run_is_answered_with_what_to_do(regard, trained, tmp_path, m
 def test_a_setting_given_as_an_option_is_answered_with_set(regard, option, setting):
     complaint = regard("train", "copy", option, "5").complaint
     assert f"No such option: {option}; settings are given as --set {setting}=VALUE" in complaint
+
+
+ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
+
+
+@pytest.mark.parametrize("words", [("recipes", f"no{ESCAPE}"), ("translate", f"no{ESCAPE}", "a"), (f"verb{ESCAPE}",)])
+def test_escape_sequences_in_a_message_are_shown_and_not_obeyed(regard: Callable, words: tuple[str, ...]) -> None:
+    said = regard(*words).complaint
+    assert not set(ESCAPE) & set(said) - set("]0;title2J"), ascii(said)
+    assert "\\x1b" in said
+
+
+def test_escape_sequences_in_a_recipe_are_shown_and_not_obeyed(regard: Callable, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "copy"\nabout = "\\u001b[2J\u009b2J"\n[training]\nsteps = "\u009b"\n')
+    assert "\x9b" not in regard("recipes", tmp_path / "a.toml").complaint
+    result = regard("recipes", tmp_path / "a.toml", "--set", "training.steps=1")
+    assert result.status == 0 and "\x1b" not in result.out and "\x9b" not in result.out
+
+
+def test_a_terminal_shows_translations_escaped_and_a_pipe_gets_them_as_they_are(monkeypatch: Any) -> None:
+    from regard.cli import options
+
+    for terminal, wanted in ((True, r"a\x1b[2J" + "\n"), (False, "a\x1b[2J\n")):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr("sys.stdout", stream)
+        options.text_output().write("a\x1b[2J\n")
+        stream.flush()
+        assert stream.buffer.getvalue().decode() == wanted  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you ..."),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+@pytest.mark.parametrize(("verb", "advice"), [("train", "batch_tokens"), ("translate", "--beam"), ("draw", "shorter")])
+def test_out_of_memory_is_said_with_advice_that_suits_the_verb(
+    capsys: pytest.CaptureFixture[str], error: Exception, verb: str, advice: str
+) -> None:
+    from regard.cli import _failed
+
+    assert _failed(error, debug=False, verb=verb) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("regard: out of memory: ") and advice in said

@@ -7,10 +7,13 @@ Exit statuses: 0 all well; 1 a fault in regard itself; 2 something the user can 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
+
+LONGEST_LINE = 2000  # characters of a message: it may repeat what a file holds
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -37,10 +40,10 @@ def _run(words: list[str], debug: bool) -> int:
         _let_go_of_stdout()
         return 141
     except Exception as error:
-        return _failed(error, debug)
+        return _failed(error, debug, next((word for word in words if not word.startswith("-")), ""))
 
 
-def _failed(error: Exception, debug: bool) -> int:
+def _failed(error: Exception, debug: bool, verb: str) -> int:
     """What the user can mend, usage mistakes, signals that asked training to stop, and our own faults."""
     from regard.errors import UserError
 
@@ -52,15 +55,34 @@ def _failed(error: Exception, debug: bool) -> int:
         raise error
     if isinstance(error, UserError):
         return _complain(str(error), 2)
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
         from regard.files import reason
 
         if error.filename is None:  # files that are written go by name, so it was the output
             _let_go_of_stdout()
         return _complain(f"{error.filename or 'standard output'}: {reason(error)}", 2)
-    if isinstance(error, MemoryError) or "out of memory" in str(error):
-        return _complain("out of memory: lower training.batch_tokens (or decoding.batch_tokens)", 2)
+    if _out_of_memory(error):
+        return _complain(f"out of memory: {_less_memory(verb)}", 2)
     return _complain(f"a fault in regard: {type(error).__name__}: {error} (--debug shows where; please report it)", 1)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether the system, Python, PyTorch or CUDA had no memory left; most of them say so in words only."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    said = str(error).lower()
+    return any(words in said for words in ("out of memory", "allocate memory", "not enough memory", "bad_alloc"))
+
+
+def _less_memory(verb: str) -> str:
+    """What a user of this verb can do about it."""
+    if verb == "train":
+        return "lower training.batch_tokens, set training.checkpoint_activations = true, or choose a smaller model"
+    if verb in ("look", "draw", "explain"):
+        return "give a shorter text"
+    if verb in ("translate", "generate", "evaluate", "compare", "fill"):
+        return "lower --beam or --samples, or decoding.batch_tokens in the run's recipe.toml; shorter lines also help"
+    return "use a machine with more of it"
 
 
 def _misuse(error: Any) -> int:
@@ -83,5 +105,8 @@ def _let_go_of_stdout() -> None:
 
 
 def _complain(line: str, status: int) -> int:
-    print("regard: " + " ".join(line.split()), file=sys.stderr)
+    from regard.errors import printable
+
+    line = printable(" ".join(line.split()))
+    print("regard: " + (line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "..."), file=sys.stderr)
     return status

@@ -47,7 +47,7 @@ def bench(
 
     def say(line: str) -> None:
         if not quiet:
-            typer.echo(line, err=True)
+            options.note(line)
 
     training = None
     if recipe.data.imported is None:

@@ -172,7 +172,7 @@ def _trace(run: Path, text: str, target: str | None, weights: str, device: str) 
 
     trace = load(run, weights=weights, device=device).trace(text, target)
     if trace.header["text"]["cut"]:
-        typer.echo("regard: warning: the text is longer than the model reads and was cut", err=True)
+        options.note("regard: warning: the text is longer than the model reads and was cut")
     return trace
 
 
@@ -208,6 +208,6 @@ def _show(picture: Picture, path: Path | None, theme: Theme) -> None:
         return typer.echo(picture.text(width=width, colour=colour))
     missing = picture.save(path, theme=theme.value)
     if missing:
-        typer.echo(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader", err=True)
+        options.note(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader")
     said = "" if picture.trace is None else f": {picture.trace.header['text']['target']}"
-    typer.echo(f"{path}{said}", err=True)
+    options.note(f"{path}{said}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from regard.cli import options
 from regard.cli.progress import counted
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _pairs(run: Run, split: str, given: AlignmentOptions, quiet: bool) -> list[t
 
 def _warn(text: str, quiet: bool) -> None:
     if not quiet:
-        typer.echo(f"regard: warning: {text}", err=True)
+        options.note(f"regard: warning: {text}")
 
 
 def _lines(test: Part, dev: Part | None, given: AlignmentOptions) -> list[tuple[str, View]]:

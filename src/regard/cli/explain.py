@@ -82,7 +82,7 @@ def explain(
     hiding = Hiding(how.value, "pieces" if pieces else "words", span)
     asked = ask(load(run, weights=weights, device=device), text, target=target, hiding=hiding)
     if asked.cut and not quiet:
-        typer.echo("regard: warning: the text is longer than the model reads and was cut", err=True)
+        options.note("regard: warning: the text is longer than the model reads and was cut")
     parts = len(asked.box.parts)
     with counted("asking", 2**parts if sampling.enumerates(parts) else masks, quiet) as progress:
         found = asked.explain(progress, **settings)
@@ -91,7 +91,7 @@ def explain(
     if out is not None:
         with options.written(out) as file:
             file.write(_picture(asked, found, traced))
-        typer.echo(f"{out}: {asked.said}", err=True)
+        options.note(f"{out}: {asked.said}")
     elif as_json:
         typer.echo(_json(text, asked, found, traced))
     else:

@@ -44,4 +44,4 @@ def export(
     if check:
         say_difference(run, folder)
     if not quiet:
-        typer.echo(f"{folder} is ready for transformers", err=True)
+        options.note(f"{folder} is ready for transformers")

@@ -31,6 +31,9 @@ def fill(
     A gap is one token. With bpe a token begins with the blank before its word, so one blank before [MASK] belongs to
     the gap: write 'the [MASK] sat', and put no blank before [MASK] to go on with a word.
 
+    From standard input, a line longer than the model reads is cut, and one without [MASK] comes back as it is, with a
+    warning that names it.
+
     Examples:
 
         regard fill runs/stories-bert 'Once upon a [MASK] there was a boy'
@@ -44,15 +47,23 @@ def fill(
         options.readable(TEXT=one)
     filler = load(run, weights=weights, device=device).filler()
     if not text and sys.stdin is not None and sys.stdin.isatty():
-        typer.echo("Type a text with [MASK] in it and press Enter; Ctrl-D ends.", err=True)
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    for _, lines in [(0, text)] if text else chunks(None, None):
-        found = iter(filler([line for line in lines if line.strip()], top=top))
-        for source in lines:
+        options.note("Type a text with [MASK] in it and press Enter; Ctrl-D ends.")
+    out = options.text_output()
+    for first, lines in [(0, text)] if text else chunks(None, None):
+        found = iter(filler([line for line in lines if line.strip()], top=top, lenient=not text))
+        for number, source in enumerate(lines, first + 1):
             filled = next(found) if source.strip() else Filled(source, source, ())  # blank lines stay blank
+            _warn(number, filled, filler.longest - 2)
             for line in _json(filled) if form is Form.jsonl else _plain(filled):
-                sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+                out.write(line + "\n")
+        out.flush()
+
+
+def _warn(number: int, filled: Filled, most: int) -> None:
+    if filled.truncated:
+        options.note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
+    elif filled.source.strip() and not filled.guesses:
+        options.note(f"regard: warning: line {number} has no [MASK] to fill in")
 
 
 def _plain(filled: Filled) -> Iterator[str]:
@@ -65,4 +76,5 @@ def _plain(filled: Filled) -> Iterator[str]:
 
 def _json(filled: Filled) -> Iterator[str]:
     gaps = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
-    yield json.dumps({"source": filled.source, "text": filled.text, "guesses": gaps}, ensure_ascii=False)
+    entry = {"source": filled.source, "text": filled.text, "guesses": gaps, "truncated": filled.truncated}
+    yield json.dumps(entry, ensure_ascii=False)

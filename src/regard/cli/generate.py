@@ -93,8 +93,7 @@ def generate(
         load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
     )
     if not prompt and not quiet and sys.stdin is not None and sys.stdin.isatty():
-        typer.echo("Type the beginning of a text and press Enter; Ctrl-D ends.", err=True)
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        options.note("Type the beginning of a text and press Enter; Ctrl-D ends.")
     shown = sys.stdout.isatty() if stream is None else stream
     job = _Job(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
     for first, prompts in [(0, prompt)] if prompt else chunks(None, None):
@@ -116,6 +115,7 @@ class _Job:
     ) -> None:
         self.continuer, self.samples, self.tokens, self.stop = continuer, samples, tokens, stop
         self.form, self.stream, self.quiet = form, stream, quiet
+        self.out = options.text_output()
         self.texts = 0  # written so far
 
     def answer(self, first: int, prompts: list[str]) -> None:
@@ -132,42 +132,42 @@ class _Job:
         for number, one in enumerate(found, first + 1):
             self._warn(number, one)
             if self.form is Form.jsonl:
-                sys.stdout.write(_json(one) + "\n")
+                self.out.write(_json(one) + "\n")
                 continue
             for text in one.texts:
                 self._next()
-                sys.stdout.write(f"{one.prompt}{text}\n")
-        sys.stdout.flush()
+                self.out.write(f"{one.prompt}{text}\n")
+        self.out.flush()
 
     def _as_it_comes(self, number: int, prompt: str) -> None:
         written = ""
 
         def show(line: int, sample: int, text: str) -> None:
             nonlocal written
-            sys.stdout.write(text[len(written) :])
-            sys.stdout.flush()
+            self.out.write(text[len(written) :])
+            self.out.flush()
             written = text
 
         self._next()
-        sys.stdout.write(prompt)
-        sys.stdout.flush()
+        self.out.write(prompt)
+        self.out.flush()
         (found,) = self.continuer([prompt], tokens=self.tokens, stop=self.stop, first=number, watch=show)
         show(0, 0, found.text)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        self.out.write("\n")
+        self.out.flush()
         self._warn(number + 1, found)
 
     def _next(self) -> None:
         """A line between texts."""
         if self.texts:
-            sys.stdout.write(f"{BETWEEN}\n")
+            self.out.write(f"{BETWEEN}\n")
         self.texts += 1
 
     def _warn(self, number: int, found: Continuation) -> None:
         if found.truncated and not self.quiet:
             most = self.continuer.longest
             what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
-            typer.echo(f"regard: warning: {what}", err=True)
+            options.note(f"regard: warning: {what}")
 
 
 def _json(found: Continuation) -> str:

@@ -37,7 +37,7 @@ def import_(
     if check:
         say_difference(run.path, folder)
     if not quiet:
-        typer.echo(f"{run.recipe.about}; {options.ready(run)}", err=True)
+        options.note(f"{run.recipe.about}; {options.ready(run)}")
 
 
 def say_difference(run: Path, folder: Path) -> None:

@@ -49,7 +49,7 @@ def look(
     paths, text = _apart(runs)
     options.readable(TEXT=text)
     server = listening.open_server(paths, text=text, device=device, host=host, port=port, token=token)
-    typer.echo(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)", err=True)
+    options.note(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)")
     server.run(browser=browser)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from regard.decoding.continuing import Continuer
     from regard.decoding.lines import LineTranslator
     from regard.runs import Run
+
+
+class TextOutput(Protocol):
+    """Where lines of text go."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
 
 Made = TypeVar("Made")
 RunPath = Annotated[
@@ -61,6 +71,31 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Look the recipe's files up in this folder.", show_default=False),
 ]
+
+
+class _Escaping:
+    """Standard output that is a terminal: text is shown, and what is no text in it is not obeyed."""
+
+    def write(self, text: str) -> int:
+        from regard.errors import printable
+
+        return sys.stdout.write(printable(text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def text_output() -> TextOutput:
+    """Standard output for text that a model wrote: as it is in a file or a pipe, escaped in a terminal."""
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    return _Escaping() if sys.stdout.isatty() else sys.stdout
+
+
+def note(text: str) -> None:
+    """Say something on standard error; names and settings in it may come from foreign files."""
+    from regard.errors import printable
+
+    typer.echo(printable(text), err=True)
 
 
 def changed(**settings: object) -> dict[str, object]:

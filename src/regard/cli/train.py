@@ -55,7 +55,7 @@ def train(
     target = out if out is not None else Path("runs") / Path(recipe).stem
     run = run_training(chosen, target, device=device, start_from=start_from, quiet=quiet)
     if not quiet:
-        typer.echo(options.ready(run), err=True)
+        options.note(options.ready(run))
 
 
 train.__doc__ = (train.__doc__ or "").replace("MAY_CHANGE", ", ".join(MAY_CHANGE))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -117,7 +117,7 @@ def translate(
     if prefix is not None and UNKNOWN in translator.tokenizers[1].encode(prefix):
         raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
     if not text and input is None and not quiet and sys.stdin is not None and sys.stdin.isatty():
-        typer.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
+        options.note("Type a sentence and press Enter; Ctrl-D ends.")
     with _opened(output) as out:
         job = _Job(translator, form, nbest, prefix, quiet)
         for first, lines in chunks(text, input):
@@ -138,7 +138,7 @@ class _Job:
         for number, (line, answer) in enumerate(zip(lines, answers, strict=True), first + 1):
             if answer.truncated and not self.quiet:
                 most = self.translator.room.source
-                typer.echo(f"regard: warning: line {number} is longer than {most} tokens and was cut there", err=True)
+                options.note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
             yield from self._lines(line, answer)
 
     def _lines(self, line: str, answer: Answer) -> Iterator[str]:
@@ -209,9 +209,8 @@ def _take(waiting: queue.Queue[str | BaseException | None]) -> tuple[list[str], 
     return chunk, ""
 
 
-def _opened(path: Path | None) -> AbstractContextManager[IO[str]]:
+def _opened(path: Path | None) -> AbstractContextManager[options.TextOutput]:
     """Standard output, or a file that appears whole at the end."""
     if path is not None:
         return options.written(path)
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    return nullcontext(sys.stdout)
+    return nullcontext(options.text_output())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -45,11 +45,12 @@ class Filled:
     source: str
     text: str
     guesses: tuple[tuple[Guess, ...], ...]
+    truncated: bool = False  # the text was longer than the model reads: gaps after its end stay, without guesses
 
     def as_dict(self) -> dict[str, Any]:
         """The filled text in strings, numbers, lists and dicts, as `json.dumps` takes it."""
         guesses = [[asdict(guess) for guess in gap] for gap in self.guesses]
-        return {"source": self.source, "text": self.text, "guesses": guesses}
+        return {"source": self.source, "text": self.text, "guesses": guesses, "truncated": self.truncated}
 
     def __str__(self) -> str:
         return self.text
@@ -71,36 +72,48 @@ class GapFiller:
             raise UserError('this model fills in no gaps: that takes family = "bert" and task = "fill"')
         return cls(model, tokenizer, settings.max_positions, recipe.data.lowercase)
 
-    def __call__(self, texts: Sequence[str], *, top: int = 5) -> list[Filled]:
-        """The `top` guesses for every gap of every text."""
-        read = [self.encode(text) for text in texts]
+    def __call__(self, texts: Sequence[str], *, top: int = 5, lenient: bool = False) -> list[Filled]:
+        """The `top` guesses for every gap of every text.
+
+        A text that is too long, or has no gap, is an error; `lenient` truncates the former and returns the latter as
+        it is, so that one line does not cost a whole stream.
+        """
+        whole = [self._tokens(text) if lenient else self.encode(text)[:-1] for text in texts]
+        read = [[*tokens[: self.longest - 1], END] for tokens in whole]
         found: list[Filled | None] = [None] * len(texts)
         for group in sentence_batches([len(tokens) for tokens in read], BATCH_TOKENS):
             together = self._fill([texts[i] for i in group], [read[i] for i in group], top)
             for i, filled in zip(group, together, strict=True):
-                found[i] = filled
+                found[i] = replace(filled, truncated=len(read[i]) <= len(whole[i]))
         return [filled for filled in found if filled is not None]
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with the mask where its gaps are, between the begin and the end mark."""
-        parts = self._parts(text)
-        if len(parts) == 1:
+        if GAP.search(text) is None:
             raise UserError(f"there is no [MASK] to fill in: {_short(text)}")
-        pieces = self.tokenizer.encode_batch([part.lower() if self.lowercase else part for part in parts])
-        tokens = [BEGIN, *pieces[0]]
-        for piece in pieces[1:]:
-            tokens += [self.tokenizer.tag(MASK), *piece]
+        tokens = self._tokens(text)
         if len(tokens) + 1 > self.longest:
             most = self.longest - 2
             raise UserError(f"the text has {len(tokens) - 1} tokens, more than the {most} of the model: {_short(text)}")
         return [*tokens, END]
 
+    def _tokens(self, text: str) -> list[int]:
+        """All tokens of a text after the begin mark, with the mask where its gaps are."""
+        parts = self._parts(text)
+        pieces = self.tokenizer.encode_batch([part.lower() if self.lowercase else part for part in parts])
+        tokens = [BEGIN, *pieces[0]]
+        for piece in pieces[1:]:
+            tokens += [self.tokenizer.tag(MASK), *piece]
+        return tokens
+
     def _parts(self, text: str) -> list[str]:
         """What stands before, between and after the gaps."""
         *before, last = GAP.split(text)
-        if self.tokenizer.unit == "bpe":
-            before = [part.removesuffix(" ") for part in before]
-        return [*before, last]
+        return [*map(self._before, before), last]
+
+    def _before(self, part: str) -> str:
+        """A part before a gap, without the blank that belongs to the gap."""
+        return part.removesuffix(" ") if self.tokenizer.unit == "bpe" else part
 
     def _fill(self, texts: list[str], read: list[list[int]], top: int) -> list[Filled]:
         """One pass over texts that are alike in length."""
@@ -115,14 +128,17 @@ class GapFiller:
         return [self._filled(*one) for one in zip(texts, *parts, strict=True)]
 
     def _filled(self, text: str, chances: Tensor, ids: Tensor) -> Filled:
-        """chances and ids [gaps, top] -> the text with the first of each in its gap."""
+        """chances and ids [gaps that were read, top] -> the text with the first of each in its gap."""
         guesses = tuple(
             tuple(Guess(self.tokenizer.pieces([token])[0], chance) for token, chance in zip(*gap, strict=True))
             for gap in zip(ids.tolist(), chances.tolist(), strict=True)
         )
-        first, *rest = self._parts(text)
-        best = [gap[0].text for gap in guesses]
-        return Filled(text, first + "".join(guess + part for guess, part in zip(best, rest, strict=True)), guesses)
+        *before, last = GAP.split(text)
+        gaps = GAP.findall(text)
+        unread = len(gaps) - len(guesses)
+        filled = [self._before(part) + gap[0].text for part, gap in zip(before, guesses, strict=False)]
+        filled += [part + gap for part, gap in list(zip(before, gaps, strict=True))[len(guesses) :]]
+        return Filled(text, "".join(filled) + last, guesses + ((),) * unread)
 
 
 def _short(text: str) -> str:

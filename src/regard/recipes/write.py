@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from regard.recipes.schema import Recipe
+
+# What JSON leaves as it is, and TOML forbids or a terminal obeys.
+_CONTROL = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def describe(recipe: Recipe) -> str:
@@ -40,8 +44,8 @@ def toml_value(value: Any) -> str:
     """A Python value as TOML: `toml_value([True, "a"])` is `[true, "a"]`."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for one character that TOML wants escaped too
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, str):  # JSON's escapes are TOML's
+        return _CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from regard.errors import UserError
+from regard.errors import UserError, printable
 
 PLAIN_EVERY = 10.0  # seconds between plain progress lines
 
@@ -63,7 +63,7 @@ class Plain(Reporter):
             self.say(f"{what}: {count:,} {self.members} so far")
 
     def say(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        print(printable(line), file=self.stream, flush=True)
 
     def start(self, step: int, steps: int) -> None:
         self.steps, self.begun, self.first, self.shown = steps, time.monotonic(), step, time.monotonic()
@@ -127,7 +127,7 @@ class Live(Plain):
         self.bar.stop()
 
     def say(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, highlight=False)
+        self.bar.console.print(printable(line), markup=False, highlight=False)
 
     def start(self, step: int, steps: int) -> None:
         super().start(step, steps)
