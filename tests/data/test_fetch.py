@@ -103,7 +103,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def offer(monkeypatch: pytest.MonkeyPatch, *files: PublicFile, **archives: Archive) -> None:
     """Make `toy` the one public set there is."""
-    toy = PublicSet("toy", "a toy", "none", 1, tuple(files), archives)
+    toy = PublicSet("toy", "a toy", "none", 1_000_000, tuple(files), archives)
     monkeypatch.setattr(module, "sets", lambda: {"toy": toy})
 
 
@@ -410,3 +410,53 @@ def test_multi30k_has_the_published_names() -> None:
 def test_what_is_fetched_has_the_names_that_the_recipe_asks_for(recipe: str, name: str) -> None:
     data = tomllib.loads((resources("regard.recipes") / f"{recipe}.toml").read_text(encoding="utf-8"))["data"]
     assert {data["source"], data["target"], *data["valid"], *data["test"]} <= {file.name for file in sets()[name].files}
+
+
+def test_an_archive_without_a_checksum_has_to_stay_what_it_was_the_first_time(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, PublicFile("a.en", parts=(("talks", "a"),)), talks=Archive("https://data.example/talks.tgz"))
+    first = server.files["/talks.tgz"] = tar(a=b"one\n")
+    home = fetch("toy", tmp_path, base=server.base)
+    assert (tmp_path / "SHA256SUMS").read_text() == f"{sha(first)}  toy/talks.tgz\n"
+    (home / "a.en").unlink()
+    fetch("toy", tmp_path, base=server.base)
+    (home / "a.en").unlink()
+    server.files["/talks.tgz"] = tar(a=b"other\n")
+    with pytest.raises(UserError, match=r"talks\.tgz .* is not what was downloaded the first time.* remove its line"):
+        fetch("toy", tmp_path, base=server.base)
+    assert names(home) == []
+    (tmp_path / "SHA256SUMS").unlink()
+    fetch("toy", tmp_path, base=server.base)
+    assert (home / "a.en").read_bytes() == b"other\n"
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_download_larger_than_its_set_is_refused(
+    announced: bool, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, plain())
+    server.files["/a/train.en"] = bytes(3_000_000)
+    if not announced:
+        monkeypatch.setattr(Handler, "send_header", _without_length)
+    with pytest.raises(UserError, match=r"sends more than 2,000,000 bytes for train\.en, which it cannot have"):
+        fetch("toy", tmp_path, base=server.base)
+    assert names(tmp_path / "toy") == []
+
+
+def _without_length(handler: Handler, name: str, value: str) -> None:
+    if name != "Content-Length":
+        BaseHTTPRequestHandler.send_header(handler, name, value)
+
+
+def test_a_compressed_bomb_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_EXPANSION", 2)
+    offer(monkeypatch, PublicFile("train.en", "https://data.example/a/train.en.gz"))
+    server.files["/a/train.en.gz"] = gzip.compress(bytes(5_000_000))
+    with pytest.raises(UserError, match="unpacks to more than 4,000,000 bytes"):
+        fetch("toy", tmp_path, base=server.base)
+    offer(monkeypatch, PublicFile("a.en", parts=(("talks", "a"),)), talks=Archive("https://data.example/talks.tgz"))
+    server.files["/talks.tgz"] = tar(a=bytes(5_000_000))
+    with pytest.raises(UserError, match="unpacks to more than 4,000,000 bytes"):
+        fetch("toy", tmp_path, base=server.base)
+    assert not list((tmp_path / "toy").glob("*.member")) and not (tmp_path / "SHA256SUMS").exists()

@@ -3,6 +3,9 @@
 Which sets there are, and where their files lie, is in `public_sets.toml`. A download that breaks off is kept as
 `NAME.part` and goes on from there next time; what is there and right is left alone; a file gets its real name only
 when it is complete, so a file with its real name can be trusted.
+
+Where the table has no checksum of an archive, the first download's is recorded in `SHA256SUMS` beside the sets' folders
+and later downloads have to have the same.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import IO, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from regard.errors import UserError
+from regard.files import read_text
 
 Progress = Callable[[str, int, int | None], None]  # what is being fetched, bytes so far, bytes in all where known
 Form = Literal["lines", "ted", "segments"]
@@ -40,6 +44,9 @@ ATTEMPTS = 4  # how often a broken connection is taken up again before we give u
 PAUSE = 1.0  # seconds before the second attempt; twice that before the third, and so on
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 18
+DIGESTS = "SHA256SUMS"  # of downloads that the table has no checksum of, as sha256sum writes it
+MOST_TIMES_SIZE = 2  # a download may be so many times as large as its whole set is said to be
+MOST_EXPANSION = 20  # and its contents so many times as large again
 HINT = "`--data DIR` uses a folder that is already there"
 
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
@@ -87,6 +94,11 @@ class PublicSet:
     files: tuple[PublicFile, ...]
     archives: Mapping[str, Archive]
 
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that any one download of this set may have."""
+        return MOST_TIMES_SIZE * self.size
+
 
 @cache
 def sets() -> dict[str, PublicSet]:
@@ -121,19 +133,25 @@ def fetch(name: str, folder: Path, *, base: str | None = None, progress: Progres
         missing = [file for file in chosen.files if not _is_there(home, file)]
         for file in missing:
             if file.url is not None:
-                _fetch_file(file, _moved(file.url, base), home, progress)
+                _fetch_file(chosen, file, _moved(file.url, base), home, progress)
         assembled = [file for file in missing if file.url is None]
         if assembled:
             _fetch_parts(chosen, assembled, home, base, progress)
     return home
 
 
-def _fetch_file(file: PublicFile, url: str, home: Path, progress: Progress | None) -> None:
+def _fetch_file(chosen: PublicSet, file: PublicFile, url: str, home: Path, progress: Progress | None) -> None:
     suffix = ".gz" if url.endswith(".gz") else ""
-    part = _download(url, home / (file.name + suffix), file.name, file.sha256, progress)
+    part = _download(url, home / (file.name + suffix), file.name, file.sha256, chosen.most_bytes, progress)
+    first_use = file.sha256 is None and file.text_sha256 is None
     try:
+        if first_use:
+            _compare(home, part, url)
         with _whole(part, url), _opened(part, suffix) as source:
-            _write(home / file.name, iter(lambda: source.read(CHUNK), b""), file.text_sha256, url)
+            pieces = _bounded(source, MOST_EXPANSION * chosen.most_bytes, f"{file.name} from {url}")
+            _write(home / file.name, pieces, file.text_sha256, url)
+        if first_use:
+            _record(home, part)
     except UserError:
         _forget(part)
         raise
@@ -150,20 +168,27 @@ def _fetch_parts(
             if member not in wanted.setdefault(archive, []):
                 wanted[archive].append(member)
     members: dict[tuple[str, str], Path] = {}
-    parts = []
+    parts: list[Path] = []
+    first_use: list[Path] = []  # those that the table has no checksum of
     try:
         for key, names in wanted.items():
             url = _moved(chosen.archives[key].url, base)
             suffix = ".zip" if url.endswith(".zip") else ".tgz"
-            part = _download(url, home / (key + suffix), key + suffix, chosen.archives[key].sha256, progress)
+            sha256 = chosen.archives[key].sha256
+            part = _download(url, home / (key + suffix), key + suffix, sha256, chosen.most_bytes, progress)
+            if sha256 is None:
+                _compare(home, part, url)
+                first_use.append(part)
             with _whole(part, url):
-                found = _extract(part, names, home, key)
+                found = _extract(part, names, home, key, MOST_EXPANSION * chosen.most_bytes)
             members |= {(key, member): path for member, path in found.items()}
             for member in names:
                 if member not in found:
                     raise UserError(f"{url} has no {member} in it any more; {HINT}")
             parts.append(part)
         _assemble(chosen.name, files, members, home)
+        for part in first_use:
+            _record(home, part)
     finally:
         for path in members.values():
             path.unlink(missing_ok=True)
@@ -184,7 +209,7 @@ def _assemble(name: str, files: list[PublicFile], members: Mapping[tuple[str, st
             raise UserError(f"{file.name} has {count:,} lines but {other} has {expected:,}: {name} has changed")
 
 
-def _extract(archive: Path, names: Iterable[str], home: Path, key: str) -> dict[str, Path]:
+def _extract(archive: Path, names: Iterable[str], home: Path, key: str, most: int) -> dict[str, Path]:
     """Copy the named members out, to names of our own choosing, so that no path inside the archive is ever obeyed."""
     targets = {name: home / f"{key}-{i}.member" for i, name in enumerate(names)}
     found = {}
@@ -192,24 +217,38 @@ def _extract(archive: Path, names: Iterable[str], home: Path, key: str) -> dict[
         with zipfile.ZipFile(archive) as opened:
             for name in set(targets) & set(opened.namelist()):
                 with opened.open(name) as source:
-                    found[name] = _copied(source, targets[name])
+                    found[name] = _copied(source, targets[name], most)
         return found
     with tarfile.open(archive, "r:*") as tar:
         for member in tar:  # one pass: going back in a compressed archive means reading it again
             name = member.name.removeprefix("./")
             content = tar.extractfile(member) if member.isfile() and name in targets else None
             if content is not None:
-                found[name] = _copied(content, targets[name])
+                found[name] = _copied(content, targets[name], most)
                 if len(found) == len(targets):
                     break
     return found
 
 
-def _copied(source: IO[bytes], target: Path) -> Path:
-    with target.open("wb") as file:
-        while chunk := source.read(CHUNK):
-            file.write(chunk)
+def _copied(source: IO[bytes], target: Path, most: int) -> Path:
+    try:
+        with target.open("wb") as file:
+            for chunk in _bounded(source, most, target.name):
+                file.write(chunk)
+    except UserError:
+        target.unlink(missing_ok=True)
+        raise
     return target
+
+
+def _bounded(source: IO[bytes], most: int, what: str) -> Iterator[bytes]:
+    """The bytes of a stream in chunks; more than `most` of them, as of a compressed bomb, are an error."""
+    size = 0
+    while chunk := source.read(CHUNK):
+        size += len(chunk)
+        if size > most:
+            raise UserError(f"{what} unpacks to more than {most:,} bytes, which is not the published text")
+        yield chunk
 
 
 def _selected(file: PublicFile, paths: Iterable[Path]) -> Iterator[bytes]:
@@ -292,6 +331,38 @@ def _sha256(source: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+def _recorded(home: Path, part: Path) -> str | None:
+    """The digest of the first download of this name, if there was one."""
+    try:
+        lines = [line.split(maxsplit=1) for line in read_text(home.parent / DIGESTS).splitlines()]
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    wanted = f"{home.name}/{part.name.removesuffix('.part')}"
+    return next((line[0] for line in lines if line[1:] == [wanted]), None)
+
+
+def _compare(home: Path, part: Path, url: str) -> None:
+    """Refuse a download that differs from the first one of its name."""
+    known = _recorded(home, part)
+    with part.open("rb") as file:
+        if known in (None, _sha256(file)):
+            return
+    _forget(part)
+    raise UserError(
+        f"{part.name.removesuffix('.part')} from {urlsplit(url).netloc} is not what was downloaded the first time; "
+        f"what came has been removed. If it was meant to change, remove its line from {home.parent / DIGESTS}"
+    )
+
+
+def _record(home: Path, part: Path) -> None:
+    """Write down the digest of a download that the table has none of, unless that was done before."""
+    if _recorded(home, part) is None:
+        with part.open("rb") as file:
+            digest = _sha256(file)
+        with open(home.parent / DIGESTS, "a", encoding="utf-8") as digests:
+            digests.write(f"{digest}  {home.name}/{part.name.removesuffix('.part')}\n")
+
+
 def _forget(path: Path) -> None:
     """Remove a download and the note beside it that says which version of the file it is a part of."""
     path.unlink(missing_ok=True)
@@ -316,14 +387,14 @@ def _moved(url: str, base: str | None) -> str:
     return urlsplit(url)._replace(scheme=mirror.scheme, netloc=mirror.netloc, path=path).geturl()
 
 
-def _download(url: str, target: Path, label: str, sha256: str | None, progress: Progress | None) -> Path:
+def _download(url: str, target: Path, label: str, sha256: str | None, most: int, progress: Progress | None) -> Path:
     """Bring `target`.part to completeness, from wherever it stands, check it, and return its path."""
     part = target.with_name(target.name + ".part")
     host = urlsplit(url).netloc
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE * attempt)
         try:
-            if _go_on(url, part, label, progress):
+            if _go_on(url, part, label, most, progress):
                 break
         except _DROPPED:
             continue
@@ -342,7 +413,7 @@ def _download(url: str, target: Path, label: str, sha256: str | None, progress: 
     return part
 
 
-def _go_on(url: str, part: Path, label: str, progress: Progress | None) -> bool:
+def _go_on(url: str, part: Path, label: str, most: int, progress: Progress | None) -> bool:
     """Ask for the bytes that `part` lacks and append them. True if it is complete now, False to ask again.
 
     The version note (a strong ETag, or the date) goes along as If-Range, so that a file which changed on the server
@@ -380,10 +451,12 @@ def _go_on(url: str, part: Path, label: str, progress: Progress | None) -> bool:
                 _note(part).write_text(version, encoding="utf-8")
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None else None
+        _refuse_larger(total or 0, most, url, label, part)
         with part.open("ab" if joined else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 have += len(chunk)
+                _refuse_larger(have, most, url, label, part)
                 if progress is not None:
                     progress(label, have, total)
         return total is None or have == total
@@ -403,6 +476,14 @@ def _refused(url: str, code: int) -> UserError:
         return UserError(f"{host} has no {path} ({code}): it has moved, or the mirror lacks it; {HINT}")
     later = "try again later" if code == 429 or code >= 500 else HINT
     return UserError(f"{host} refused {path} with status {code}; {later}")
+
+
+def _refuse_larger(size: int, most: int, url: str, label: str, part: Path) -> None:
+    if size > most:
+        _forget(part)
+        raise UserError(
+            f"{urlsplit(url).netloc} sends more than {most:,} bytes for {label}, which it cannot have; {HINT}"
+        )
 
 
 def _mismatch(label: str, origin: str, got: str, expected: str) -> UserError:
