@@ -171,6 +171,7 @@ def marian_apart(path: Path, **changes: Any) -> Any:
     words = list(json.loads((path / "vocab.json").read_text()))
     target = {word: number for number, word in enumerate([*words[:40], words[-1]])}
     (path / "target_vocab.json").write_text(json.dumps(target))
+    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
     config = transformers.MarianConfig.from_pretrained(path)
     config.share_encoder_decoder_embeddings = False
     config.decoder_vocab_size = len(target)
@@ -490,6 +491,7 @@ OWN: dict[str, dict[str, Any]] = {
         },
     },
 }
+OWN["transformer untied"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | {"tied": False}}
 
 
 def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None:
@@ -630,17 +632,17 @@ def test_settings_and_files_that_do_not_fit_are_named(copied: Path) -> None:
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True has no counterpart"),
         ({"activation_function": "mish"}, "activation_function = 'mish' has no counterpart"),
         ({"eos_token_id": 10**6}, "eos_token_id is missing, or outside the vocabulary"),
-        ({"vocab_size": 100, "eos_token_id": 5}, "the vocabulary has ids up to"),
+        ({"vocab_size": 100}, "vocab_size = 100, but transformer.wte.weight has shape (310, 32) in model.safetensors"),
         ({"n_embd": 30}, "width 30 is not a multiple of heads 4"),
-        ({"n_embd": 16}, "embedding.table has shape"),
+        ({"n_embd": 16}, "model.safetensors: transformer.h.0.attn.c_attn.bias has shape (96,), but config.json makes"),
         ({"n_layer": "two"}, "n_layer is missing or no whole number"),
-        ({"resid_pdrop": 7}, "model.gpt.dropout: Input should be less than 1"),
+        ({"resid_pdrop": 7}, "config.json: resid_pdrop must be a number from 0 to below 1, not 7"),
     ):
         (copied / "config.json").write_text(json.dumps(config | change))
         assert complaint in refused(copied)
     (copied / "config.json").write_text(json.dumps(config))
     (copied / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"5": "x"}}')
-    assert "is not laid out as it should be" in refused(copied)
+    assert "tokenizer_config.json: added_tokens_decoder: 5 must be an object, not 'x'" in refused(copied)
     (copied / "tokenizer_config.json").unlink()
     (copied / "merges.txt").unlink()
     assert "has no tokenizer" in refused(copied)

@@ -23,7 +23,10 @@ def export(
     to: Annotated[Layout, typer.Option(help="Whose files to write.")],
     out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
     check: Annotated[
-        bool, typer.Option("--check", help="Compare the logits with transformers' on random inputs.")
+        bool,
+        typer.Option(
+            "--check", help="Compare tokens and logits with transformers'; one that fails leaves nothing behind."
+        ),
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -31,7 +34,7 @@ def export(
 
     huggingface: a directory for transformers, with config.json, model.safetensors and tokenizer: gpt as
     GPT2LMHeadModel, bert as BertForMaskedLM or BertForSequenceClassification, transformer (norms after, positions in
-    halves) as MarianMTModel. A setting that has no counterpart there is named.
+    halves) as MarianMTModel. Settings that have no counterpart there are named.
 
     Examples:
 
@@ -42,6 +45,6 @@ def export(
 
     folder = export_run(Run(run), out)
     if check:
-        say_difference(run, folder)
+        say_difference(run, folder, made=folder)
     if not quiet:
         options.note(f"{folder} is ready for transformers")

@@ -16,14 +16,17 @@ def import_(
     ],
     out: Annotated[Path, typer.Option(help="The run directory to make.", show_default=False)],
     check: Annotated[
-        bool, typer.Option("--check", help="Compare the logits with transformers' on random inputs.")
+        bool,
+        typer.Option(
+            "--check", help="Compare tokens and logits with transformers'; one that fails leaves nothing behind."
+        ),
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Make a run of somebody else's model, to translate, generate, fill, evaluate and look into as any other.
 
     Reads config.json, model.safetensors and the tokenizer's files; nothing is unpickled and no code is run. With
-    --check, the largest difference of the logits is printed, and one above 1e-4 is a failure.
+    --check, the largest difference of the logits is printed, and one above 1e-4 is a failure that leaves no run behind.
 
     Examples:
 
@@ -35,14 +38,21 @@ def import_(
 
     run = import_folder(folder, out)
     if check:
-        say_difference(run.path, folder)
+        say_difference(run.path, folder, made=run.path)
     if not quiet:
         options.note(f"{run.recipe.about}; {options.ready(run)}")
 
 
-def say_difference(run: Path, folder: Path) -> None:
-    """Print how far apart the two models' logits are; too far is an error."""
+def say_difference(run: Path, folder: Path, made: Path) -> None:
+    """Print how far apart the two models' logits are; too far is an error, which removes what was just made."""
+    import shutil
+
     from regard.formats.check import checked
     from regard.runs import Run
 
-    typer.echo(f"largest difference of the logits: {checked(Run(run), folder):.1e}")
+    try:
+        found = checked(Run(run), folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    typer.echo(f"largest difference of the logits: {found:.1e}")

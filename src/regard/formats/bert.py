@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 from regard.errors import UserError
-from regard.formats.counterparts import Imported, activation, count, insist, spelt_activation
-from regard.formats.folders import Files, Folder
+from regard.formats.counterparts import (
+    Imported,
+    activation,
+    architecture,
+    count,
+    fraction,
+    layers,
+    obstacles,
+    rows,
+    spelt_activation,
+)
+from regard.formats.folders import Files, Folder, Stored, shown
 from regard.formats.tables import Entry, Leftovers, Rows, layered
-from regard.formats.vocabularies import ids_of, read_wordpiece, write_fast, write_wordpiece
+from regard.formats.vocabularies import (
+    added_tokens,
+    id_of,
+    ids_of,
+    no_fast,
+    read_fast,
+    read_wordpiece,
+    write_fast,
+    write_wordpiece,
+)
 from regard.marks import SPECIALS
 from regard.models.bert import KINDS, NEVER
 from regard.recipes.schema import BertSettings, Recipe
 from regard.text import FILL, Tokenizer
+from regard.text.sides import MASK
 from regard.text.tokenizers import Foreign, WordPieceTokenizer, WordTokenizer
 from regard.weights import Tensors
 
 CLASSES = {"fill": "BertForMaskedLM", "classify": "BertForSequenceClassification"}  # by task
 BODY = "bert."  # what the body's names begin with, unless only the body was saved
 
+POSITIONS = "bert.embeddings.position_embeddings.weight"
 ENCODER = [
-    Entry("bert.embeddings.position_embeddings.weight", "embedding.positions.table"),
+    Entry(POSITIONS, "embedding.positions.table"),
     Entry("bert.embeddings.token_type_embeddings.weight", "embedding.kinds"),
     Entry("bert.embeddings.LayerNorm.{p}", "embedding.norm.{p}"),
     Entry("bert.encoder.layer.{i}.attention.self.{query,key,value}.{p}", "encoder.{i}.own.query_key_value.{p}"),
@@ -69,57 +91,84 @@ def leftovers(recipe: Recipe) -> Leftovers:
     return Leftovers(dropped, copies)
 
 
-def renamed(tensors: Tensors, folder: Folder) -> Tensors:
-    """Old files say gamma and beta; a body alone has no prefix."""
-    found: Tensors = {}
-    for name, tensor in tensors.items():
+def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The tensors by the names of the table: old files say gamma and beta; a body alone has no prefix."""
+    found = {}
+    for name, stored in header.items():
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        found[name] = tensor
-    return found if EMBEDDING in found else {BODY + name: tensor for name, tensor in found.items()}
+        found[name] = stored
+    return found if EMBEDDING in found else {BODY + name: stored for name, stored in found.items()}
 
 
-def read(folder: Folder) -> Imported:
+def defaults(target: Tokenizer) -> Tensors:
+    """Tensors that a folder need not hold."""
+    return {}
+
+
+def read(folder: Folder, header: Mapping[str, Stored]) -> Imported:
     folder.insist(
         is_decoder=False, add_cross_attention=False, position_embedding_type="absolute", type_vocab_size=KINDS
     )
-    (architecture,) = folder.setting("architectures") or ["BertModel"]
+    kind = architecture(folder) or "BertModel"
     tasks = {"BertForPreTraining": "fill", "BertModel": "fill"} | {name: task for task, name in CLASSES.items()}
-    if architecture not in tasks:
-        raise UserError(f"{folder.path}: {architecture} has no counterpart here ({', '.join(tasks)} have)")
-    task = tasks[architecture]
-    source = read_wordpiece(folder, count(folder, "vocab_size", 30522))
-    target = _classes(folder) if task == "classify" else source
+    if kind not in tasks:
+        raise UserError(f"{folder.path}: {shown(kind)} has no counterpart here ({', '.join(tasks)} have)")
+    task = tasks[kind]
+    source = _tokenizer(folder, rows(folder, "vocab_size", 30522, header, EMBEDDING))
+    target = _classes(folder, header) if task == "classify" else source
     settings = {
         "family": "bert",
         "task": task,
         "width": count(folder, "hidden_size", 768),
         "heads": count(folder, "num_attention_heads", 12),
-        "layers": count(folder, "num_hidden_layers", 12),
+        "layers": layers(folder, "num_hidden_layers", 12),
         "inner": count(folder, "intermediate_size", 3072),
-        "dropout": folder.setting("hidden_dropout_prob", 0.1),
+        "dropout": fraction(folder, "hidden_dropout_prob", 0.1),
         "activation": activation(folder, "hidden_act", "gelu"),
-        "norm_eps": folder.setting("layer_norm_eps", 1e-12),
+        "norm_eps": fraction(folder, "layer_norm_eps", 1e-12),
         "pool": "first",
-        "max_positions": count(folder, "max_position_embeddings", 512),
+        "max_positions": rows(folder, "max_position_embeddings", 512, header, POSITIONS),
     }
     if task == "fill" and settings["activation"] != "gelu":
         raise UserError(f"{folder.path}: hidden_act = {folder.setting('hidden_act')!r}: our head has gelu only")
     words = {"shared": False, "target_unit": "word"} if task == "classify" else {}
     recipe = {
         "data": {"imported": "pairs" if task == "classify" else "text"},
-        "text": {"unit": "wordpiece", "vocabulary": max(260, len(source)), **words},
+        "text": {"unit": source.unit, "vocabulary": max(260, len(source)), **words},
         "model": settings,
     }
-    return Imported(Recipe.model_validate(recipe), source, target, headless=architecture == "BertModel")
+    return Imported(Recipe.model_validate(recipe), source, target, headless=kind == "BertModel")
 
 
-def _classes(folder: Folder) -> WordTokenizer:
+def _tokenizer(folder: Folder, size: int) -> Tokenizer:
+    """BERT's WordPiece, or the BPE or words of a model that was exported from here."""
+    kind = folder.json("tokenizer.json").object("model").content.get("type")
+    if folder.has("vocab.txt") or kind not in ("BPE", "WordLevel"):
+        return read_wordpiece(folder, size)
+    named = folder.specials
+    spelt = [named.get("pad_token"), named.get("bos_token"), named.get("eos_token"), named.get("unk_token")]
+    added = added_tokens(folder, size)
+    fill, begin, end, unknown = (id_of(folder, one or usual, added) for one, usual in zip(spelt, SPECIALS, strict=True))
+    mask = named.get("mask_token", MASK)
+    return read_fast(folder, size, (fill, begin, end, unknown), {MASK: added[mask]} if mask in added else {})
+
+
+def _classes(folder: Folder, header: Mapping[str, Stored]) -> WordTokenizer:
     """The classes in the order of their ids, as words: spaces in a name become underscores."""
     if folder.setting("problem_type") not in (None, "single_label_classification"):
-        raise UserError(f"{folder.path}: problem_type = {folder.setting('problem_type')!r} has no counterpart here")
-    usual = {str(number): f"LABEL_{number}" for number in range(folder.setting("num_labels", 2))}
-    named = {int(number): str(name) for number, name in folder.setting("id2label", usual).items()}
+        raise UserError(
+            f"{folder.path}: problem_type = {shown(folder.setting('problem_type'))} has no counterpart here"
+        )
+    given = folder.config.object("id2label")
+    size = len(given.content) or count(folder, "num_labels", 2)
+    if (stored := header.get("classifier.weight")) is not None and stored.shape[:1] != (size,):
+        name = "id2label" if given.content else "num_labels"
+        raise folder.config.fault(name, f"has {size} classes, but classifier.weight has shape {stored.shape}")
+    usual = {str(number): f"LABEL_{number}" for number in range(size)}
+    if given.content and given.content.keys() != usual.keys():
+        raise folder.config.fault("id2label", f"must number its classes from 0 to {size - 1}")
+    named = {number: given.text(str(number)) or usual[str(number)] for number in range(size)}
     if len(named) < 2:
         raise UserError(f"{folder.path}: a classifier needs two classes, not {len(named)}")
     names = [named[number] for number in sorted(named)]
@@ -130,14 +179,18 @@ def _classes(folder: Folder) -> WordTokenizer:
     return tokenizer
 
 
-def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """What of a run has no counterpart in BERT."""
     settings = cast(BertSettings, recipe.model)
-    insist(settings, "BERT", norm="layer", norm_first=False, positions="learned")
-    if settings.task == "classify":
-        insist(settings, "BERT", pool="first")
-    if settings.task == "fill":
-        insist(settings, "BERT", activation="gelu")
-    ids = ids_of(source)
+    head = {"pool": "first"} if settings.task == "classify" else {"activation": "gelu"}
+    found = obstacles(settings, "BERT", norm="layer", norm_first=False, positions="learned", **head)
+    if not isinstance(source, WordPieceTokenizer):
+        found += no_fast(source)
+    return found
+
+
+def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+    settings, ids = cast(BertSettings, recipe.model), ids_of(source)
     found: dict[str, Any] = {
         "architectures": [CLASSES[settings.task]],
         "model_type": "bert",
@@ -149,9 +202,10 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "intermediate_size": settings.inner,
         "hidden_dropout_prob": settings.dropout,
         "attention_probs_dropout_prob": 0.0,
-        "hidden_act": spelt_activation(settings.activation, "BERT"),
+        "hidden_act": spelt_activation(settings.activation),
         "layer_norm_eps": settings.norm_eps,
         "max_position_embeddings": settings.max_positions,
+        "position_embedding_type": "absolute",
         "pad_token_id": ids[FILL],
         "dtype": "float32",
     }
@@ -165,4 +219,4 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
     if isinstance(source, WordPieceTokenizer):
         return write_wordpiece(source)
-    return write_fast(source, "<s> $A </s>")
+    return write_fast(source, "<s> $A </s>", cls_token="<s>", sep_token="</s>")

@@ -1,4 +1,4 @@
-"""Whether two models are one: ours and transformers' on the same random inputs, logit by logit."""
+"""Whether two models are one: ours and transformers' on the same random tokens and texts, logit by logit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import UserError
-from regard.formats.folders import Folder
+from regard.errors import UserError, first_line
+from regard.formats.counterparts import architecture
+from regard.formats.folders import Folder, shown
 from regard.formats.tables import inverse
 from regard.formats.vocabularies import ids_of
 from regard.models import Translator
@@ -27,12 +28,19 @@ LENGTHS = (1, 2, 7, 20, 60)  # of the random texts, in tokens; one that does not
 
 
 def largest_difference(run: Run, folder: str | Path, seed: int = 0) -> float:
-    """The largest difference of a logit between a run and a Hugging Face directory, in float32 on the CPU."""
-    theirs, ours = _load(Path(folder)), run.model("cpu")
+    """The largest difference of a logit between a run and a Hugging Face directory, in float32 on the CPU.
+
+    Both read random tokens, and random texts: these go through the folder's tokenizer, and all that it returns goes
+    into the model, as when it is called by hand.
+    """
+    ours, (theirs, tokenizer) = run.model("cpu"), _load(Path(folder))
     draw = random.Random(seed)
     with torch.inference_mode():
-        pairs = _pairs(run, ours, theirs, draw)
-        return max(float((one - other).abs().max()) for one, other in pairs)
+        return max(
+            float((one - other).abs().max())
+            for tokens, inputs in _inputs(run, tokenizer, draw)
+            for one, other in [_logits(run, ours, theirs, tokens, inputs, draw)]
+        )
 
 
 def checked(run: Run, folder: str | Path) -> float:
@@ -43,52 +51,84 @@ def checked(run: Run, folder: str | Path) -> float:
     return found
 
 
-def _load(path: Path) -> Any:
-    """Their model, by the class that config.json names."""
+def _load(path: Path) -> tuple[Any, Any]:
+    """Their model, by the class that config.json names, and their tokenizer."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the folder
     try:
         import transformers
     except ImportError:
         raise UserError("--check needs transformers: pip install 'regard[formats]'") from None
-    (architecture,) = Folder(path).setting("architectures") or [""]
-    if not architecture:
+    folder = Folder(path)
+    named, model_type = architecture(folder), folder.setting("model_type")
+    if named is None:
         raise UserError(
             f"{path / 'config.json'} names no architectures, so --check cannot tell which model to compare with"
         )
-    kind = {"GPT2Model": "GPT2LMHeadModel", "BertForPreTraining": "BertForMaskedLM"}.get(architecture, architecture)
+    kind = {"GPT2Model": "GPT2LMHeadModel", "BertForPreTraining": "BertForMaskedLM"}.get(named, named)
+    config = getattr(getattr(transformers, kind, None), "config_class", None)
+    if getattr(config, "model_type", None) != model_type:
+        raise folder.config.fault("architectures", f"names {shown(named)}, which is no class for this model_type")
     transformers.utils.logging.disable_progress_bar()
-    model = getattr(transformers, kind).from_pretrained(path, use_safetensors=True, local_files_only=True)
-    return model.float().eval()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # float32 from the start: positions that are computed in half precision stay rounded
+        model = getattr(transformers, kind).from_pretrained(
+            path, use_safetensors=True, local_files_only=True, torch_dtype=torch.float32
+        )
+    except Exception as error:  # whatever theirs raise
+        raise UserError(f"transformers could not load {path}: {first_line(error)}") from error
+    return model.eval(), tokenizer
 
 
-def _pairs(run: Run, ours: Translator, theirs: Any, draw: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits of theirs and of ours, [T, V'] in the order of their ids, for a few random texts."""
-    settings = run.recipe.model
-    source, target = run.tokenizers
+def _inputs(run: Run, theirs: Any, draw: random.Random) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Our ids and what their model is called with, for random tokens and for random texts."""
+    settings, (source, _) = run.recipe.model, run.tokenizers
+    front, back = _around(run)
     for length in LENGTHS:
-        text = _random(source, min(length, settings.max_positions - 2), draw)
-        if isinstance(settings, BertSettings):
-            row = TokenRow.of([[BEGIN, *text, END]])
-            if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # without a head: what would go into it
-                yield theirs(input_ids=_theirs(row, source)).last_hidden_state[0], ours.encode(row)
-                continue
-            inputs = row if settings.task == "fill" else TokenRow.of([[BEGIN]])
-            found = ours(PairBatch(row, inputs, inputs.ids))
-            columns = inverse(ids_of(source)) if settings.task == "fill" else range(target.first, len(target))
-            other = theirs(input_ids=_theirs(row, source)).logits
-        elif isinstance(settings, GPTSettings):
-            row = TokenRow.of([text])
-            found = ours(PairBatch(TokenRow.of([[]]), row, row.ids))
-            columns = inverse(ids_of(target))
-            other = theirs(input_ids=_theirs(row, target)).logits
-        else:
-            answer = _random(target, min(length + 3, settings.max_positions - 2), draw)
-            batch = PairBatch.of([[*text, END]], [[*answer, END]], begin=BEGIN)
-            found = ours(batch)
-            columns = inverse(ids_of(target))
-            read, fed = _theirs(batch.source, source), _theirs(batch.inputs, target)
-            other = theirs(input_ids=read, decoder_input_ids=fed).logits
-        yield other.flatten(0, -2), found[:, torch.tensor(list(columns))]
+        tokens = _random(source, min(length, settings.max_positions - 2), draw)
+        ids = [*front, *tokens, *back]
+        yield ids, {"input_ids": torch.tensor([_theirs(ids, source)])}
+        text = source.decode(tokens)
+        ids = [*front, *source.encode(text), *back]
+        inputs = dict(theirs(text, return_tensors="pt"))
+        if inputs["input_ids"][0].tolist() != _theirs(ids, source):
+            raise UserError(f"the tokenizers of {run.path} and of the folder cut {text!r} into different tokens")
+        if 0 < len(ids) <= settings.max_positions:  # a text may be cut into more tokens than it was made of
+            yield ids, inputs
+
+
+def _around(run: Run) -> tuple[list[int], list[int]]:
+    """The special tokens in front of a text and after it."""
+    settings = run.recipe.model
+    if isinstance(settings, BertSettings):
+        return [BEGIN], [END]
+    if isinstance(settings, GPTSettings):
+        return [] if run.recipe.data.documents == "stream" else [BEGIN], []
+    return [], [END]
+
+
+def _logits(
+    run: Run, ours: Translator, theirs: Any, tokens: list[int], inputs: dict[str, Tensor], draw: random.Random
+) -> tuple[Tensor, Tensor]:
+    """Logits of theirs and of ours, [T, V'] in the order of their ids."""
+    settings, (_, target) = run.recipe.model, run.tokenizers
+    row = TokenRow.of([tokens])
+    columns: Sequence[int] = inverse(ids_of(target))
+    if isinstance(settings, BertSettings):
+        if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # without a head: what would go into it
+            return theirs(**inputs).last_hidden_state[0], ours.encode(row)
+        fed = row if settings.task == "fill" else TokenRow.of([[BEGIN]])
+        found = ours(PairBatch(row, fed, fed.ids))
+        if settings.task == "classify":
+            columns = range(target.first, len(target))
+    elif isinstance(settings, GPTSettings):
+        found = ours(PairBatch(TokenRow.of([[]]), row, row.ids))
+    else:
+        answer = _random(target, min(len(tokens) + 2, settings.max_positions - 2), draw)
+        batch = PairBatch.of([tokens], [[*answer, END]], begin=BEGIN)
+        found = ours(batch)
+        inputs = {**inputs, "decoder_input_ids": torch.tensor([_theirs(batch.inputs.ids.tolist(), target)])}
+    return theirs(**inputs).logits.flatten(0, -2), found[:, torch.tensor(list(columns))]
 
 
 def _random(tokenizer: Tokenizer, length: int, draw: random.Random) -> list[int]:
@@ -97,5 +137,5 @@ def _random(tokenizer: Tokenizer, length: int, draw: random.Random) -> list[int]
     return draw.choices(known, k=max(1, length))
 
 
-def _theirs(row: TokenRow, tokenizer: Tokenizer) -> Tensor:
-    return torch.tensor([[ids_of(tokenizer)[token] for token in row.ids.tolist()]])
+def _theirs(tokens: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    return [ids_of(tokenizer)[token] for token in tokens]

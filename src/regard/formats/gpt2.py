@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from regard.errors import UserError
-from regard.formats.counterparts import Imported, activation, count, insist, spelt_activation, token
-from regard.formats.folders import Files, Folder
+from regard.formats.counterparts import (
+    Imported,
+    activation,
+    count,
+    fraction,
+    layers,
+    obstacles,
+    rows,
+    spelt_activation,
+    token,
+)
+from regard.formats.folders import Files, Folder, Stored, as_json
 from regard.formats.tables import TURNED, Entry, Leftovers, Rows, inverse, layered
 from regard.formats.vocabularies import begins_texts, ids_of, read_bytes_bpe, write_bytes_bpe
+from regard.marks import SPECIALS, UNKNOWN
 from regard.recipes.schema import GPTSettings, Recipe
 from regard.text import BEGIN, END, FILL, Tokenizer
+from regard.text.tokenizers import BytePairTokenizer
 from regard.weights import Tensors
 
 CLASS = "GPT2LMHeadModel"
@@ -32,9 +44,9 @@ OUTPUT = "lm_head.weight"
 
 
 def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
-    settings, rows = cast(GPTSettings, recipe.model), Rows(ids_of(target))
-    table = [Entry(EMBEDDING, "embedding.table", rows), *layered(DECODER, settings.layers)]
-    return table if settings.tied else [*table, Entry(OUTPUT, "output", rows)]
+    settings, vectors = cast(GPTSettings, recipe.model), Rows(ids_of(target))
+    table = [Entry(EMBEDDING, "embedding.table", vectors), *layered(DECODER, settings.layers)]
+    return table if settings.tied else [*table, Entry(OUTPUT, "output", vectors)]
 
 
 def leftovers(recipe: Recipe) -> Leftovers:
@@ -43,38 +55,43 @@ def leftovers(recipe: Recipe) -> Leftovers:
     return Leftovers([r"transformer\.h\.\d+\.attn\.(masked_)?bias"], {OUTPUT: EMBEDDING} if tied else {})
 
 
-def renamed(tensors: Tensors, folder: Folder) -> Tensors:
-    if EMBEDDING in tensors:
-        return tensors
-    return {name if name == OUTPUT else BODY + name: tensor for name, tensor in tensors.items()}
+def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The tensors by the names of the table."""
+    if EMBEDDING in header:
+        return dict(header)
+    return {name if name == OUTPUT else BODY + name: stored for name, stored in header.items()}
 
 
-def read(folder: Folder) -> Imported:
+def defaults(target: Tokenizer) -> Tensors:
+    """Tensors that a folder need not hold."""
+    return {}
+
+
+def read(folder: Folder, header: Mapping[str, Stored]) -> Imported:
     folder.insist(
         add_cross_attention=False,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         layer_norm_epsilon=1e-5,
     )
-    rows, width = count(folder, "vocab_size", 50257), count(folder, "n_embd", 768)
-    end = token(folder, "eos_token_id", 50256, rows)
+    vocabulary, width = rows(folder, "vocab_size", 50257, header, EMBEDDING), count(folder, "n_embd", 768)
+    end = token(folder, "eos_token_id", 50256, vocabulary)
     if end is None:
         raise UserError(f"{folder.path / 'config.json'}: eos_token_id is missing, or outside the vocabulary")
-    begin, fill = token(folder, "bos_token_id", 50256, rows), token(folder, "pad_token_id", None, rows)
+    begin, fill = token(folder, "bos_token_id", 50256, vocabulary), token(folder, "pad_token_id", None, vocabulary)
     begin = end if begin is None else begin
-    marks = {"fill": None if fill in (begin, end) else fill, "begin": begin, "end": end, "unknown": None}
-    tokenizer = read_bytes_bpe(folder, rows, marks)
+    tokenizer = read_bytes_bpe(folder, vocabulary, (None if fill in (begin, end) else fill, begin, end, None))
     settings = {
         "family": "gpt",
         "size": "gpt2",
         "width": width,
         "heads": count(folder, "n_head", 12),
-        "layers": count(folder, "n_layer", 12),
-        "inner": count(folder, "n_inner") if folder.setting("n_inner") else 4 * width,
-        "dropout": folder.setting("resid_pdrop", 0.1),
+        "layers": layers(folder, "n_layer", 12),
+        "inner": 4 * width if folder.setting("n_inner") is None else count(folder, "n_inner"),
+        "dropout": fraction(folder, "resid_pdrop", 0.1),
         "activation": activation(folder, "activation_function", "gelu_new"),
-        "max_positions": count(folder, "n_positions", 1024),
-        "tied": bool(folder.setting("tie_word_embeddings", True)),
+        "max_positions": rows(folder, "n_positions", 1024, header, "transformer.wpe.weight"),
+        "tied": folder.config.flag("tie_word_embeddings", True),
         "unused": _unused(ids_of(tokenizer)),
     }
     recipe = {
@@ -91,13 +108,20 @@ def _unused(ids: Sequence[int]) -> list[int]:
     return sorted(set(range(len(ids))) - set(inverse(ids)))
 
 
-def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """What of a run has no counterpart in GPT-2."""
     settings = cast(GPTSettings, recipe.model)
-    insist(settings, "GPT-2", norm="layer", positions="learned", mask="causal", scaled=False)
+    wanted = {"norm": "layer", "positions": "learned", "mask": "causal", "scaled": False}
+    found = obstacles(settings, "GPT-2", **wanted, unused=_unused(ids_of(target)))
     if not recipe.text.shared:
-        raise UserError("text.shared = false has no counterpart in GPT-2, which has one vocabulary")
-    ids = ids_of(target)
-    insist(settings, "GPT-2", unused=_unused(ids))
+        found.append("text.shared = false has no counterpart in GPT-2, which has one vocabulary")
+    if not isinstance(target, BytePairTokenizer):
+        found.append(f'text.unit = "{target.unit}" has no counterpart in GPT-2\'s files (only bpe has)')
+    return found
+
+
+def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+    settings, ids = cast(GPTSettings, recipe.model), ids_of(target)
     return {
         "architectures": [CLASS],
         "model_type": "gpt2",
@@ -107,7 +131,7 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "n_layer": settings.layers,
         "n_inner": settings.inner,
         "n_positions": settings.max_positions,
-        "activation_function": spelt_activation(settings.activation, "GPT-2"),
+        "activation_function": spelt_activation(settings.activation),
         "embd_pdrop": settings.dropout,
         "resid_pdrop": settings.dropout,
         "attn_pdrop": 0.0,
@@ -121,4 +145,11 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
 
 
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
-    return write_bytes_bpe(target, begins=recipe.data.documents != "stream")
+    """Tokenizer and, for a model of our own, generation settings: what is not text is never written."""
+    stream = recipe.data.documents == "stream"
+    written = write_bytes_bpe(cast(BytePairTokenizer, target), begins=not stream)
+    if target.foreign is not None:
+        return written
+    silent = [FILL, BEGIN, UNKNOWN, *range(len(SPECIALS), target.first), *([END] if stream else [])]
+    roles = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": FILL}
+    return written | {"generation_config.json": as_json({**roles, "suppress_tokens": sorted(silent)})}

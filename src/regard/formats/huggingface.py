@@ -6,6 +6,7 @@ theirs is which of ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from regard.errors import UserError
 from regard.files import reason
 from regard.formats import bert, folders, gpt2, marian, tables
 from regard.formats.counterparts import Imported
-from regard.formats.folders import Folder
+from regard.formats.folders import Folder, Stored, shown
 from regard.models import build
 from regard.runs import Run
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 BY_TYPE: dict[str, ModuleType] = {"gpt2": gpt2, "bert": bert, "marian": marian}  # model_type of config.json
+HEAD = "filler."  # what the names of the head begin with that a body alone lacks
 BY_FAMILY: dict[str, ModuleType] = {"gpt": gpt2, "bert": bert, "transformer": marian}  # model.family of a recipe
 
 
@@ -32,22 +34,21 @@ def import_folder(path: str | Path, out: str | Path) -> Run:
     """A run made of a Hugging Face directory: `import_folder("gpt2", "runs/gpt2")`."""
     folder = Folder(path)
     kind = folder.setting("model_type")
-    if kind not in BY_TYPE:
-        raise UserError(f"{folder.path}: model_type = {kind!r} has no counterpart here ({', '.join(BY_TYPE)} have)")
+    if not isinstance(kind, str) or kind not in BY_TYPE:
+        raise UserError(
+            f"{folder.path}: model_type = {shown(kind)} has no counterpart here ({', '.join(BY_TYPE)} have)"
+        )
     family: Any = BY_TYPE[kind]
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose another --out")
-    found = _read(folder, family)
+    header = family.canonical(folder.header)
+    found = _read(folder, family, header)
     about = f"imported from {folder.path.resolve().name} ({kind})" + ("; its head is new" if found.headless else "")
     recipe = found.recipe.model_copy(update={"about": about})
-    table = family.entries(recipe, found.source, found.target)
-    if found.headless:
-        table = [entry for entry in table if not entry.ours.startswith("filler.")]
-    tensors = family.renamed(folder.tensors(), folder)
-    loaded = tables.to_ours(tensors, table, family.leftovers(recipe), folder.path)
+    loaded = _load(folder, family, header, found)
     model = build(recipe.model, len(found.source), len(found.target), recipe.text.shared)
     if found.headless:
-        loaded = {name: t for name, t in weights.of_model(model).items() if name.startswith("filler.")} | loaded
+        loaded = {name: t for name, t in weights.of_model(model).items() if name.startswith(HEAD)} | loaded
     with torch.no_grad():
         weights.into_model(model, loaded, folder.path)
     run = Run.create(out, recipe)  # only now: what could fail is done
@@ -56,16 +57,37 @@ def import_folder(path: str | Path, out: str | Path) -> Run:
     return run
 
 
-def _read(folder: Folder, family: Any) -> Imported:
-    """What a folder says of its model; files that hold something else than they should are an error in one line."""
+def _read(folder: Folder, family: Any, header: Mapping[str, Stored]) -> Imported:
+    """What a folder says of its model; settings that ours cannot have are an error in one line."""
     try:
-        return family.read(folder)
+        found: Imported = family.read(folder, header)
+        return found
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise UserError(f"{folder.path}: {where}: {fault['msg'].removeprefix('Value error, ')}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder.path}: its JSON is not laid out as it should be: {error!r}") from error
+        said = fault["msg"].removeprefix("Value error, ")
+        raise UserError(f"{folder.path / 'config.json'}: {where}: {said}") from error
+
+
+def _load(folder: Folder, family: Any, header: Mapping[str, Stored], found: Imported) -> weights.Tensors:
+    """Our tensors, loaded from a folder once its header was compared with what the settings make of them."""
+    recipe, given = found.recipe, family.defaults(found.target)
+    table = family.entries(recipe, found.source, found.target)
+    if found.headless:
+        table = [entry for entry in table if not entry.ours.startswith(HEAD)]
+    leftovers = family.leftovers(recipe)
+    with torch.device("meta"):  # shapes alone
+        model = build(recipe.model, len(found.source), len(found.target), recipe.text.shared)
+        ours = {entry.ours for entry in table}
+        shapes = {name: tensor for name, tensor in weights.of_model(model).items() if name in ours}
+        expected = tables.to_theirs(shapes, table, leftovers, folder.path)
+    absent = {name: Stored(folder.path, name, "F32", tuple(t.shape)) for name, t in given.items() if name not in header}
+    tables.check_header({**absent, **header}, table, leftovers, expected, folder.path)
+    read = {name for entry in table for name in entry.sources()} | leftovers.copies.keys()
+    stored = {name: header[name] for name in read if name in header}
+    raw = folder.load(stored.values())
+    tensors = {**given, **{name: raw[one.name] for name, one in stored.items()}}
+    return tables.to_ours(tensors, table, leftovers, folder.path)
 
 
 def export_run(run: Run, path: str | Path) -> Path:
@@ -75,11 +97,13 @@ def export_run(run: Run, path: str | Path) -> Path:
         raise UserError(f"the {recipe.model.family} family has no counterpart among Hugging Face's models")
     family: Any = BY_FAMILY[recipe.model.family]
     source, target = run.tokenizers
+    if obstacles := family.lacks(recipe, source, target):
+        raise UserError("; ".join(obstacles))
     config, files = family.config(recipe, source, target), family.files(recipe, source, target)
     if not run.best.exists():
         raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
     loaded, _ = weights.load(run.best)
-    tensors = tables.to_theirs(loaded, family.entries(recipe, source, target), run.best)
+    tensors = tables.to_theirs(loaded, family.entries(recipe, source, target), family.leftovers(recipe), run.best)
     try:
         folders.write(out, tensors, config, files)
     except OSError as error:

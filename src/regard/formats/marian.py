@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
+
 from regard.errors import UserError
-from regard.formats.counterparts import Imported, activation, count, insist, spelt_activation, token
-from regard.formats.folders import Files, Folder, as_json
+from regard.formats.counterparts import (
+    Imported,
+    activation,
+    count,
+    fraction,
+    layers,
+    obstacles,
+    rows,
+    spelt_activation,
+    token,
+)
+from regard.formats.folders import Files, Folder, Stored, as_json, shown
 from regard.formats.tables import Entry, Leftovers, Rows, layered
-from regard.formats.vocabularies import ids_of, read_sentencepiece, write_fast, write_sentencepiece
+from regard.formats.vocabularies import (
+    added_tokens,
+    ids_of,
+    no_fast,
+    read_fast,
+    read_sentencepiece,
+    write_fast,
+    write_sentencepiece,
+)
+from regard.marks import SPECIALS, UNKNOWN
 from regard.recipes.schema import Recipe, TransformerSettings
 from regard.text import BEGIN, END, FILL, Tokenizer
 from regard.text.tokenizers import SentencePieceTokenizer
 from regard.weights import Tensors
 
 CLASS = "MarianMTModel"
+MAX_POSITION_TABLE = 2**26  # numbers in a table of positions, which no tensor of a file confirms
 NEVER = -1e4  # the bias of an id that they did not have; finite, so that smoothed losses are
 
 ENCODER = [
@@ -35,6 +58,7 @@ DECODER = [
 SHARED = "model.shared.weight"
 APART = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 OUTPUT = "lm_head.weight"
+BIAS = "final_logits_bias"
 
 
 def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
@@ -48,7 +72,7 @@ def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]
     if not settings.tied:
         table.append(Entry(OUTPUT, "output", Rows(ids_of(target))))
     if settings.output_bias:
-        table.append(Entry("final_logits_bias", "output_bias", Rows(ids_of(target), absent=NEVER, flat=True)))
+        table.append(Entry(BIAS, "output_bias", Rows(ids_of(target), absent=NEVER, flat=True)))
     return table
 
 
@@ -58,59 +82,76 @@ def leftovers(recipe: Recipe) -> Leftovers:
     copies = dict.fromkeys(APART, SHARED) if recipe.text.shared else {}
     if settings.tied:
         copies[OUTPUT] = SHARED if recipe.text.shared else APART[1]
-    return Leftovers([r"model\.(en|de)coder\.embed_positions\.weight"], copies)
+    written = APART if recipe.text.shared and not settings.tied else ()
+    return Leftovers([r"model\.(en|de)coder\.embed_positions\.weight"], copies, written)
 
 
-def renamed(tensors: Tensors, folder: Folder) -> Tensors:
+def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
+    return dict(header)
+
+
+def defaults(target: Tokenizer) -> Tensors:
     """A folder need not hold a logits bias, which is zero then."""
-    rows = count(folder, "decoder_vocab_size", count(folder, "vocab_size"))
-    table = next(iter(tensors.values()))
-    return {"final_logits_bias": table.new_zeros(1, rows)} | tensors
+    return {BIAS: torch.zeros(1, max(ids_of(target)) + 1)}
 
 
-def read(folder: Folder) -> Imported:
+def read(folder: Folder, header: Mapping[str, Stored]) -> Imported:
     folder.insist(normalize_before=False, normalize_embedding=False, add_final_layer_norm=False)
     for name in ("attention_heads", "ffn_dim"):
         if (one := count(folder, f"encoder_{name}")) != (other := count(folder, f"decoder_{name}")):
             raise UserError(f"{folder.path}: encoder_{name} {one} and decoder_{name} {other} differ, which ours cannot")
-    shared = bool(folder.setting("share_encoder_decoder_embeddings", True))
-    source, target = _tokenizers(folder, shared)
+    shared = folder.config.flag("share_encoder_decoder_embeddings", True)
+    source, target = _tokenizers(folder, header) if shared else _tokenizers_apart(folder, header)
+    width, positions = count(folder, "d_model"), folder.setting("max_position_embeddings", 1024)
+    if not isinstance(positions, int) or positions < 2 or positions * width > MAX_POSITION_TABLE:
+        raise folder.config.fault(
+            "max_position_embeddings", f"= {shown(positions)} is no number of positions, or absurd"
+        )
     settings: dict[str, Any] = {
         "family": "transformer",
-        "width": count(folder, "d_model"),
+        "width": width,
         "heads": count(folder, "encoder_attention_heads"),
-        "encoder_layers": count(folder, "encoder_layers"),
-        "decoder_layers": count(folder, "decoder_layers"),
+        "encoder_layers": layers(folder, "encoder_layers"),
+        "decoder_layers": layers(folder, "decoder_layers"),
         "inner": count(folder, "encoder_ffn_dim"),
-        "dropout": folder.setting("dropout", 0.1),
+        "dropout": fraction(folder, "dropout", 0.1),
         "activation": activation(folder, "activation_function", "gelu"),
         "norm_first": False,
         "positions": "halves",
-        "max_positions": count(folder, "max_position_embeddings", 1024),
-        "tied": bool(folder.setting("tie_word_embeddings", True)),
-        "scaled": bool(folder.setting("scale_embedding", False)),
+        "max_positions": positions,
+        "tied": folder.config.flag("tie_word_embeddings", True),
+        "scaled": folder.config.flag("scale_embedding", False),
         "output_bias": True,
     }
-    beams = folder.json("generation_config.json").get("num_beams", folder.setting("num_beams", 4))
+    beams = folder.json("generation_config.json").whole("num_beams") or folder.config.whole("num_beams") or 4
     recipe = {
         "data": {"imported": "pairs"},
-        "text": {"unit": "sentencepiece", "vocabulary": max(260, len(source), len(target)), "shared": shared},
+        "text": {"unit": source.unit, "vocabulary": max(260, len(source), len(target)), "shared": shared},
         "model": settings,
         "decoding": {"beam": beams},
     }
     return Imported(Recipe.model_validate(recipe), source, target)
 
 
-def _tokenizers(folder: Folder, shared: bool) -> tuple[Tokenizer, Tokenizer]:
-    rows = count(folder, "vocab_size")
-    source_marks, target_marks = (_marks(folder, size) for size in (rows, count(folder, "decoder_vocab_size", rows)))
-    if shared:
-        both = read_sentencepiece(folder, ("source.spm", "target.spm"), "vocab.json", rows, source_marks)
-        return both, both.target_side()
-    target_rows = count(folder, "decoder_vocab_size", rows)
+def _tokenizers(folder: Folder, header: Mapping[str, Stored]) -> tuple[Tokenizer, Tokenizer]:
+    size = rows(folder, "vocab_size", None, header, SHARED)
+    if (other := count(folder, "decoder_vocab_size", size)) != size:
+        raise folder.config.fault("decoder_vocab_size", f"= {other}, but both sides share {size} embeddings")
+    marks = _marks(folder, size)
+    if folder.has("tokenizer.json") and not folder.has("source.spm"):  # a model that was exported from here
+        unknown = added_tokens(folder, size).get(folder.specials.get("unk_token", SPECIALS[UNKNOWN]))
+        one = read_fast(folder, size, (*marks, unknown))
+        return one, one
+    both = read_sentencepiece(folder, ("source.spm", "target.spm"), "vocab.json", size, marks)
+    return both, both.target_side()
+
+
+def _tokenizers_apart(folder: Folder, header: Mapping[str, Stored]) -> tuple[Tokenizer, Tokenizer]:
+    size = rows(folder, "vocab_size", None, header, APART[0])
+    target_size = rows(folder, "decoder_vocab_size", size, header, APART[1])
     return (
-        read_sentencepiece(folder, ("source.spm",), "vocab.json", rows, source_marks),
-        read_sentencepiece(folder, ("target.spm",), "target_vocab.json", target_rows, target_marks),
+        read_sentencepiece(folder, ("source.spm",), "vocab.json", size, _marks(folder, size)),
+        read_sentencepiece(folder, ("target.spm",), "target_vocab.json", target_size, _marks(folder, target_size)),
     )
 
 
@@ -123,13 +164,21 @@ def _marks(folder: Folder, rows: int) -> tuple[int | None, int | None, int]:
     return (None if fill == begin else fill), begin, end
 
 
+def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """What of a run has no counterpart in Marian."""
+    wanted = {"norm": "layer", "norm_first": False, "positions": "halves", "position_base": 10000.0}
+    found = obstacles(cast(TransformerSettings, recipe.model), "Marian", **wanted, squeeze=0, qk_norm=False)
+    if not isinstance(source, SentencePieceTokenizer):
+        found += no_fast(source)
+        if not recipe.text.shared:
+            found.append(f'text.shared = false with text.unit = "{source.unit}" has no counterpart in Marian\'s files')
+    return found
+
+
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings = cast(TransformerSettings, recipe.model)
-    insist(settings, "Marian", norm="layer", norm_first=False, positions="halves", position_base=10000.0)
-    insist(settings, "Marian", squeeze=0, qk_norm=False)
     ids = ids_of(target)
     start, end = ids[BEGIN], ids[END]
-    shown = spelt_activation(settings.activation, "Marian")
     return {
         "architectures": [CLASS],
         "model_type": "marian",
@@ -144,7 +193,7 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "encoder_ffn_dim": settings.inner,
         "decoder_ffn_dim": settings.inner,
         "dropout": settings.dropout,
-        "activation_function": {"silu": "swish"}.get(shown, shown),
+        "activation_function": "swish" if settings.activation == "silu" else spelt_activation(settings.activation),
         "max_position_embeddings": settings.max_positions,
         "scale_embedding": settings.scaled,
         "share_encoder_decoder_embeddings": recipe.text.shared,
@@ -158,9 +207,10 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
 
 
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
-    """Tokenizer and generation settings: what marks a beginning or fill is never written."""
+    """Tokenizer and generation settings: what is not text is never written."""
     found = config(recipe, source, target)
-    silent = sorted({found["pad_token_id"], found["decoder_start_token_id"]})
+    own = [ids_of(target)[token] for token in target.forbidden()] if target.foreign is None else []
+    silent = sorted({found["pad_token_id"], found["decoder_start_token_id"], *own})
     generation = {
         **{name: found[name] for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id")},
         "forced_eos_token_id": found["forced_eos_token_id"],
@@ -171,6 +221,4 @@ def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
     written = {"generation_config.json": as_json(generation)}
     if isinstance(source, SentencePieceTokenizer) and isinstance(target, SentencePieceTokenizer):
         return written | write_sentencepiece(source, target, recipe.text.shared)
-    if not recipe.text.shared:
-        raise UserError(f'text.unit = "{source.unit}" with text.shared = false has no counterpart in Marian\'s files')
     return written | write_fast(source, "$A </s>")

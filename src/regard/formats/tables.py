@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.formats.folders import Stored
 from regard.weights import Tensors
 
 
@@ -116,30 +117,47 @@ def layered(table: Iterable[Entry], layers: int = 0) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What a file may hold beside the table's tensors: `dropped` patterns, and `copies` of others (copy: original)."""
+    """What a file may hold beside the table's tensors: `dropped` patterns, and `copies` of others (copy: original).
+
+    `written` are the copies that an exported file has to hold, because the reader would not fill them in.
+    """
 
     dropped: Sequence[str] = ()
-    copies: Mapping[str, str] | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+    written: Sequence[str] = ()
+
+
+FLOATS = ("F64", "F32", "F16", "BF16")  # the types of weights, as safetensors calls them
+
+
+def check_header(
+    header: Mapping[str, Stored], table: Sequence[Entry], leftovers: Leftovers, expected: Tensors, origin: object
+) -> None:
+    """Refuse unknown, missing and misshapen tensors by what the header says; `expected` has their shapes by name."""
+    wanted = {name for entry in table for name in entry.sources()}
+    _refuse("lacks", wanted - header.keys(), origin)
+    known = [re.compile(pattern) for pattern in leftovers.dropped]
+    extra = header.keys() - wanted - {copy for copy, original in leftovers.copies.items() if original in header}
+    _refuse("has an unknown", {name for name in extra if not any(p.fullmatch(name) for p in known)}, origin)
+    for name in sorted(wanted):
+        found, shape = header[name], tuple(expected[name].shape)
+        if found.shape != shape:
+            raise UserError(f"{found.file}: {name} has shape {found.shape}, but config.json makes it {shape}")
+        if found.dtype not in FLOATS:
+            raise UserError(f"{found.file}: {name} has type {found.dtype}, not one of {', '.join(FLOATS)}")
 
 
 def to_ours(tensors: Mapping[str, Tensor], table: Sequence[Entry], leftovers: Leftovers, origin: object) -> Tensors:
-    """Their tensors as ours; an unknown or missing one is an error that names it."""
-    wanted = {name for entry in table for name in entry.sources()}
-    _refuse("lacks", wanted - tensors.keys(), origin)
-    extra = tensors.keys() - wanted
-    for copy, original in (leftovers.copies or {}).items():
-        if copy in extra and original in tensors:
-            if not torch.equal(tensors[copy], tensors[original]):
-                raise UserError(f"{origin}: {copy} differs from {original}, though the config says that they are one")
-            extra.discard(copy)
-    known = [re.compile(pattern) for pattern in leftovers.dropped]
-    _refuse("has an unknown", {name for name in extra if not any(p.fullmatch(name) for p in known)}, origin)
+    """Their tensors, of which the header was checked, as ours."""
+    for copy, original in leftovers.copies.items():
+        if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
+            raise UserError(f"{origin}: {copy} differs from {original}, though the config says that they are one")
     return {
         entry.ours: entry.how.ours([tensors[name].float() for name in entry.sources()]).contiguous() for entry in table
     }
 
 
-def to_theirs(tensors: Mapping[str, Tensor], table: Sequence[Entry], origin: object) -> Tensors:
+def to_theirs(tensors: Mapping[str, Tensor], table: Sequence[Entry], leftovers: Leftovers, origin: object) -> Tensors:
     """Our tensors as theirs: `to_ours` backwards."""
     wanted = {entry.ours for entry in table}
     _refuse("lacks", wanted - tensors.keys(), origin)
@@ -148,6 +166,7 @@ def to_theirs(tensors: Mapping[str, Tensor], table: Sequence[Entry], origin: obj
     for entry in table:
         names = entry.sources()
         found |= zip(names, entry.how.theirs(tensors[entry.ours], len(names)), strict=True)
+    found |= {copy: found[leftovers.copies[copy]] for copy in leftovers.written}
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
 
 

@@ -7,14 +7,17 @@ token uses) become tags: ids that no text spells and nothing generates, so that 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import tokenizers as library
 
-from regard.errors import UserError
-from regard.formats.folders import Files, Folder, as_json
+from regard.errors import UserError, first_line
+from regard.formats.folders import Fields, Files, Folder, as_json, shown
 from regard.formats.tables import inverse
 from regard.text.sides import MASK
 from regard.text.tokenizers import (
@@ -29,6 +32,8 @@ from regard.text.tokenizers import (
 )
 
 Vocabulary = dict[str, int]  # spelling -> their id
+T = TypeVar("T", bound=Tokenizer)
+Specials = tuple[int | None, int | None, int | None, int | None]  # their ids of FILL, BEGIN, END and UNKNOWN
 
 
 def ids_of(tokenizer: Tokenizer) -> Sequence[int]:
@@ -42,88 +47,117 @@ class Layout:
 
     vocabulary: Vocabulary
     rows: int  # of their embedding
-    specials: tuple[int | None, int | None, int | None, int | None]
+    specials: Specials
     named: Mapping[str, int]  # tags of ours that are tokens of theirs: {"<mask>": 103}
 
-    def tags(self, pieces: Iterable[str]) -> list[str]:
-        """The named tags, then one for each row that is neither special nor a piece."""
+    def tags(self, pieces: Iterable[str]) -> dict[str, int]:
+        """Tag -> their id: the named ones, then one for each row that is neither special nor a piece."""
         taken = {self.vocabulary[piece] for piece in pieces if piece in self.vocabulary}
         taken |= {special for special in self.specials if special is not None} | set(self.named.values())
-        spelt = {theirs: spelling for spelling, theirs in self.vocabulary.items()}
-        rest = [spelt.get(theirs, f"<row {theirs}>") for theirs in range(self.rows) if theirs not in taken]
-        return [*self.named, *rest]
+        spelt = {theirs: spelling for spelling, theirs in self.vocabulary.items() if not spelling.startswith("<row ")}
+        found = dict(self.named)
+        for theirs in range(self.rows):
+            if theirs not in taken:
+                name = spelt.get(theirs, "")
+                found[f"<row {theirs}>" if not name or name in found else name] = theirs
+        return found
 
-    def foreign(self, tags: Sequence[str], pieces: Iterable[str]) -> Foreign:
+    def foreign(self, tags: Mapping[str, int], pieces: Iterable[str]) -> Foreign:
         spelt = {theirs: spelling for spelling, theirs in self.vocabulary.items()}
-        unnamed = {f"<row {theirs}>": theirs for theirs in range(self.rows) if theirs not in spelt}
-        places = unnamed | self.vocabulary | dict(self.named)
-        front = [-1 if special is None else special for special in self.specials] + [places[tag] for tag in tags]
+        front = [-1 if special is None else special for special in self.specials] + list(tags.values())
         ids = front + [self.vocabulary.get(piece, -1) for piece in pieces]
-        if max(ids) >= self.rows:
-            raise UserError(f"the vocabulary has ids up to {max(ids)}, but the model only {self.rows} rows")
         return Foreign(ids, [spelt.get(theirs) for theirs in front])
 
 
-def _added(folder: Folder) -> Vocabulary:
+def _vocabulary(given: Fields, rows: int) -> Vocabulary:
+    """An object of spellings and ids, each of which is a row of the embedding."""
+    for spelling, theirs in given.content.items():
+        if not isinstance(theirs, int) or isinstance(theirs, bool) or theirs < 0:
+            raise given.fault(shown(spelling), f"must have a whole number as its id, not {shown(theirs)}")
+    if given.content and (most := max(given.content.values())) >= rows:
+        raise UserError(f"{given.where}: the vocabulary has ids up to {most}, but the model only {rows} rows")
+    return dict(given.content)
+
+
+def added_tokens(folder: Folder, rows: int) -> Vocabulary:
     """Tokens that were added to a vocabulary later, wherever this folder keeps them."""
-    found: Vocabulary = dict(folder.json("added_tokens.json"))
-    for theirs, token in folder.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
-        found[token["content"]] = int(theirs)
-    for token in folder.json("tokenizer.json").get("added_tokens", []):
-        found[token["content"]] = int(token["id"])
+    found = _vocabulary(folder.json("added_tokens.json"), rows)
+    decoder = folder.json("tokenizer_config.json").object("added_tokens_decoder")
+    tokens: list[tuple[Fields, Any]] = [(decoder.object(theirs), theirs) for theirs in decoder.content]
+    whole = folder.json("tokenizer.json")
+    for token in whole.items("added_tokens"):
+        if not isinstance(token, dict):
+            raise whole.fault("added_tokens", f"must list objects, not {shown(token)}")
+        tokens.append((Fields(f"{whole.where}: added_tokens", token), token.get("id")))
+    for fields, theirs in tokens:
+        content = fields.text("content")
+        if content is None or not re.fullmatch("[0-9]{1,9}", str(theirs)):
+            raise UserError(f"{fields.where}: a token needs an id and its content")
+        found |= _vocabulary(Fields(fields.where, {content: int(theirs)}), rows)
     return found
+
+
+def _made(folder: Folder, make: Callable[[], T]) -> T:
+    """A tokenizer of what a folder holds; what the library says against it is an error in one line."""
+    try:
+        return make()
+    except Exception as error:  # the library raises nothing more special
+        said = f"no {error.args[0]!r}" if isinstance(error, KeyError) else first_line(error)
+        raise UserError(f"{folder.path}: its tokenizer is damaged: {said}") from error
 
 
 # -- byte-level BPE: GPT-2 ---------------------------------------------------------------------------------------------
 
 
-def read_bytes_bpe(folder: Folder, rows: int, specials: Mapping[str, int | None]) -> BytePairTokenizer:
+def read_bytes_bpe(
+    folder: Folder, rows: int, specials: Specials, named: Mapping[str, int] | None = None
+) -> BytePairTokenizer:
     """vocab.json and merges.txt, or both from tokenizer.json."""
     if folder.has("vocab.json") and folder.has("merges.txt"):
-        vocabulary = folder.json("vocab.json")
+        given = folder.json("vocab.json")
         lines = folder.text("merges.txt").split("\n")
         merges = [
             line for number, line in enumerate(lines) if line and not (number == 0 and line.startswith("#version"))
         ]
     elif folder.has("tokenizer.json"):
         model = _byte_level_model(folder)
-        vocabulary = dict(model["vocab"])
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        given = model.object("vocab")
+        merges = [merge if isinstance(merge, str) else _spaced(model, merge) for merge in model.items("merges")]
     else:
         raise UserError(f"{folder.path} has no tokenizer: neither vocab.json with merges.txt nor tokenizer.json")
-    vocabulary |= _added(folder)
-    try:
-        pieces = byte_pieces(merges)
-        lost = [piece for piece in pieces[256:] if piece not in vocabulary]
-        if lost:
-            raise UserError(f"{folder.path}: merges.txt makes {lost[0]!r}, which vocab.json lacks")
-        layout = Layout(vocabulary, rows, _four(specials), {})
-        tags = layout.tags(pieces)
-        tokenizer = BytePairTokenizer(tags, merges)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{folder.path}: merges that are not byte-level BPE: {error}") from error
+    vocabulary = _vocabulary(given, rows) | added_tokens(folder, rows)
+    for merge in merges:
+        if merge.count(" ") != 1 or merge.replace(" ", "") not in vocabulary:
+            raise UserError(f"{folder.path}: the merge {shown(merge)} makes no token that is in the vocabulary")
+    pieces = byte_pieces(merges)
+    layout = Layout(vocabulary, rows, specials, named or {})
+    tags = layout.tags(pieces)
+    tokenizer = _made(folder, lambda: BytePairTokenizer(list(tags), merges))
     tokenizer.foreign = layout.foreign(tags, pieces)
     return tokenizer
 
 
+def _spaced(model: Fields, merge: object) -> str:
+    if not isinstance(merge, list) or not all(isinstance(part, str) for part in merge):
+        raise model.fault("merges", f"must list pairs, not {shown(merge)}")
+    return " ".join(merge)
+
+
 def begins_texts(folder: Folder) -> bool:
     """Whether their tokenizer puts a begin mark in front of every text."""
-    told = folder.json("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
-    whole = folder.json("tokenizer.json") if folder.has("tokenizer.json") else {}
-    first = ((whole.get("post_processor") or {}).get("single") or [{}])[0]
-    return bool(told.get("add_bos_token")) or "SpecialToken" in first
+    around = folder.json("tokenizer.json").object("post_processor").items("single")
+    first = around[0] if around else None
+    begins = folder.json("tokenizer_config.json").flag("add_bos_token", False)
+    return bool(begins) or (isinstance(first, dict) and "SpecialToken" in first)
 
 
-def _four(specials: Mapping[str, int | None]) -> tuple[int | None, int | None, int | None, int | None]:
-    return specials["fill"], specials["begin"], specials["end"], specials["unknown"]
-
-
-def _byte_level_model(folder: Folder) -> dict[str, Any]:
+def _byte_level_model(folder: Folder) -> Fields:
     """The BPE model in tokenizer.json, if text is cut as GPT-2 cuts it."""
     whole = folder.json("tokenizer.json")
-    model, cut = whole.get("model") or {}, whole.get("pre_tokenizer") or {}
-    wanted = (model.get("type"), cut.get("type"), cut.get("add_prefix_space"), cut.get("use_regex", True))
-    if wanted != ("BPE", "ByteLevel", False, True) or whole.get("normalizer") or model.get("byte_fallback"):
+    model, cut = whole.object("model"), whole.object("pre_tokenizer").content
+    wanted = (model.content.get("type"), cut.get("type"), cut.get("add_prefix_space"), cut.get("use_regex", True))
+    changed = whole.content.get("normalizer") or model.content.get("byte_fallback")
+    if wanted != ("BPE", "ByteLevel", False, True) or changed:
         raise UserError(f"{folder.path / 'tokenizer.json'}: not the byte-level BPE of GPT-2 (no spaces put in front)")
     return model
 
@@ -140,10 +174,8 @@ def _spelt_by_id(tokenizer: Tokenizer, pieces: Sequence[str], names: Sequence[st
     return {shown[ours]: theirs for theirs, ours in enumerate(order) if shown[ours]}
 
 
-def write_bytes_bpe(tokenizer: Tokenizer, begins: bool) -> Files:
+def write_bytes_bpe(tokenizer: BytePairTokenizer, begins: bool) -> Files:
     """vocab.json, merges.txt, and for tokenizers of our own tokenizer.json; `begins`: a text starts with <s>."""
-    if not isinstance(tokenizer, BytePairTokenizer):
-        raise UserError(f'text.unit = "{tokenizer.unit}" has no counterpart in GPT-2\'s files (only bpe has)')
     vocabulary = _spelt_by_id(tokenizer, byte_pieces(tokenizer.merges))
     files = {
         "vocab.json": as_json(vocabulary),
@@ -168,37 +200,37 @@ def read_wordpiece(folder: Folder, rows: int) -> WordPieceTokenizer:
     settings = folder.json("tokenizer_config.json")
     if folder.has("vocab.txt"):
         lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
-        vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
-        lower, accents, chinese = (
-            settings.get(name, usual)
-            for name, usual in (("do_lower_case", True), ("strip_accents", None), ("tokenize_chinese_chars", True))
-        )
+        given = Fields(folder.path / "vocab.txt", {line.removesuffix("\r"): n for n, line in enumerate(lines)})
+        lower, chinese = settings.flag("do_lower_case", True), settings.flag("tokenize_chinese_chars", True)
+        accents = settings.flag("strip_accents")
     elif folder.has("tokenizer.json"):
         whole = folder.json("tokenizer.json")
-        if (whole.get("model") or {}).get("type") != "WordPiece" or not whole.get("normalizer"):
+        model, cleaning = whole.object("model"), whole.object("normalizer")
+        if model.content.get("type") != "WordPiece" or not cleaning.content:
             raise UserError(f"{folder.path / 'tokenizer.json'}: not BERT's WordPiece")
-        vocabulary = dict(whole["model"]["vocab"])
-        cleaning = whole["normalizer"]
-        lower, accents, chinese = (
-            cleaning.get(name) for name in ("lowercase", "strip_accents", "handle_chinese_chars")
-        )
+        given = model.object("vocab")
+        lower, chinese = cleaning.flag("lowercase", False), cleaning.flag("handle_chinese_chars", False)
+        accents = cleaning.flag("strip_accents")
     else:
         raise UserError(f"{folder.path} has no tokenizer: neither vocab.txt nor tokenizer.json")
-    added = _added(folder)
-    spellings = {role: folder.specials.get(role, usual) for role, usual in BERT_MARKS.items()}
-    mask = folder.specials.get("mask_token", "[MASK]")
+    vocabulary, added = _vocabulary(given, rows), added_tokens(folder, rows)
     everything = vocabulary | added
-    lost = [spelling for spelling in (*spellings.values(), mask) if spelling not in everything]
-    if lost:
-        raise UserError(f"{folder.path}: the vocabulary has no {lost[0]}")
-    fill, begin, end, unknown = (everything[spelling] for spelling in spellings.values())
-    layout = Layout(everything, rows, (fill, begin, end, unknown), {MASK: everything[mask]})
+    spellings = {role: folder.specials.get(role, usual) for role, usual in BERT_MARKS.items()}
+    fill, begin, end, unknown = (id_of(folder, spelling, everything) for spelling in spellings.values())
+    mask = folder.specials.get("mask_token", "[MASK]")
+    layout = Layout(everything, rows, (fill, begin, end, unknown), {MASK: id_of(folder, mask, everything)})
     apart = {*spellings.values(), mask, *added}
     words = sorted((word for word in vocabulary if word not in apart), key=vocabulary.__getitem__)
     tags = layout.tags(words)
-    tokenizer = WordPieceTokenizer(tags, words, bool(lower), accents, bool(chinese))
+    tokenizer = _made(folder, lambda: WordPieceTokenizer(list(tags), words, bool(lower), accents, bool(chinese)))
     tokenizer.foreign = layout.foreign(tags, words)
     return tokenizer
+
+
+def id_of(folder: Folder, spelling: str, vocabulary: Vocabulary) -> int:
+    if spelling not in vocabulary:
+        raise UserError(f"{folder.path}: the vocabulary has no {spelling}")
+    return vocabulary[spelling]
 
 
 def write_wordpiece(tokenizer: WordPieceTokenizer) -> Files:
@@ -233,7 +265,7 @@ def read_sentencepiece(
     for name in (*files, vocabulary):
         if not folder.has(name):
             raise UserError(f"{folder.path} has no {name}, which is part of Marian's tokenizer")
-    spelt: Vocabulary = folder.json(vocabulary) | _added(folder)
+    spelt = _vocabulary(folder.json(vocabulary), rows) | added_tokens(folder, rows)
     unknown = spelt.get(folder.specials.get("unk_token", "<unk>"))
     fill, begin, end = specials
     layout = Layout(spelt, rows, (fill, begin, end, unknown), {})
@@ -245,9 +277,20 @@ def read_sentencepiece(
     ]
     tags = layout.tags(words)
     models = [base64.b64encode(folder.read(name)).decode() for name in files]
-    tokenizer = SentencePieceTokenizer(tags, words, *models)
+    tokenizer = _made(folder, lambda: SentencePieceTokenizer(list(tags), words, *models))
+    for name, side in zip(files, (tokenizer, tokenizer.target_side()), strict=False):
+        _check_sentencepiece(folder.path / name, side)
     tokenizer.foreign = layout.foreign(tags, words)
     return tokenizer
+
+
+def _check_sentencepiece(path: Path, tokenizer: Tokenizer) -> None:
+    """Try a SentencePiece model, if the library is there."""
+    if find_spec("sentencepiece") is not None:
+        try:
+            tokenizer.encode("a")
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
 
 
 def write_sentencepiece(source: SentencePieceTokenizer, target: SentencePieceTokenizer, shared: bool) -> Files:
@@ -269,27 +312,64 @@ def write_sentencepiece(source: SentencePieceTokenizer, target: SentencePieceTok
 # -- our own, as a tokenizer.json --------------------------------------------------------------------------------------
 
 
-def write_fast(tokenizer: Tokenizer, template: str) -> Files:
-    """A tokenizer of our own as tokenizer.json; `template` says which marks stand around a text: "<s> $A </s>"."""
-    names = [*SPECIALS, *tokenizer.tags]
-    marks = {name: number for number, name in enumerate(names)}
+def read_fast(
+    folder: Folder, rows: int, specials: Specials, named: Mapping[str, int] | None = None
+) -> BytePairTokenizer | WordTokenizer:
+    """A tokenizer.json such as `write_fast` writes: byte-level BPE, or words between white space."""
+    whole = folder.json("tokenizer.json")
+    model, cut = whole.object("model"), whole.object("pre_tokenizer")
+    if model.content.get("type") != "WordLevel":
+        return read_bytes_bpe(folder, rows, specials, named)
+    if cut.content.get("type") != "WhitespaceSplit" or whole.content.get("normalizer"):
+        raise whole.fault("pre_tokenizer", "is not WhitespaceSplit alone, which words here need")
+    added = added_tokens(folder, rows)
+    vocabulary = _vocabulary(model.object("vocab"), rows) | added
+    layout = Layout(vocabulary, rows, specials, named or {})
+    words = sorted((word for word in vocabulary if word not in added), key=vocabulary.__getitem__)
+    tags = layout.tags(words)
+    tokenizer = WordTokenizer(list(tags), words)
+    tokenizer.foreign = layout.foreign(tags, words)
+    return tokenizer
+
+
+def no_fast(tokenizer: Tokenizer) -> list[str]:
+    """Why a tokenizer has no counterpart in a tokenizer.json, if it has none."""
+    if isinstance(tokenizer, BytePairTokenizer | WordTokenizer):
+        return []
+    return [f'text.unit = "{tokenizer.unit}" has no counterpart in a Hugging Face tokenizer (only bpe and word have)']
+
+
+def write_fast(tokenizer: Tokenizer, template: str, **roles: str) -> Files:
+    """A tokenizer as tokenizer.json; `template` says which special tokens stand around a text: "<s> $A </s>".
+
+    `roles` are special tokens by what they are for, beside the usual ones: cls_token="<s>". No text spells a special
+    token; but where there is a mask, all of them are spelt, because transformers knows no exceptions. The mask takes in
+    the space in front of it, as words do.
+    """
+    ids, names = ids_of(tokenizer), [*SPECIALS, *tokenizer.tags]
+    marks = {name: ids[number] for number, name in enumerate(names)}
     if isinstance(tokenizer, BytePairTokenizer):
-        pieces = {spelt: tokenizer.first + index for index, spelt in enumerate(byte_pieces(tokenizer.merges))}
+        pieces = dict(zip(byte_pieces(tokenizer.merges), ids[tokenizer.first :], strict=True))
         merges = [(left, right) for left, right in (merge.split(" ") for merge in tokenizer.merges)]
         whole = library.Tokenizer(library.models.BPE(vocab=marks | pieces, merges=merges))
         whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         whole.decoder = library.decoders.ByteLevel()
-    elif isinstance(tokenizer, WordTokenizer):
-        words = {word: tokenizer.first + index for index, word in enumerate(tokenizer.words)}
-        whole = library.Tokenizer(library.models.WordLevel(words | marks, unk_token=SPECIALS[3]))
-        whole.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
     else:
-        raise UserError(f'text.unit = "{tokenizer.unit}" has no counterpart in a Hugging Face tokenizer')
-    whole.add_special_tokens(names)
-    around = [(name, marks[name]) for name in template.split() if name in marks]
-    whole.post_processor = library.processors.TemplateProcessing(single=template, special_tokens=around)
-    roles = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True))
+        words = cast(WordTokenizer, tokenizer).words
+        numbered = dict(zip(words, ids[tokenizer.first :], strict=True))
+        whole = library.Tokenizer(library.models.WordLevel(numbered | marks, unk_token=SPECIALS[3]))
+        whole.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    whole.add_special_tokens([library.AddedToken(name, special=True, lstrip=name == MASK) for name in names])
+    roles = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True)) | roles
     if MASK in tokenizer.tags:
         roles["mask_token"] = MASK
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    around = [(name, marks[name]) for name in template.split() if name in marks]
+    whole.post_processor = library.processors.TemplateProcessing(single=template, special_tokens=around)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],  # token_type_ids would be words to GPT-2
+        "split_special_tokens": MASK not in tokenizer.tags,
+        "clean_up_tokenization_spaces": False,
+        **roles,
+    }
     return {"tokenizer.json": whole.to_str().encode(), "tokenizer_config.json": as_json(settings)}

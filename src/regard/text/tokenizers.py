@@ -257,6 +257,10 @@ class WordTokenizer(Tokenizer):
         self._ids = {word: self.first + index for index, word in enumerate(self.words)}
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
         return [[self._ids.get(word, UNKNOWN) for word in text.split()] for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -348,7 +352,8 @@ class SentencePieceTokenizer(Tokenizer):
         except ImportError:
             raise UserError("this model's text needs sentencepiece: pip install 'regard[formats]'") from None
         try:
-            return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+            model = base64.b64decode(self.model, validate=True) or b"?"  # an empty one would be taken for none
+            return sentencepiece.SentencePieceProcessor(model_proto=model)
         except (ValueError, RuntimeError) as error:
             raise UserError(f"the tokenizer's SentencePiece model is damaged: {first_line(error)}") from error
 

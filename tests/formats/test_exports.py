@@ -1,0 +1,192 @@
+"""Exported runs used as somebody else uses them: tokenizer, then model, with nothing set by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_huggingface import BOUND, ENGLISH, OWN, gpt2_folder, marian_folder, own_run, texts, transformers
+
+from regard.api import load
+from regard.cli import _run
+from regard.errors import UserError
+from regard.formats import export_run, import_folder
+from regard.formats.check import largest_difference
+from regard.formats.vocabularies import ids_of
+from regard.runs import Run
+from regard.text import train
+
+LINES = texts(ENGLISH, 20, 8)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of our own and the folder it was exported to; made once."""
+    known: dict[str, tuple[Run, Path]] = {}
+
+    def get(name: str) -> tuple[Run, Path]:
+        if name not in known:
+            path = tmp_path_factory.mktemp("exports")
+            run = own_run(path / "run", OWN[name], texts(ENGLISH, 10))
+            known[name] = run, export_run(run, path / "out")
+        return known[name]
+
+    return get
+
+
+def opened(folder: Path) -> tuple[Any, Any]:
+    (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
+    return transformers.AutoTokenizer.from_pretrained(folder), getattr(transformers, kind).from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt untied"])
+def test_an_exported_gpt_goes_on_as_regard_generate_does(exported: Any, name: str) -> None:
+    run, folder = exported(name)
+    tokenizer, model = opened(folder)
+    ours = load(run.path, device="cpu")
+    for line in LINES:
+        inputs = tokenizer(line, return_tensors="pt")
+        assert set(inputs) == {"input_ids", "attention_mask"}
+        out = model.generate(**inputs, do_sample=False, max_new_tokens=10)[0, inputs["input_ids"].shape[1] :]
+        wanted = ours.generate(line, tokens=10, method="beam", beam=1).text
+        assert tokenizer.decode(out, skip_special_tokens=True) == wanted
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer untied"])
+def test_an_exported_transformer_translates_as_regard_does(exported: Any, name: str) -> None:
+    run, folder = exported(name)
+    tokenizer, model = opened(folder)
+    ours = load(run.path, device="cpu").translator(beam=1, max_ratio=1e-9, max_extra=12)
+    for line, wanted in zip(LINES, ours(LINES), strict=True):
+        inputs = tokenizer(line, return_tensors="pt")
+        out = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=12, forced_eos_token_id=None)[0]
+        assert tokenizer.decode(out, skip_special_tokens=True) == wanted.texts[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "bert of words"])
+def test_an_exported_bert_fills_masks_as_regard_does(exported: Any, name: str) -> None:
+    run, folder = exported(name)
+    tokenizer, model = opened(folder)
+    assert (tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token) == ("<s>", "</s>", "<mask>")
+    filler = load(run.path, device="cpu").filler()
+    for line in ("the <mask> sat on the mat", "<mask> dog saw the <mask>", "the cat <mask>"):
+        inputs = tokenizer(line, return_tensors="pt")
+        (filled,) = filler([line.replace("<mask>", "[MASK]")], top=1)
+        masks = inputs["input_ids"][0] == tokenizer.mask_token_id
+        assert masks.sum() == len(filled.guesses)
+        logits = model(**inputs).logits[0][masks]
+        logits[:, [*tokenizer.all_special_ids, *run.tokenizers[0].forbidden()]] = -torch.inf
+        guesses = [run.tokenizers[0].pieces([best])[0] for best in logits.argmax(-1).tolist()]
+        assert guesses == [guess[0].text for guess in filled.guesses]
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer"])
+def test_text_that_spells_a_special_token_stays_text(exported: Any, name: str) -> None:
+    run, folder = exported(name)
+    tokenizer, text = transformers.AutoTokenizer.from_pretrained(folder), "the </s> cat <s>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids == run.tokenizers[0].encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_was_exported_is_imported_again(exported: Any, name: str, tmp_path: Path) -> None:
+    run, folder = exported(name)
+    again = import_folder(folder, tmp_path / "again")
+    assert largest_difference(again, folder) <= BOUND
+    (tokenizer, _), text = again.tokenizers, "the cat, ☃"
+    assert [ids_of(tokenizer)[one] for one in tokenizer.encode(text)] == run.tokenizers[0].encode(text)
+    before, after = (load_file(path / "model.safetensors") for path in (folder, export_run(again, tmp_path / "out")))
+    assert after.keys() - before.keys() <= {"final_logits_bias"}
+    assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
+
+
+def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
+    changes = {"positions": "sinusoidal", "norm_first": True, "activation": "gated", "squeeze": 4}
+    run = own_run(tmp_path / "run", OWN["transformer"] | {"model": OWN["transformer"]["model"] | changes}, LINES)
+    with pytest.raises(UserError) as caught:
+        export_run(run, tmp_path / "out")
+    assert all(f"model.{setting} = " in str(caught.value) for setting in changes)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_calls_the_model_with_all_that_the_tokenizer_returns(exported: Any, tmp_path: Path) -> None:
+    """Token types are words to GPT-2, and a tokenizer that is not told otherwise returns them on transformers 4."""
+    run, _ = exported("gpt")
+    folder = export_run(run, tmp_path / "out")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_input_names": names}))
+    assert largest_difference(run, folder) > BOUND
+
+
+def test_a_check_compares_tokens(exported: Any, tmp_path: Path) -> None:
+    run, _ = exported("gpt")
+    folder = export_run(run, tmp_path / "out")
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Prepend", "prepend": "x"}}))
+    with pytest.raises(UserError, match="into different tokens"):
+        largest_difference(run, folder)
+
+
+def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "theirs", tmp_path / "run"
+    marian_folder(folder).half().save_pretrained(folder)
+    assert _run(["import", str(folder), "--out", str(run), "--check", "-q"], debug=True) == 0
+    out = tmp_path / "out"
+    stored = load_file(run / "model.safetensors")
+    assert stored["encoder.0.feed_forward.into.weight"].dtype == torch.float32
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    capsys.readouterr()
+    assert _run(["import", str(folder), "--out", str(out), "--check", "-q"], debug=False) == 2
+    assert "architectures names 'GPT2LMHeadModel', which is no class" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_failed_check_of_an_export_leaves_no_folder(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regard.formats.check.BOUND", -1.0)
+    command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
+    assert _run(command, debug=False) == 2
+    assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# -- small ones --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_that_converts_a_pickle_works_as_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    model = gpt2_folder(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(UserError) as caught:
+        import_folder(folder, tmp_path / "run")
+    printed = re.search(r"python -c .*\)'", str(caught.value))
+    assert printed
+    exec(shlex.split(printed[0])[2])
+    assert largest_difference(import_folder(folder, tmp_path / "run"), folder) <= BOUND
+
+
+def test_words_refuse_half_a_surrogate_pair() -> None:
+    with pytest.raises(UserError, match="not valid Unicode"):
+        train(["the cat"], "word", 260).encode("the \ud800 cat")
+
+
+def test_a_file_in_another_type_than_weights_is_refused(exported: Any, tmp_path: Path) -> None:
+    folder = export_run(exported("gpt")[0], tmp_path / "out")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.bias"] = tensors["transformer.ln_f.bias"].int()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"transformer\.ln_f\.bias has type I32"):
+        import_folder(folder, tmp_path / "run")

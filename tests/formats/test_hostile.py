@@ -1,0 +1,222 @@
+"""Folders that were made to do harm: refused in one line that names file and field, with nothing allocated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load, save_file
+from test_huggingface import bert_folder, gpt2_folder, marian_folder
+
+from regard.errors import UserError
+from regard.formats import import_folder
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "gpt2": gpt2_folder,
+    "bert": lambda path: bert_folder(path, "BertForSequenceClassification", num_labels=3),
+    "marian": marian_folder,
+}
+ABSURD = 10**12
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A sound folder of each kind."""
+    root = tmp_path_factory.mktemp("hostile")
+    for name, make in MAKERS.items():
+        make(root / name)
+    return {name: root / name for name in MAKERS}
+
+
+@pytest.fixture
+def copied(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of one of them, to be damaged; there may be several in a test."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(made[name], tmp_path / f"{name} {len(list(tmp_path.iterdir()))}"))
+
+    return copy
+
+
+def refused(folder: Path) -> str:
+    out = folder.parent / "run"
+    with pytest.raises(UserError) as caught:
+        import_folder(folder, out)
+    assert not out.exists(), "nothing is left behind"
+    said = str(caught.value)
+    assert str(folder) in said and "\n" not in said and len(said) < 1000
+    return said
+
+
+def change(folder: Path, file: str, **fields: Any) -> None:
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gpt2", ["n_layer", "n_embd", "n_head", "n_inner", "n_positions", "vocab_size"]),
+        (
+            "bert",
+            ["num_hidden_layers", "hidden_size", "intermediate_size", "max_position_embeddings", "vocab_size"],
+        ),
+        (
+            "marian",
+            [
+                "encoder_layers",
+                "decoder_layers",
+                "d_model",
+                "max_position_embeddings",
+                "vocab_size",
+                "decoder_vocab_size",
+            ],
+        ),
+    ],
+)
+def test_sizes_are_compared_with_the_weights_before_anything_is_made(
+    copied: Callable[[str], Path], name: str, fields: list[str]
+) -> None:
+    folder = copied(name)
+    sound = (folder / "config.json").read_text()
+    for field in fields:
+        for value in (ABSURD, 10**30, -3, 2.5, "9", True, [], {"a": 1}):
+            (folder / "config.json").write_text(sound)
+            change(folder, "config.json", **{field: value})
+            assert field in refused(folder)
+
+
+def test_labels_are_compared_with_the_weights(copied: Callable[[str], Path]) -> None:
+    folder = copied("bert")
+    for fields, complaint in (
+        ({"num_labels": ABSURD, "id2label": None}, f"num_labels = {ABSURD} does not fit a model of"),
+        (
+            {"num_labels": 1000, "id2label": None},
+            "num_labels has 1000 classes, but classifier.weight has shape (3, 32)",
+        ),
+        ({"id2label": {"0": "a", "1": "b", "10000000": "c"}}, "id2label must number its classes from 0 to 2"),
+        ({"id2label": {"0": "a", "1": "b", "2": ["c"]}}, "id2label: 2 must be a string, not list"),
+        ({"id2label": [1, 2, 3]}, "id2label must be an object, not list"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "two classes have the same name"),
+    ):
+        change(folder, "config.json", **fields)
+        assert complaint in refused(folder)
+
+
+def test_json_that_is_nested_too_deeply_or_no_object_is_refused(copied: Callable[[str], Path]) -> None:
+    for name, file in (("gpt2", "config.json"), ("gpt2", "vocab.json"), ("bert", "tokenizer_config.json")):
+        folder = copied(name)
+        for content, complaint in (
+            ('{"a":' * 100_000 + "1" + "}" * 100_000, "is damaged: its values are nested too deeply"),
+            ("[" * 100_000, "is damaged: its values are nested too deeply"),
+            ("[1, 2]", "it holds no JSON object"),
+            ('{"a": ' + "9" * 10_000 + "}", "is damaged"),
+            ('{"a": "\\ud800"}', "text that is not valid Unicode"),
+            ("", "is damaged"),
+        ):
+            (folder / file).write_text(content)
+            assert complaint in refused(folder) and file in refused(folder)
+        (folder / file).write_bytes(b'{"a": "\xff"}')
+        assert "it is not UTF-8 text" in refused(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "vocab.json", "tokenizer_config.json"])
+def test_what_is_no_regular_file_is_refused_at_once(copied: Callable[[str], Path], file: str) -> None:
+    folder = copied("gpt2")
+    path = folder / file
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert f"{path} is not a regular file" in refused(folder)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert f"{path} is not a regular file" in refused(folder)
+
+
+def test_a_file_larger_than_such_files_are_is_refused(copied: Callable[[str], Path]) -> None:
+    for file in ("config.json", "vocab.json"):
+        folder = copied("gpt2")
+        with open(folder / file, "wb") as handle:
+            handle.truncate(1 << 40)
+        assert f"{file} is larger than 16 MiB" in refused(folder)
+
+
+def test_an_index_names_files_of_its_own_folder(copied: Callable[[str], Path]) -> None:
+    folder = copied("gpt2")
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
+    shutil.copy(folder / "model.safetensors", folder / "twice.safetensors")
+    for files, complaint in (
+        (["../outside.safetensors"], "names '../outside.safetensors', which is no safetensors file of this folder"),
+        ([str(folder.parent / "outside.safetensors")], "which is no safetensors file of this folder"),
+        (["config.json"], "names 'config.json', which is no safetensors file of this folder"),
+        (["missing.safetensors"], "names 'missing.safetensors', which is not there"),
+        (["pipe.safetensors"], "pipe.safetensors is not a regular file"),
+        (["model.safetensors", "twice.safetensors"], "holds too"),
+        ([7], "weight_map: t0 must be a string, not 7"),
+        ([[1]], "weight_map: t0 must be a string, not list"),
+    ):
+        listed = {f"t{number}": file for number, file in enumerate(files)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+        assert complaint in refused(folder)
+
+
+def test_a_header_is_bounded_and_has_the_right_shapes(copied: Callable[[str], Path]) -> None:
+    folder = copied("gpt2")
+    path = folder / "model.safetensors"
+    sound = path.read_bytes()
+    tensors = load(sound)
+    for content in (b"", b"\x01", (10**15).to_bytes(8, "little") + sound[8:], sound[:-40], b"PK\x03\x04" * 400):
+        path.write_bytes(content)
+        assert "model.safetensors is damaged or no safetensors file" in refused(folder)
+    for name in ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight"):
+        save_file(tensors | {name: tensors[name].t().contiguous()}, path)
+        assert name in refused(folder)
+        save_file(tensors | {name: tensors[name].flatten()[:0]}, path)
+        assert name in refused(folder)
+
+
+def test_tokenizer_files_that_hold_something_else_are_named(copied: Callable[[str], Path]) -> None:
+    for name, file, fields, complaint in (
+        ("gpt2", "vocab.json", {"a": "b"}, "vocab.json: 'a' must have a whole number as its id, not 'b'"),
+        ("gpt2", "vocab.json", {"a": -1}, "vocab.json: 'a' must have a whole number as its id, not -1"),
+        ("gpt2", "vocab.json", {"a": ABSURD}, "the vocabulary has ids up to"),
+        ("gpt2", "added_tokens.json", {"a": [1]}, "added_tokens.json: 'a' must have a whole number"),
+        ("gpt2", "tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token must be true or false"),
+        ("gpt2", "tokenizer.json", {"added_tokens": {"a": 1}}, "added_tokens must be a list, not dict"),
+        ("gpt2", "tokenizer.json", {"added_tokens": [1]}, "added_tokens must list objects, not 1"),
+        ("gpt2", "tokenizer.json", {"added_tokens": [{"id": "x", "content": "y"}]}, "a token needs an id"),
+        ("gpt2", "tokenizer.json", {"post_processor": [1]}, "post_processor must be an object, not list"),
+        ("bert", "tokenizer_config.json", {"do_lower_case": 3}, "do_lower_case must be true or false, not 3"),
+        ("bert", "tokenizer_config.json", {"mask_token": "[GONE]"}, "the vocabulary has no [GONE]"),
+        ("bert", "config.json", {"architectures": "BertModel"}, "architectures must be a list"),
+        ("bert", "config.json", {"architectures": [1, 2]}, "architectures must list one class"),
+        ("bert", "config.json", {"layer_norm_eps": "small"}, "layer_norm_eps must be a number"),
+        ("marian", "vocab.json", {"a": None}, "vocab.json: 'a' must have a whole number as its id, not None"),
+        ("marian", "generation_config.json", {"num_beams": "4"}, "num_beams must be a whole number, not '4'"),
+        ("marian", "config.json", {"scale_embedding": "yes"}, "scale_embedding must be true or false, not 'yes'"),
+    ):
+        folder = copied(name)
+        change(folder, file, **fields)
+        assert complaint in refused(folder)
+
+
+def test_merges_and_models_that_are_damaged_are_named(copied: Callable[[str], Path]) -> None:
+    for merges in ("a", "a b c", "zz qq", "\u4e2d \u6587"):
+        folder = copied("gpt2")
+        with open(folder / "merges.txt", "a", encoding="utf-8") as file:
+            file.write(merges + "\n")
+        assert f"the merge {merges!a} makes no token that is in the vocabulary" in refused(folder)
+    folder = copied("gpt2")
+    change(folder, "vocab.json", **{"\u4e2d\u6587": 5})
+    (folder / "merges.txt").write_text("\u4e2d \u6587\n", encoding="utf-8")
+    assert "its tokenizer is damaged" in refused(folder)
+    for content in (b"", b"nonsense", bytes(1000)):
+        folder = copied("marian")
+        (folder / "target.spm").write_bytes(content)
+        assert "target.spm: the tokenizer's SentencePiece model is damaged" in refused(folder)
