@@ -8,7 +8,9 @@ SENTENCE := this cat is very large
 RUNGS  := lstm gru dot additive transformer
 PEERS  := .venv-bench
 
-.PHONY: help demo ladder test test-slow bench lint wheel clean
+COMPAT := .venv-compat-oldest .venv-compat-newest
+
+.PHONY: help demo ladder test test-slow test-compat bench lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +41,20 @@ test: $(READY) lint ## the everyday tests
 test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs, more toys
 	$(BIN)/python -m pytest -m slow
 
+# The oldest transformers that the extra `formats` allows, and the newest. All else is as in constraints.txt, torch too.
+.venv-compat-%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(transformers|tokenizers|huggingface_hub)==' constraints.txt > $(@D)/constraints.txt
+	test $* = newest || sed -nE 's/.*"transformers>=([0-9.]+)".*/transformers==\1/p' pyproject.toml >> $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[formats]' pytest hypothesis
+	@touch $@
+
+test-compat: $(COMPAT:%=%/.ready) ## the tests of formats with the oldest and the newest transformers
+	@for venv in $(COMPAT); do \
+	  echo "== $$($$venv/bin/python -m pip list 2>/dev/null | grep -E '^(transformers|tokenizers|torch) ' | tr -s ' \n' ' ')"; \
+	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/formats || exit; \
+	done
+
 # The peers, and regard itself, live apart from .venv: what they need is not what regard needs. torch is the same one.
 $(PEERS)/.ready: pyproject.toml constraints.txt bench/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -57,4 +73,4 @@ wheel: $(READY) ## build a wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment and what was built (runs stay)
-	rm -rf $(VENV) $(PEERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(COMPAT) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
