@@ -27,7 +27,9 @@ from regard.inside.recorder import Recorder
 from regard.models.ensemble import Ensemble
 from regard.recipes import load as load_recipe
 from regard.recipes.faults import changed
+from regard.recipes.load import with_changes
 from regard.recipes.schema import Recipe
+from regard.recipes.write import toml_value
 from regard.rows import PairBatch
 from regard.runs import BEST, Run
 from regard.text import BEGIN, END, UNKNOWN
@@ -577,20 +579,63 @@ def load(
 
 
 def train(
-    recipe: str | Recipe,
+    recipe: str | Path | Recipe,
     out: str | Path,
     *,
-    settings: Sequence[str] = (),
+    pairs: Any = None,
+    texts: Any = None,
+    valid: Any = None,
+    test: Any = None,
+    columns: Sequence[str] | None = None,
+    settings: str | Iterable[str] | Mapping[str, Any] = (),
     device: str = "auto",
     start_from: str | Path | None = None,
     quiet: bool = False,
 ) -> Model:
     """Train a recipe (a name, a TOML file, or a `Recipe`) into a run directory, or take up where it stopped.
 
-    `settings` are changes such as "training.steps=100".
+    `settings` are changes: `{"training.steps": 100}`, or ["training.steps=100"].
+
+    The data are the recipe's, unless given: `pairs` to translate, or `texts` for a language model; `valid` to validate
+    on, and perhaps `test`. Each is a file, an iterable of (source, target) tuples, dicts or strings, a dict of columns,
+    a pandas DataFrame, or a `datasets.Dataset`; `columns=("de", "en")` says which of their columns are source and
+    target, or which is the text. A run that is resumed has to be given the same data.
+
+        regard.train("mine.toml", "runs/mine", pairs=frame, valid=[("ja", "yes")], columns=("de", "en"))
     """
     from regard.training import train as train_recipe
 
-    chosen = load_recipe(recipe, settings) if isinstance(recipe, str) else recipe
+    if isinstance(settings, Mapping):
+        settings = [f"{key}={toml_value(value)}" for key, value in settings.items()]
+    changes = [settings] if isinstance(settings, str) else list(settings)
+    chosen = with_changes(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(str(recipe), changes)
+    given = {"pairs": pairs, "texts": texts, "valid": valid, "test": test}
+    if any(data is not None for data in given.values()):
+        chosen = _with_given(chosen, given, columns, keep_count=any(key.startswith("data.count") for key in changes))
     run = train_recipe(chosen, out, device=device, start_from=start_from, quiet=quiet)
     return Model(run, device)
+
+
+def _with_given(recipe: Recipe, given: Mapping[str, Any], columns: Sequence[str] | None, keep_count: bool) -> Recipe:
+    """The recipe with data given in Python, which become files."""
+    from regard.data.given import file_of
+
+    if given["pairs"] is not None and given["texts"] is not None:
+        raise UserError("give pairs or texts, not both")
+    training = given["pairs"] is not None or given["texts"] is not None
+    plain = given["texts"] is not None or (given["pairs"] is None and recipe.data.is_text)
+    if training and given["valid"] is None and recipe.data.valid is None and not (plain and recipe.data.held_out):
+        raise UserError("train() needs data to validate on: give valid= as well")
+    usual = ["text"] if plain else ["source", "target"]
+    own = recipe.data.columns or []  # how the recipe's own files name them: those written have the same names
+    names = [str(name) for name in own] if own and all(isinstance(name, str) for name in own) else usual
+    data: dict[str, Any] = {}
+    for key, what in given.items():
+        if what is None:
+            continue
+        wanted = columns if columns is not None else None if names == usual else names
+        file = file_of(what, names, wanted, key)
+        data |= {"text": file} if key == "texts" else {"pairs": file} if key == "pairs" else {key: [file]}
+    if training and not keep_count:
+        data["count"] = None
+    return with_changes(recipe, data=data)

@@ -1,5 +1,7 @@
 """Reading sentence pairs (two line-aligned files, one file of pairs) or plain text, from files or built-in corpora.
 
+How a file of columns (TSV, CSV, JSON lines) is taken apart is in `tables`.
+
 Everything is a stream, so a corpus may be larger than memory, and every complaint names the file and the line. Plain
 text comes as pairs too: a document is ("", text), and of one long stream each line is one, with its line feed.
 """
@@ -7,15 +9,16 @@ text comes as pairs too: a document is ("", text), and of one long stream each l
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from regard.data.tables import Layout, Lines, Reading, detect, json_rows, rows
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +72,7 @@ def read_pairs(corpus: Corpus, data: Data, split: str = "train") -> Iterator[Tex
     if corpus.corpus is not None:
         pairs = _built_in(corpus.corpus, split, corpus.count)
     else:
-        pairs = islice(_from_files(files(corpus, data), data.header), corpus.count)
+        pairs = islice(_from_files(files(corpus, data), reading(corpus, data)), corpus.count)
     return _checked(pairs, describe(corpus), data.lowercase)
 
 
@@ -83,7 +86,7 @@ def held_out(data: Data, split: str) -> list[TextPair]:
     given = {"valid": data.valid, "test": data.test}.get(split)
     if given is not None:
         paths = [locate(name, data.folder) for name in given]
-        return list(_checked(_from_files(paths, data.header), " and ".join(given), data.lowercase))
+        return list(_checked(_from_files(paths, reading(data, data)), " and ".join(given), data.lowercase))
     names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
     if not names:
         wanted = f"set data.{split}" if split in ("valid", "test") else "only built-in corpora have other splits"
@@ -95,7 +98,8 @@ def _held_out_text(data: Data, split: str) -> list[TextPair]:
     given = {"valid": data.valid, "test": data.test}.get(split)
     if given is not None:
         name = " and ".join(given)
-        texts = chain.from_iterable(_documents(locate(file, data.folder), data.documents) for file in given)
+        how = reading(data, data)
+        texts = chain.from_iterable(_documents(locate(file, data.folder), data.documents, how) for file in given)
     else:
         mix, own = corpora(data), data.held_out > 0 and split in ("valid", "test")
         parts = [corpus for corpus in mix if corpus.corpus is not None or own]
@@ -118,13 +122,21 @@ def _set_aside(corpus: Corpus, data: Data, split: str) -> Iterator[str]:
 def _texts(corpus: Corpus, data: Data, split: str) -> Iterator[str]:
     """The documents of a corpus of plain text; of a stream its lines, with their line feeds."""
     if corpus.corpus is None:
-        return chain.from_iterable(_documents(path, data.documents) for path in files(corpus, data))
+        how = reading(corpus, data)
+        return chain.from_iterable(_documents(path, data.documents, how) for path in files(corpus, data))
     end = "\n" if data.documents == "stream" else ""
     return (text + end for _, text in _built_in(corpus.corpus, split, None))
 
 
-def _documents(path: Path, kind: str) -> Iterator[str]:
-    """The documents of a file: its lines, what stands between blank lines, or, of a stream, lines with line feeds."""
+def _documents(path: Path, kind: str, how: Reading) -> Iterator[str]:
+    """The documents of a file: its lines, what stands between blank lines, or, of a stream, lines with line feeds.
+
+    In a file with columns every record is one.
+    """
+    if how.kind(path) != "text":
+        texts = (text for (text,) in _rows(path, how))
+        yield from (f"{text}\n" for text in texts) if kind == "stream" else (text for text in texts if text.strip())
+        return
     if kind == "stream":
         yield from read_lines(path, ends=True)
         return
@@ -231,16 +243,63 @@ def _built_in(name: str, split: str, count: int | None = None) -> Iterator[TextP
     return ((pair.source, pair.target) for pair in pairs(name, split, count))
 
 
-def _from_files(paths: Sequence[Path], header: bool) -> Iterator[TextPair]:
-    """The pairs of one file of pairs, or of two line-aligned files; a header is the first line of a .tsv file."""
+def reading(corpus: Corpus, data: Data) -> Reading:
+    """How the files of a corpus are read; what a part of a mix does not say, [data] says."""
+    format = data.format if corpus.format == "auto" else corpus.format
+    columns, quoted, header = (
+        getattr(data if getattr(corpus, name) is None else corpus, name) for name in ("columns", "quoted", "header")
+    )
+    names = ("text",) if data.is_text else ("source", "target")
+    return Reading(names, format, None if columns is None else tuple(columns), quoted, header)
+
+
+def detected(data: Data) -> list[str]:
+    """What was found out of the layout of the recipe's training and validation files, a line for each."""
+    single = [(path, reading(corpus, data)) for corpus in corpora(data) for path in _single(files(corpus, data))]
+    given = [locate(name, data.folder) for name in data.valid or ()]
+    single += [(path, reading(data, data)) for path in (given if data.is_text else _single(given))]
+    found = [_layout(path, how).said for path, how in single if how.kind(path) in ("tsv", "csv")]
+    return [line for line in dict.fromkeys(found) if line]
+
+
+def _single(paths: list[Path]) -> list[Path]:
+    """The one file of pairs; none of two that are line-aligned."""
+    return paths if len(paths) == 1 else []
+
+
+def _from_files(paths: Sequence[Path], how: Reading) -> Iterator[TextPair]:
+    """The pairs of one file of pairs, or of two line-aligned files."""
     if len(paths) == 2:
         return _aligned(*paths)
     [path] = paths
-    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
-    kind = suffixes[-1].lower() if suffixes else ""
-    if kind not in (".tsv", ".jsonl"):
-        raise UserError(f"{path}: a file of pairs must be called .tsv or .jsonl (and .gz or .xz after that)")
-    return _jsonl(path) if kind == ".jsonl" else islice(_tsv(path), 1 if header else 0, None)
+    if how.kind(path) == "text":
+        wanted = ".csv, .tsv or .jsonl (and .gz or .xz after that), or data.format must say what it is"
+        raise UserError(f"{path}: a file of pairs must be called {wanted}")
+    return ((source, target) for source, target in _rows(path, how))
+
+
+def _rows(path: Path, how: Reading) -> Iterator[tuple[str, ...]]:
+    """The wanted columns of a file that has columns."""
+    lines = _lines_of(path)
+    return json_rows(path, lines, how) if how.kind(path) == "jsonl" else rows(path, lines, _layout(path, how))
+
+
+def _lines_of(path: Path) -> Lines:
+    return lambda ends: read_lines(path, ends=ends)
+
+
+def _layout(path: Path, how: Reading) -> Layout:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return _known_layout(path, how, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _known_layout(path: Path, how: Reading, size: int, time: int) -> Layout:
+    """The layout of a file, found out once while its size and time stay the same."""
+    return detect(path, _lines_of(path), how)
 
 
 def _aligned(source: Path, target: Path) -> Iterator[TextPair]:
@@ -251,26 +310,6 @@ def _aligned(source: Path, target: Path) -> Iterator[TextPair]:
             counts = (longer, number - 1) if other is None else (number - 1, longer)
             raise UserError(f"not line-aligned: {source} has {counts[0]} lines, {target} has {counts[1]}")
         yield one, other
-
-
-def _tsv(path: Path) -> Iterator[TextPair]:
-    for number, line in enumerate(read_lines(path), 1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise UserError(f"{path}, line {number}: source, tab, target are 2 columns, not {len(columns)}")
-        yield columns[0], columns[1]
-
-
-def _jsonl(path: Path) -> Iterator[TextPair]:
-    for number, line in enumerate(read_lines(path), 1):
-        try:
-            entry = json.loads(line)
-            source, target = entry["source"], entry["target"]
-            (source + target).encode()  # fails if one is not a string, or holds half a surrogate pair
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            wanted = '{"source": "...", "target": "..."}'
-            raise UserError(f"{path}, line {number}: expected {wanted}, found {line[:60]!r}") from error
-        yield source, target
 
 
 def _checked(pairs: Iterator[TextPair], name: str, lowercase: bool, what: str = "sentence pairs") -> Iterator[TextPair]:

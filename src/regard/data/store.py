@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from regard.data.sources import TextPair, corpora, describe, files, read_pairs
+from regard.data.sources import TextPair, corpora, describe, files, read_pairs, reading
 from regard.errors import UserError
 from regard.text import END, UNKNOWN, Tokenizer, train
 from regard.text.sides import MASK, Room, cut, encode_lines, front_of, stream_parts
@@ -209,7 +209,7 @@ class _Job:
         """A digest of all that decides the tokens."""
         corpus, data = self.corpus, self.data
         spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
-        limits = [self.longest, data.lowercase, data.header, front_of(self.recipe)]
+        limits = [self.longest, data.lowercase, asdict(reading(corpus, data)), front_of(self.recipe)]
         limits += [data.documents, data.held_out] if corpus.plain else [self.together]
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])

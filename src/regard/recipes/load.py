@@ -36,7 +36,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     A file may build on a built-in recipe or on another file with `extends = "en-es"` at its top. Three rules say what
     "later wins" means where settings belong together:
 
-    - naming training data one way (corpus; pairs; text; source and target; mix) drops an inherited other way;
+    - naming training data one way (corpus; pairs; text; source and target; mix) drops an inherited other way and its
+      `count`;
     - giving `model.size` drops inherited widths, layers and dropout: they belonged to the other size; giving another
       `model.family` drops the whole inherited section;
     - file names are looked up in `data.folder`. In a file, a relative folder is relative to that file, and if none is
@@ -53,6 +54,14 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 def parse(text: str, name: str = "recipe.toml") -> Recipe:
     """The recipe that `to_toml` wrote, exactly: nothing is extended and no folder is filled in. For stored recipes."""
     return check([Layer(name, _toml(text, name), text)], _merge)
+
+
+def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | None = None) -> Recipe:
+    """A recipe with `section.key=value` overrides and other data, as if later layers had given them."""
+    layers = [Layer("the recipe", recipe.model_dump())]
+    layers += [_from_command_line(overrides)] if overrides else []
+    layers += [Layer("the data given", {"data": data})] if data else []
+    return check(layers, _merge)
 
 
 def names() -> list[tuple[str, str]]:
@@ -221,7 +230,8 @@ def _let_go(merged: Table, newer: Table) -> None:
     taken = [kind for kind in KINDS_OF_DATA if any(data.get(key) for key in kind)]
     for kind in KINDS_OF_DATA:
         for key in kind if taken and kind not in taken else ():
-            _section(merged, "data").pop(key, None)
+            if _section(merged, "data").pop(key, None):
+                _section(merged, "data").pop("count", None)  # it was of the other data
     model, inherited = _section(newer, "model"), _section(merged, "model")
     if "family" in model and model["family"] != inherited.get("family", "transformer"):
         inherited.clear()

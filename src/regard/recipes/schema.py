@@ -29,8 +29,20 @@ class Corpus(Settings):
     corpus: str | None = Field(None, description="a built-in corpus: en-es, stories, moods, copy, reverse, sort")
     source: str | None = Field(None, description="source sentences, one a line (plain, .gz or .xz)")
     target: str | None = Field(None, description="target sentences, line by line beside the source")
-    pairs: str | None = Field(None, description="instead of two files: .tsv (source, tab, target) or .jsonl")
+    pairs: str | None = Field(None, description="instead of two files: one .tsv, .csv or .jsonl file of pairs")
     text: str | None = Field(None, description="instead of pairs: a file of plain text, for gpt and bert")
+    format: Literal["auto", "tsv", "csv", "jsonl", "text"] = Field(
+        "auto", description="of files of pairs, and of text in columns; auto: as their names end"
+    )
+    columns: list[Annotated[int, Field(ge=1)] | str] | None = Field(
+        None, description='names, or numbers from 1, of the columns to read: ["de", "en"]; of plain text one'
+    )
+    quoted: bool | None = Field(
+        None, description='fields may be quoted, with "" for a "; not set: in .csv, and in .tsv that is so throughout'
+    )
+    header: bool | None = Field(
+        None, description="the first line of .tsv and .csv names the columns; not set: where it has usual names"
+    )
     count: int | None = Field(None, ge=1, description="how many pairs to use; all, or the corpus's own, if not set")
     weight: float = Field(1.0, gt=0, description="how often an epoch visits each pair (0.5: a random half)")
     source_tag: str | None = Field(None, description="a tag put in front of every source, such as <2de>")
@@ -43,6 +55,11 @@ class Corpus(Settings):
             raise ValueError("give one of corpus, pairs, text, or source with target")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
+        wanted = 1 if self.text is not None else 2
+        if self.columns is not None and self.given and len(self.columns) != wanted:
+            raise ValueError(f"columns names {wanted} for {'plain text' if wanted == 1 else 'pairs'}")
+        if self.pairs is not None and self.format == "text":
+            raise ValueError('format = "text" is for plain text; pairs are in "tsv", "csv" or "jsonl"')
         return self
 
     @property
@@ -76,7 +93,6 @@ class Data(Corpus):
     held_out: float = Field(
         0.0, ge=0, lt=1, description="plain text without valid or test: the share at its end that is held out"
     )
-    header: bool = Field(False, description="the first line of .tsv files names the columns")
     folder: str | None = Field(None, description="where relative file names are looked up; --data sets it")
     lowercase: bool = Field(False, description="lower-case both sides (scores then compare with lower-cased ones only)")
     max_length: int = Field(256, ge=2, description="drop pairs longer than this (or than max_positions) on either side")

@@ -14,7 +14,7 @@ import torch
 from regard import devices, gpu, weights
 from regard.data.masking import Gaps, Masked
 from regard.data.packing import Batches, Classes, Packer, Stream, Windows, fill
-from regard.data.sources import TextPair, corpora, files, held_out, locate
+from regard.data.sources import TextPair, corpora, detected, files, held_out, locate
 from regard.data.store import TokenStore, build
 from regard.errors import UserError
 from regard.files import alone
@@ -52,6 +52,8 @@ def train(
     where = devices.pick(device)
     given = Run(start_from) if start_from is not None else None
     _check_files(recipe.data, resumed=(Path(out) / "resume.safetensors").exists())
+    for line in detected(recipe.data):
+        reporter.say(line)
     watched = held_out(recipe.data, "valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
     run = _open(recipe, Path(out), None if given is None else given.path)
