@@ -357,6 +357,18 @@ def test_wrong_keywords_and_values_are_named(model: Model) -> None:
         model.translate("a", method="greedy")
 
 
+def test_arguments_of_other_functions_are_checked_too(model: Model) -> None:
+    with pytest.raises(TypeError, match=r"explain\(\) has no keyword 'mask': did you mean masks\?"):
+        model.explain("a b", mask=3)
+    for call in (model.trace, model.explain):
+        with pytest.raises(TypeError, match=r"takes one string, not bytes \(b'a'\)"):
+            call(b"a")  # type: ignore[arg-type]
+    for name in ("nbest", "seed"):
+        with pytest.raises(TypeError, match=rf"^{name} must be a whole number, not str \('3'\)"):
+            model.translate("a", **{name: "3"})
+    assert model.translate("a", nbest=np.int64(2)).alternatives
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

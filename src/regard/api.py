@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -26,7 +27,7 @@ from regard.inside.maps import Map
 from regard.inside.recorder import Recorder
 from regard.models.ensemble import Ensemble
 from regard.recipes import load as load_recipe
-from regard.recipes.faults import changed
+from regard.recipes.faults import changed, refuse_unknown
 from regard.recipes.load import with_changes
 from regard.recipes.schema import Recipe
 from regard.recipes.write import toml_value
@@ -261,14 +262,13 @@ class Model:
         `temperature`, `top_k` and `top_p`; sampling gives the same for the same `seed`, and with None never twice.
         """
         lines = _texts("translate", text)
-        if nbest < 1:
-            raise UserError(f"nbest = {nbest}: must be at least 1")
+        nbest = _count("nbest", nbest)
         if "beam" not in settings:
             settings["beam"] = max(self.run.recipe.decoding.beam, nbest)
         translator = self.translator(seed=seed, source_tag=source_tag, target_tag=target_tag, **settings)
         prefixes = None if prefix is None else self._prefixes(prefix, len(lines))
         answers = translator(lines, nbest=nbest, prefixes=prefixes)
-        _warn_truncated([answer.truncated for answer in answers], text, "the first", translator.room.source)
+        _warn_truncated([answer.truncated for answer in answers], text, translator.room.source)
         found = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
         return found[0] if isinstance(text, str) else found
 
@@ -331,8 +331,8 @@ class Model:
         """
         prompts, stops = _texts("generate", prompt), _texts("stop", stop)
         continuer = self.generator(seed=seed, **settings)
-        found = continuer(prompts, samples=samples, tokens=tokens, stop=stops)
-        _warn_truncated([one.truncated for one in found], prompt, "the end of the", continuer.longest)
+        found = continuer(prompts, samples=_count("samples", samples), tokens=_count("tokens", tokens), stop=stops)
+        _warn_truncated([one.truncated for one in found], prompt, continuer.longest)
         return found[0] if isinstance(prompt, str) else found
 
     def _made_for(self, verb: str) -> None:
@@ -358,16 +358,20 @@ class Model:
 
         A text that is longer than the model reads is an error.
         """
-        found = self.filler()(_texts("fill", text), top=top)
+        found = self.filler()(_texts("fill", text), top=_count("top", top))
         return found[0] if isinstance(text, str) else found
 
     def forced(self, source: str, target: str) -> Translation:
         """A given translation as if the model had made it, so that its score and attention can be seen."""
+        found = self._forced(source, target)
+        _warn_truncated([found.truncated], source, self.run.recipe.model.max_positions)
+        return found
+
+    def _forced(self, source: str, target: str) -> Translation:
         from regard.training.validation import encode_pairs, token_batches
 
         sources, targets, (truncated,) = encode_pairs(_pairs([(source, target)]), self.run.tokenizers, self.run.recipe)
         ((_, batch),) = token_batches(sources, targets, self.run.recipe)
-        _warn_truncated([truncated], source, "the first", self.run.recipe.model.max_positions)
         with torch.inference_mode():
             (logprobs,) = score_batch(self.module, batch.to(self.device))
         penalty = ((5 + len(logprobs)) / 6) ** self.run.recipe.decoding.length_penalty
@@ -392,9 +396,15 @@ class Model:
         Words (`span` at a time), or `unit="pieces"`, are replaced by the unknown token or, `how="drop"`, left out. The
         rest is as in `regard.inside.explain.Sampling`: `model.explain("a cat", masks=500, seed=1).importance`.
         """
+        from regard.inside.explain import Sampling
         from regard.inside.explain.models import Hiding, ask
 
-        return ask(self, text, target=target, hiding=Hiding(how, unit, span)).explain(progress, **sampling)
+        known = [name.name for name in fields(Sampling)]
+        refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
+        _one_text("explain", text)
+        asked = ask(self, text, target=target, hiding=Hiding(how, unit, span))
+        _warn_truncated([asked.cut], text, self.run.recipe.model.max_positions)
+        return asked.explain(progress, **sampling)
 
     def trace(
         self,
@@ -415,6 +425,7 @@ class Model:
         from regard.inside.trace import record
 
         self._one()
+        _one_text("trace", text)
         return record(self, text, target=target, after=after, changes=changes)
 
     def _translation(self, line: str, answer: Answer) -> Translation:
@@ -458,19 +469,24 @@ class Model:
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
         """Log-probability of each target token (the end mark last), given its source and what came before."""
+        logprobs, truncated = self._scored(pairs)
+        _warn_truncated(truncated, pairs, self.run.recipe.model.max_positions)
+        return logprobs
+
+    def _scored(self, pairs: Iterable[tuple[str, str]]) -> tuple[list[list[float]], list[bool]]:
+        """The log-probabilities, and which pairs were truncated; without a warning, for the command line."""
         from regard.training.validation import encode_pairs, token_batches
 
         if self.run.recipe.fills:
             raise UserError(f"{self.run.path} fills in gaps: it has no probabilities for pairs")
         chosen = _pairs(pairs)
         sources, targets, truncated = encode_pairs(chosen, self.run.tokenizers, self.run.recipe)
-        _warn_truncated(truncated, pairs, "the first", self.run.recipe.model.max_positions)
         found: list[list[float]] = [[] for _ in chosen]
         with torch.inference_mode():
             for group, batch in token_batches(sources, targets, self.run.recipe):
                 for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
                     found[i] = logprobs
-        return found
+        return found, truncated
 
 
 def _after_fork() -> None:
@@ -484,7 +500,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def _seed(seed: int | None) -> int:
-    return secrets.randbits(32) if seed is None else seed
+    return secrets.randbits(32) if seed is None else _count("seed", seed, 0)
+
+
+def _count(name: str, given: Any, least: int = 1) -> int:
+    """A whole number of at least so many."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {_kind(given)}") from None
+    if number < least:
+        raise UserError(f"{name} = {number}: must be at least {least}")
+    return number
 
 
 def _texts(name: str, given: str | Iterable[str]) -> list[str]:
@@ -505,6 +532,11 @@ def _texts(name: str, given: str | Iterable[str]) -> list[str]:
     return [str(text) for text in texts]
 
 
+def _one_text(name: str, given: Any) -> None:
+    if not isinstance(given, str):
+        raise TypeError(f"{name} takes one string, not {_kind(given)}")
+
+
 def _pairs(given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs of strings; anything else is a TypeError that says which."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
@@ -522,15 +554,16 @@ def _kind(given: Any) -> str:
     return "None" if given is None else f"{type(given).__name__} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
 
 
-def _warn_truncated(truncated: Sequence[bool], given: Any, kept: str, most: int) -> None:
+def _warn_truncated(truncated: Sequence[bool], given: Any, most: int) -> None:
     """Warn of the inputs that were longer than the model reads, in the name of who called the model's method."""
     which = [str(place) for place, cut in enumerate(truncated) if cut]
     if not which:
         return
     more = f" and {len(which) - 10} more" if len(which) > 10 else ""
     named = f"input{'s' * (len(which) > 1)} {', '.join(which[:10])}{more}"
-    subject = "the text is" if isinstance(given, str) else f"{named} {'are' if len(which) > 1 else 'is'}"
-    what = f"{subject} longer than the {most:,} tokens that this model reads: only {kept} {most:,} were used"
+    are, were = ("are", "were") if len(which) > 1 else ("is", "was")
+    subject = "the text" if isinstance(given, str) else named
+    what = f"{subject} {are} longer than the {most:,} tokens that this model reads, and {were} truncated"
     warnings.warn(what, UserWarning, stacklevel=3)
 
 

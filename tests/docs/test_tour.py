@@ -1,71 +1,22 @@
 """The tour says what the code does: every block is run, what it prints is what stands below it, every picture is made.
 
-A chapter (a heading of two signs) is one namespace. A python block that prints is followed by a text block with what it
-printed; one that is not followed by any prints nothing.
+A chapter (a heading of two signs) is one namespace.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from blocks import chapters, run, settled
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOUR = DOCS / "tour.md"
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]+)\)")
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some python, the line of the tour where it stands, and what it should print."""
-
-    code: str
-    line: int
-    printed: str
-
-
-def chapters(text: str) -> dict[str, list[Block]]:
-    """The blocks of each chapter, in order."""
-    found: dict[str, list[Block]] = {}
-    fences = [(match.start(), match[1], match[2]) for match in FENCE.finditer(text)]
-    inside = [range(match.start(), match.end()) for match in FENCE.finditer(text)]
-    heads = [h for h in re.finditer(r"^## (.+)$", text, re.MULTILINE) if not any(h.start() in span for span in inside)]
-    ends = [*(head.start() for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True):
-        own = [fence for fence in fences if head.start() <= fence[0] < end]
-        after = [*own, (end, "", "")][1:]
-        found[head[1]] = [
-            Block(code, text[:start].count("\n") + 2, following[2] if following[1] == "text" else "")
-            for (start, kind, code), following in zip(own, after, strict=True)
-            if kind == "python"
-        ]
-    return {name: blocks for name, blocks in found.items() if blocks}
-
-
-def run(blocks: list[Block]) -> list[str]:
-    """What each block prints, all of them in one namespace."""
-    names: dict[str, Any] = {"__name__": "tour"}
-    printed = []
-    for block in blocks:
-        code = compile("\n" * (block.line - 1) + block.code, str(TOUR), "exec")  # tracebacks name the tour's lines
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(code, names)
-        printed.append(out.getvalue())
-    return printed
-
-
-def settled(text: str) -> list[str]:
-    """Lines without trailing space, and zeros without a sign: -0.00 and 0.00 are the same number."""
-    return [re.sub(r"-(0\.?0*)(?![\d.])", r" \1", line).rstrip() for line in text.strip("\n").splitlines()]
 
 
 def pictures() -> ModuleType:
@@ -83,7 +34,7 @@ NAMED = [match.groupdict() for match in PICTURE.finditer(TOUR.read_text(encoding
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_what_a_chapter_prints_is_what_stands_in_the_tour(name: str) -> None:
     blocks = CHAPTERS[name]
-    for block, printed in zip(blocks, run(blocks), strict=True):
+    for block, printed in zip(blocks, run(blocks, TOUR), strict=True):
         assert settled(printed) == settled(block.printed), f"the block at docs/tour.md:{block.line} prints\n{printed}"
 
 

@@ -134,7 +134,7 @@ def _stand(
     from regard.evaluation.compare import Standing, Training, in_words, measure
 
     model = load(run.path, device=device)
-    logprobs = model.score(pairs)
+    logprobs, _ = model._scored(pairs)
     tokens = sum(map(len, logprobs))
     with counted(f"translating with {name}", len(pairs), quiet) as progress:
         answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)

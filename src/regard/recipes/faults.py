@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -81,6 +81,15 @@ class SettingFault(UserError):
         self.name, self.value, self.rule = name, value, rule
 
 
+def refuse_unknown(given: Iterable[str], known: Sequence[str], function: str) -> None:
+    """Raise a TypeError for keywords that a Python function does not take, with the nearest and all that it takes."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(f"{function}() has no keyword {name!r}: {hint}It takes {', '.join(known)}")
+
+
 Section = TypeVar("Section", bound=BaseModel)
 
 
@@ -89,12 +98,7 @@ def changed(section: Section, changes: Mapping[str, Any], function: str, also: S
 
     An unknown keyword is a TypeError that lists those there are; a value that cannot be is a `SettingFault`.
     """
-    known = [*also, *type(section).model_fields]
-    for name in changes:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise TypeError(f"{function}() has no keyword {name!r}: {hint}It takes {', '.join(known)}")
+    refuse_unknown(changes, [*also, *type(section).model_fields], function)
     try:
         return type(section).model_validate({**section.model_dump(), **changes})
     except ValidationError as error:

@@ -72,7 +72,7 @@ class Scorer(Judge):
 
         def score(things: list[Any]) -> list[float]:
             pairs = [("", str(thing)) if text else (str(thing[0]), str(thing[1])) for thing in things]
-            return [sum(logprobs) for logprobs in model.score(pairs)]
+            return [sum(logprobs) for logprobs in model._scored(pairs)[0]]
 
         return cls(score, "Is {} likelier than {}?")
 

@@ -150,7 +150,7 @@ def _translation(model: Model, text: str, target: str | None, hiding: Hiding) ->
     room = translator.room.target(len(source))
     if target is not None and (count := len(target_side.encode(target))) >= room:
         raise UserError(f"the target has {count} tokens, more than the {room - 1} that this model can write here")
-    translation = model.translate(text) if target is None else model.forced(text, target)
+    translation = model._translation(text, translator([text])[0]) if target is None else model._forced(text, target)
     answer = translation._answer
     best = answer.hypotheses[0]
     said = [*best.tokens, END] if best.finished else list(best.tokens)
