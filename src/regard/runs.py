@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 ORIGIN = "from"  # of run.json
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
+SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,9 @@ class Run:
         return self.path / "snapshots" / f"step-{step:08d}.safetensors"
 
     def snapshots(self) -> dict[int, Path]:
-        """Step -> file, in order."""
-        files = sorted((self.path / "snapshots").glob("step-*.safetensors"))
-        return {int(file.stem.removeprefix("step-")): file for file in files}
+        """Map steps to snapshot files, in order; files with other names, such as copies, are ignored."""
+        matches = ((SNAPSHOT.fullmatch(file.name), file) for file in (self.path / "snapshots").glob("step-*"))
+        return dict(sorted((int(match[1]), file) for match, file in matches if match))
 
     def averaged_snapshots(self, until: int | None = None) -> dict[int, Path]:
         """The snapshots that `training.average` averages: the last so many, up to a step; none where they are too few.

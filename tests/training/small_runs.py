@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from regard import weights
 from regard.recipes.schema import Recipe
+from regard.rows import PairBatch
 from regard.runs import Run
 from regard.training import train
 from regard.training.loop import Trainer
@@ -80,3 +83,15 @@ def script(patch: pytest.MonkeyPatch, looks: list[Look]) -> Iterator[Look]:
     left = iter(looks)
     patch.setattr(Validator, "look", lambda self, model: next(left))
     return left
+
+
+def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> None:
+    """Send this process a signal in the middle of step `at`."""
+    update = Trainer._update
+
+    def interrupted(self: Trainer, batches: list[PairBatch]) -> None:
+        update(self, batches)
+        if self.progress.step == at:
+            os.kill(os.getpid(), by)
+
+    patch.setattr(Trainer, "_update", interrupted)

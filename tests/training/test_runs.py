@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import HELD_OUT, content, equal, go, metrics, now, script, small, tensors
+from small_runs import HELD_OUT, content, equal, go, interrupt, metrics, now, script, small, tensors
 from torch import Tensor
 
 from regard import taps, weights
@@ -20,7 +20,7 @@ from regard.recipes.write import shown
 from regard.rows import PairBatch
 from regard.runs import Run, kept_snapshots
 from regard.text import BEGIN
-from regard.training.loop import LOG_EVERY, Trainer
+from regard.training.loop import LOG_EVERY, Interrupted, Trainer
 from regard.training.report import Plain
 from regard.training.schedule import rate
 from regard.training.validation import Look
@@ -98,6 +98,16 @@ def test_a_run_keeps_the_snapshots_of_the_policy(tmp_path: Path) -> None:
     assert list(run.snapshots()) == [2, 4, 8, 16, 20, 22]
 
 
+def test_files_that_are_not_named_like_snapshots_are_ignored(tmp_path: Path) -> None:
+    run = go(small(tmp_path, steps=8, average=2), tmp_path / "run")
+    strays = [run.snapshot(4).with_name(name) for name in ("step-00000004 (1).safetensors", "step-best.safetensors")]
+    for stray in strays:
+        stray.write_bytes(run.snapshot(4).read_bytes())
+    assert list(run.snapshots()) == [4, 8]
+    go(small(tmp_path, steps=16, average=2), run.path)
+    assert list(run.snapshots()) == [4, 8, 12, 16] and all(stray.exists() for stray in strays)
+
+
 @pytest.mark.parametrize(("best", "step"), [("loss", 12), ("bleu", 8)])
 def test_what_is_best_is_what_the_recipe_says(
     best: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +149,33 @@ def test_more_patience_lets_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pyt
     run = go(small(tmp_path, patience=3, **settings), tmp_path / "run")
     assert next(left, None) is None
     assert [line["step"] for line in metrics(run.path, "valid")] == [2, 4, 6, 8, 10, 12]
+    assert equal(tensors(run.best), tensors(run.snapshot(8)))
+
+
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_run_that_is_cut_short_before_its_first_validation_is_validated_when_it_ends(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, at=3)
+    with pytest.raises(Interrupted):
+        go(small(tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    monkeypatch.undo()
+    run = go(small(tmp_path, steps=steps), tmp_path / "run")
+    whole = go(small(tmp_path, steps=3), tmp_path / "whole")
+    assert equal(tensors(run.best), tensors(whole.best)) and Model(run, "cpu").step == 3
+    seen, expected = ([(line["step"], line["loss"]) for line in metrics(r.path, "valid")] for r in (run, whole))
+    assert seen == expected
+
+
+def test_a_finished_run_has_weights_even_if_no_validation_was_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, [Look(float("nan")), Look(float("nan"))])
+    run = go(small(tmp_path, steps=8), tmp_path / "run")
+    assert equal(tensors(run.best), tensors(run.snapshot(8)))
+    run.best.unlink()
+    go(small(tmp_path, steps=8), tmp_path / "run")  # also if they were removed since
     assert equal(tensors(run.best), tensors(run.snapshot(8)))
 
 

@@ -103,6 +103,7 @@ class Trainer:
         limit = progress.limit(settings)
         if progress.finished and limit:
             self.reporter.say(f"already trained to step {progress.step:,}; raise {limit} to go on")
+            self._ensure_weights()
             self._say_what_was_kept()
             return
         batches = Prefetched(self.packer.batches(progress.position))
@@ -212,6 +213,7 @@ class Trainer:
         else:
             with _borrowed(self.model, self.ema.tensors):
                 look, better = self._judge(self.model, "ema")
+        self.progress.validated = self.progress.step
         self.progress.looks_since_best = 0 if better else self.progress.looks_since_best + 1
         for sample in look.samples:
             line = {"step": self.progress.step, **sample}
@@ -271,6 +273,9 @@ class Trainer:
     def _finish(self) -> None:
         """Try the mean of the last snapshots, keep it if held-out pairs like it better, and close the run."""
         self.writer.wait()
+        if self.progress.validated != self.progress.step:  # training.steps was lowered to a step already reached
+            self._log()
+            self._look()
         last = self.run.averaged_snapshots(self.progress.step)
         average: Look | None = None
         if last:
@@ -279,6 +284,7 @@ class Trainer:
                 average, _ = self._judge(self.model, f"average of {len(last)}")
         if self.progress.limit(self.settings) == "training.patience":
             self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
+        self._ensure_weights()
         self.progress.finished = True
         self._save()
         self.writer.wait()
@@ -302,6 +308,14 @@ class Trainer:
             higher = numbers.get("bleu", 0) > kept.get("bleu", math.inf)
             why = f" (its BLEU is higher, but training.best = {self.settings.best!r} decides)" if higher else ""
             self._say(f"not kept: the average of the last snapshots{figures(numbers)}{why}; --weights average uses it")
+
+    def _ensure_weights(self) -> None:
+        """Keep the last weights if no validation chose any, so that a finished run can always be used."""
+        self.writer.wait()
+        if not self.run.best.exists():
+            what, tensors = ("step", weights.of_model(self.model)) if self.ema is None else ("ema", self.ema.tensors)
+            self.writer.save(self.run.best, tensors, {"step": self.progress.step, "weights": what})
+            self.writer.wait()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class Progress:
     best_step: int = 0
     best_is: str = ""  # which weights those were: "step", "ema" or "average of" so many
     looks_since_best: int = 0
+    validated: int = 0  # the step of the last validation
     window_loss: float = 0.0  # loss and tokens since the last line of metrics
     window_tokens: int = 0
     finished: bool = False
