@@ -8,6 +8,10 @@ import re
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+class RegardWarning(UserWarning):
+    """Something the user should know that does not stop the work; the command line prints it as one line."""
+
+
 class UserError(Exception):
     """Something the user can mend. The command line prints its text as one line and exits with status 2."""
 

@@ -1,14 +1,18 @@
-"""Writing files so that a reader sees the old one or the new one, never half of either."""
+"""Files that are written whole or not at all, their checksums, and locks on directories."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from regard.errors import UserError
 
@@ -22,6 +26,8 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is not a folder",
     errno.EISDIR: "it is a folder",
 }
+_TEMPORARY = re.compile(r"\..+\.tmp|\.tmp[A-Za-z0-9]{6}")  # of `atomic`, and of the safetensors library
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
 def reason(error: OSError) -> str:
@@ -58,17 +64,22 @@ def parse_json(text: str) -> Any:
 def atomic(path: Path) -> Iterator[Path]:
     """Write to the path given; when the block ends well it takes the place of `path`, on disk, at once.
 
-    If anything fails the old file stays as it was and the half-written one is removed.
+    If anything fails the old file stays as it was and the half-written one is removed. The temporary file has a random
+    name and is created here, so that a file or link that somebody else put there is never written to.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-        mode = temporary.stat().st_mode
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.close(handle)
         yield temporary
-        temporary.chmod(mode)  # a library that replaced the file with one of its own may have made it private
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
+        handle = os.open(temporary, os.O_RDONLY | _NOFOLLOW)
+        try:
+            os.fchmod(handle, mode)  # a library that replaced the file with one of its own may have made it private
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -82,25 +93,71 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def alone(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder for one process; `what` says what the other one is doing. Where locks are not to be had, go on."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(folder / ".lock", "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another process is {what} there; wait for it, or stop it") from None
-        except OSError:
-            pass
-        yield
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder. Only for the process that holds its lock."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for file in list(folder.iterdir()):
+            if _TEMPORARY.fullmatch(file.name) and not file.is_dir():
+                file.unlink(missing_ok=True)
+
+
+def checksum(content: bytes | str) -> str:
+    """A digest of 16 bytes, in hexadecimal digits."""
+    return hashlib.blake2b(content.encode() if isinstance(content, str) else content, digest_size=16).hexdigest()
+
+
+def json_checksum(facts: dict[str, Any]) -> str:
+    """The digest of a JSON object; the same when it was written to a file and read again."""
+    return checksum(json.dumps(facts))
+
+
+class DirectoryLock:
+    """An exclusive lock on a directory, held from here to `release` or to the end of a `with` block.
+
+    `activity` says what the holder does there, for whoever finds it locked. The lock is a file in the directory and
+    shares its fate: `ensure_held` raises when the directory was deleted, moved or replaced meanwhile. Where the file
+    system has no locks, it excludes nobody.
+    """
+
+    NAME = ".lock"
+
+    def __init__(self, folder: Path, activity: str) -> None:
+        self.folder, self.activity = folder, activity
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(folder / self.NAME, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
+        except OSError as error:
+            raise UserError(f"{folder / self.NAME} could not be written: {reason(error)}") from error
+        try:
+            import fcntl
+
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise UserError(f"{folder}: another process is {activity} there; wait for it, or stop it") from None
+        except (ImportError, OSError):
+            pass
+
+    def ensure_held(self) -> None:
+        """Raise an error if the directory is no longer the one that was locked."""
+        try:
+            held = os.path.samestat(os.fstat(self._handle), os.lstat(self.folder / self.NAME))
+        except (FileNotFoundError, NotADirectoryError):
+            held = False
+        if not held:
+            raise UserError(f"{self.folder} was deleted, moved or replaced while {self.activity} went on; stopped")
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -8,6 +8,7 @@ MAY_CHANGE = (
     "training.validate_every",
     "training.validate_lines",
     "training.save_every",
+    "training.save_minutes",
     "training.patience",
     "training.precision",
     "training.update",

@@ -1,6 +1,7 @@
 """The run directory: one path to resume, translate with, look into, serve and export.
 
-run.json               format version, which regard made it, the run it began with (`--from`) if any
+run.json               format version, which regard made it, the run it began with (`--from`) if any, the settings it
+                       was trained with, checksums of the tokenizers and of itself
 recipe.toml            the resolved recipe
 tokenizer.json         or source.tokenizer.json and target.tokenizer.json
 model.safetensors      the best weights so far
@@ -14,16 +15,19 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from regard import __version__
-from regard.errors import UserError, first_line
-from regard.files import parse_json, read_text, reason, write_text
-from regard.recipes import parse, to_toml
+from regard.errors import RegardWarning, UserError, first_line
+from regard.files import DirectoryLock, checksum, json_checksum, parse_json, read_text, reason, regular, write_text
+from regard.recipes import differences, parse, to_toml
 from regard.recipes.schema import Recipe
 
 if TYPE_CHECKING:
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
     from regard.models import Translator
     from regard.text import Tokenizer
 
-FORMAT = 1
-ORIGIN = "from"  # of run.json
+FORMAT = 2
+WITHOUT_CHECKSUMS = 1  # the last format in which run.json had no checksum and no record of recipe and tokenizers
+ORIGIN, RECIPE, TOKENIZERS, CHECKSUM = "from", "recipe", "tokenizers", "checksum"  # keys of run.json
+LOGS = ("metrics.jsonl", "samples.jsonl")
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
 SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
 
@@ -76,23 +82,36 @@ class Run:
             raise UserError(f"{self.path / 'run.json'} could not be read: {reason(error)}") from error
         except ValueError:
             info = None
-        if not isinstance(info, dict) or not isinstance(info.get("format"), int):
+        if not isinstance(info, dict) or not isinstance(info.get("format"), int) or info["format"] < 1:
             raise UserError(f"{self.path / 'run.json'} is damaged: it is not the JSON that regard writes")
+        recorded = info.pop(CHECKSUM, None)
+        if recorded is not None and recorded != json_checksum(info):
+            raise UserError(f"{self.path / 'run.json'} was altered after it was written: its checksum does not match")
         if info["format"] > FORMAT:
             raise UserError(
                 f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
                 f"this is regard {__version__}, which reads up to {FORMAT}: upgrade regard"
             )
+        if recorded is None and info["format"] > WITHOUT_CHECKSUMS:
+            raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
         self.info = info
+
+    @staticmethod
+    def refuse_other_folder(path: Path) -> None:
+        """Complain of a path that is neither a run directory nor free to become one."""
+        if Run.exists(path) or not path.exists():
+            return
+        if not path.is_dir() or any(not _ours(file) for file in path.iterdir()):
+            raise UserError(f"{path} exists and is no run directory: choose another --out")
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe, origin: Path | None = None) -> Run:
         """A new run directory with its recipe in it; `origin` is the run that it begins with."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(not _ours(file) for file in path.iterdir())):
-            raise UserError(f"{path} exists and is no run directory: choose another --out")
+        cls.refuse_other_folder(path)
         info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
-        _write_info(path, {**info, ORIGIN: None if origin is None else str(origin.resolve())})
+        began = {ORIGIN: None if origin is None else str(origin.resolve())}
+        _write_info(path, {**info, **began, RECIPE: recipe.model_dump(), TOKENIZERS: {}})
         write_text(path / "recipe.toml", to_toml(recipe))
         return cls(path)
 
@@ -100,8 +119,37 @@ class Run:
     def exists(path: str | Path) -> bool:
         return all((Path(path) / name).exists() for name in ("run.json", "recipe.toml"))
 
+    # -- settings -----------------------------------------------------------------------------------------------------
+
     @cached_property
     def recipe(self) -> Recipe:
+        """The settings in recipe.toml, with a warning that names those that were edited since training."""
+        if edited := self.edits():
+            changes = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in edited.items())
+            hint = f"`regard verify {self.path} --accept-edit` records it"
+            message = f"{self.path / 'recipe.toml'} was edited since training ({changes}): {hint}"
+            warnings.warn(message, RegardWarning, stacklevel=3)
+        return self._parsed
+
+    @cached_property
+    def accepted(self) -> Recipe:
+        """The settings that run.json records: those of the training, and edits that were accepted since."""
+        recorded = self.info.get(RECIPE)
+        if recorded is None:  # by an older version
+            return self._parsed
+        try:
+            return Recipe.model_validate(recorded)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise UserError(f"{self.path / 'run.json'}: {RECIPE}.{where}: {fault['msg']}") from error
+
+    def edits(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that were changed in recipe.toml by hand (or by damage), with their old and new values."""
+        return differences(self.accepted, self._parsed)
+
+    @cached_property
+    def _parsed(self) -> Recipe:
         file = self.path / "recipe.toml"
         try:
             return parse(read_text(file), str(file))
@@ -110,9 +158,23 @@ class Run:
         except UnicodeDecodeError:
             raise UserError(f"{file} is damaged: it is not text") from None
 
-    def change_recipe(self, recipe: Recipe) -> None:
-        write_text(self.path / "recipe.toml", to_toml(recipe))
-        self.__dict__.pop("recipe", None)
+    def accept_edits(self) -> None:
+        """Make the settings in recipe.toml those of the run."""
+        self.record(self._parsed)
+
+    def record(self, recipe: Recipe) -> None:
+        """Make these the settings of the run, in both files, where they are not yet."""
+        if recipe != self._parsed:
+            write_text(self.path / "recipe.toml", to_toml(recipe))
+        if self.info["format"] <= WITHOUT_CHECKSUMS:
+            self.info |= {"format": FORMAT, RECIPE: None, TOKENIZERS: {}}
+            for file in (file for file in self.path.glob("*tokenizer.json")):
+                self.info[TOKENIZERS][file.name] = checksum(file.read_bytes())
+        if self.info[RECIPE] is None or self.accepted != recipe:
+            self.info[RECIPE] = recipe.model_dump()
+            _write_info(self.path, self.info)
+        for name in ("recipe", "accepted", "_parsed"):
+            self.__dict__.pop(name, None)
 
     # -- where it began -----------------------------------------------------------------------------------------------
 
@@ -132,32 +194,65 @@ class Run:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    def _tokenizer_files(self) -> list[Path]:
+    def tokenizer_files(self, recipe: Recipe) -> list[Path]:
         both = [self.path / "source.tokenizer.json", self.path / "target.tokenizer.json"]
-        return [self.path / "tokenizer.json"] if self.recipe.text.shared else both
+        return [self.path / "tokenizer.json"] if recipe.text.shared else both
 
     def has_tokenizers(self) -> bool:
-        return all(file.exists() for file in self._tokenizer_files())
+        return all(file.exists() and file.name in self.info[TOKENIZERS] for file in self.tokenizer_files(self.recipe))
 
     def save_tokenizers(self, source: Tokenizer, target: Tokenizer) -> None:
-        for file, tokenizer in zip(self._tokenizer_files(), (source, target), strict=False):
+        for file, tokenizer in zip(self.tokenizer_files(self.recipe), (source, target), strict=False):
             write_text(file, tokenizer.to_json())
+            self.info[TOKENIZERS][file.name] = checksum(tokenizer.to_json())
+        _write_info(self.path, self.info)
         self.__dict__.pop("tokenizers", None)
+
+    def forget_tokenizers(self) -> None:
+        for file in self.path.glob("*tokenizer.json"):
+            file.unlink()
+        self.info[TOKENIZERS] = {}
+        _write_info(self.path, self.info)
+
+    def tokenizer(self, file: Path) -> Tokenizer:
+        """The tokenizer in one of the run's files, if that is the file that was written."""
+        from regard.text import Tokenizer
+
+        try:
+            content = regular(file).read_bytes()
+            recorded = self.info.get(TOKENIZERS)
+            if recorded is not None and recorded.get(file.name) != checksum(content):
+                raise UserError("it was altered after it was written: its checksum does not match")
+            return Tokenizer.from_json(content.decode())
+        except OSError as error:
+            raise UserError(f"{file} could not be read: {reason(error)}") from error
+        except (UserError, ValueError) as error:
+            raise UserError(f"{file} is damaged: {first_line(error)}") from error
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Source and target; one and the same object when the vocabulary is shared (and cut alike on both sides)."""
-        from regard.text import Tokenizer
-
-        found = []
-        for file in self._tokenizer_files():
-            try:
-                found.append(Tokenizer.from_json(read_text(file)))
-            except OSError as error:
-                raise UserError(f"{file} could not be read: {reason(error)}") from error
-            except (UserError, ValueError) as error:
-                raise UserError(f"{file} is damaged: {first_line(error)}") from error
+        found = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
         return found[0], found[0].target_side() if len(found) == 1 else found[1]
+
+    # -- measurements -------------------------------------------------------------------------------------------------
+
+    def log_mark(self, name: str) -> tuple[int, str] | None:
+        """Length and checksum that a file of measurements had at the last save, where that is known."""
+        from regard import weights
+
+        try:
+            size, digest = weights.about(self.resume)["logs"][name] if self.resume.exists() else (0, "")
+        except (UserError, KeyError):  # the resume state is damaged, or older than this record
+            return None
+        return (size, digest) if size else None
+
+    def log(self, name: str) -> Path:
+        """The path of a file of measurements, if what it held at the last save is still there."""
+        file, mark = self.path / name, self.log_mark(name)
+        if mark is not None and file.exists() and checksum(file.read_bytes()[: mark[0]]) != mark[1]:
+            raise UserError(f"{file} was altered after it was written: its checksum does not match")
+        return file
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -273,12 +368,14 @@ def _no_run(path: Path) -> str:
 
 
 def _write_info(path: Path, info: dict[str, Any]) -> None:
-    write_text(path / "run.json", json.dumps(info, indent=2) + "\n")
+    info = {key: value for key, value in info.items() if key != CHECKSUM}
+    write_text(path / "run.json", json.dumps({**info, CHECKSUM: json_checksum(info)}, indent=2) + "\n")
 
 
 def _ours(file: Path) -> bool:
     """Whether a file may be what was left of a run that ended before its recipe was written."""
-    return file.name == "run.json" or file.name.startswith((".run.json.", ".recipe.toml."))
+    names = ("run.json", DirectoryLock.NAME)
+    return file.name in names or file.name.startswith((".run.json.", ".recipe.toml."))
 
 
 def kept_snapshots(steps: list[int], every: int, average: int) -> set[int]:

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.files import atomic, parse_json, reason, regular
+from regard.files import atomic, json_checksum, parse_json, reason, regular
 
 Tensors = dict[str, Tensor]
-CHECKSUM = "checksum"
+CHECKSUM = "checksum"  # of the tensors
+FACTS_CHECKSUM = "facts_checksum"  # of the facts about them, the tensors' checksum included
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -35,7 +36,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a few JSON facts about them."""
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    header = {"about": json.dumps({**about, CHECKSUM: _digest(on_cpu)})}  # one entry: the library shuffles several
+    facts = {**about, CHECKSUM: _digest(on_cpu)}
+    header = {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})}  # the library shuffles entries
     with atomic(path) as temporary:
         try:
             save_file(on_cpu, str(temporary), metadata=header)
@@ -56,7 +58,9 @@ class Writer:
 
     AHEAD = 1  # files that may wait while another is written: each is held in memory
 
-    def __init__(self, behind: bool) -> None:
+    def __init__(self, behind: bool, check: Callable[[], None] = _nothing) -> None:
+        """`check` is called before each file is written, and may raise."""
+        self._before = check
         self._thread = ThreadPoolExecutor(1, "writer") if behind else None
         self._unfinished: deque[Future[None]] = deque()
         self._failed = False
@@ -77,6 +81,7 @@ class Writer:
         if self._failed:
             return
         try:
+            self._before()
             save(path, tensors, about)
             then()
         except BaseException:
@@ -118,7 +123,7 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise UserError(f"{path} could not be read: {reason(error)}") from error
     facts = _facts(header, path)
     if facts.pop(CHECKSUM, header.get(CHECKSUM)) != _digest(tensors):  # older files had it beside the facts
-        raise UserError(f"{path} was altered after it was written: its checksum does not match")
+        raise _altered(path)
     return tensors, facts
 
 
@@ -136,9 +141,10 @@ def about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             facts = _facts(file.metadata() or {}, path)
-            return {name: fact for name, fact in facts.items() if name != CHECKSUM}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
+    facts.pop(CHECKSUM, None)
+    return facts
 
 
 def elements(path: Path, prefix: str = "") -> int:
@@ -152,14 +158,20 @@ def elements(path: Path, prefix: str = "") -> int:
 
 
 def _facts(header: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The facts in a file's header."""
+    """The facts in a file's header, compared with their checksum; older files have none."""
     try:
         facts = parse_json(header.get("about", "{}"))
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
         raise UserError(f"{path} is damaged: what its header says about it is not a JSON object")
+    if FACTS_CHECKSUM in facts and facts.pop(FACTS_CHECKSUM) != json_checksum(facts):
+        raise _altered(path)
     return facts
+
+
+def _altered(path: Path) -> UserError:
+    return UserError(f"{path} was altered after it was written: its checksum does not match")
 
 
 def of_model(model: nn.Module) -> Tensors:

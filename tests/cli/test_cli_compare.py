@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.evaluation import score_texts
+from regard.runs import Run
+from regard.text import Tokenizer
 
 SOURCES = ["a b", "b a c", "c c", "d e f a b c", "a b c d e", "f"]
 
@@ -73,11 +75,11 @@ def test_a_single_run_may_stand_alone_and_moses_tokens_get_a_column(regard, trai
 
 def test_perplexities_of_other_vocabularies_are_marked(regard, trained, other, pairs, tmp_path):
     renamed = Path(shutil.copytree(other, tmp_path / "renamed"))
-    file = renamed / "tokenizer.json"
-    text = file.read_text(encoding="utf-8")
+    run = Run(renamed)
+    text = run.tokenizers[0].to_json()
     changed = re.sub(r'"b"', '"ß"', text)
     assert changed != text
-    file.write_text(changed, encoding="utf-8")
+    run.save_tokenizers(Tokenizer.from_json(changed), Tokenizer.from_json(changed))
     result = regard("compare", trained, renamed, *pairs)
     assert result.status == 0, result.err
     assert "perplexity*" in result.out and "the vocabularies differ" in result.out

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from sittings import assert_same_runs
+from sittings import assert_same_runs, tiny
 
 from regard import weights
 from regard.errors import UserError
 from regard.recipes import to_toml
-from regard.training import loop, train
+from regard.training import state, train
 
 
 class Disk:
@@ -32,7 +32,7 @@ class Disk:
         patch.setattr(os, "replace", self._failing(os.replace))
         patch.setattr(os, "fsync", self._failing(os.fsync))
         patch.setattr(weights, "save_file", self._failing(weights.save_file))
-        patch.setattr(loop, "open", self._failing(open), raising=False)  # metrics and samples are appended to
+        patch.setattr(state, "open", self._failing(open), raising=False)  # metrics and samples are appended to
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -212,6 +212,42 @@ class Sitting:
             return True
         assert self.process.returncode == 0
         return False
+
+
+FORKED = """
+import os, signal, sys, threading, time
+from random import Random
+import torch
+from regard.recipes import load
+from regard.training import train
+from regard.training.loop import Trainer
+
+torch.set_num_threads(1)
+settings, whole, parts, longest = load(sys.argv[1]), sys.argv[2], sys.argv[3], 0.0
+began = time.monotonic()
+train(settings, whole, device="cpu", quiet=True)
+longest, random = time.monotonic() - began, Random()
+for number in range(4):
+    child = os.fork()  # all is imported already, so that a sitting is short
+    if child == 0:
+        train(settings, parts, device="cpu", quiet=True)
+        os._exit(0)
+    time.sleep(random.uniform(0, longest / 2))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+train(settings, parts, device="cpu", quiet=True)
+"""
+
+
+def test_a_run_killed_at_four_random_moments_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    """The short version of the next one."""
+    settings = tiny("transformer", 1, tmp_path, steps=30, save_every=2, validate_every=3, accumulate=1)
+    file, whole, parts = tmp_path / "recipe.toml", tmp_path / "whole", tmp_path / "parts"
+    file.write_text(to_toml(settings))
+    command = [sys.executable, "-c", FORKED, str(file), str(whole), str(parts)]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    assert_same_runs(whole, parts)
+    assert not [path for path in parts.rglob(".*") if path.name != ".lock"]
 
 
 @pytest.mark.slow

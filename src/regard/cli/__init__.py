@@ -1,7 +1,7 @@
 """The command line: one thin file a verb, and one place where failures become a line and an exit status.
 
 Exit statuses: 0 all well; 1 a fault in regard itself; 2 something the user can mend (one line says what);
-130 stopped by Ctrl-C; 143 stopped by SIGTERM; 141 the reader of the output went away.
+130 stopped by Ctrl-C; 143 stopped by SIGTERM; 129 by SIGHUP; 141 the reader of the output went away.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str], debug: bool) -> int:
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if category.__name__ == "RegardWarning":  # one line, without the place in the code that it comes from
+                _complain(f"warning: {message}", 0)
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = show
+        return _status(words, debug)
+
+
+def _status(words: list[str], debug: bool) -> int:
     try:
         from regard.cli.app import command
 
@@ -108,5 +123,6 @@ def _complain(line: str, status: int) -> int:
     from regard.errors import printable
 
     line = printable(" ".join(line.split()))
-    print("regard: " + (line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "..."), file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("regard: " + (line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "..."), file=sys.stderr)
     return status

@@ -23,6 +23,7 @@ from regard.cli import (
     recipes,
     train,
     translate,
+    verify,
 )
 
 HELP = ["-h", "--help"]
@@ -53,6 +54,7 @@ for verb in (
     fetch,
     import_,
     export,
+    verify,
 ):
     name = verb.__name__.rsplit(".", 1)[-1]
     app.command(name.rstrip("_"))(getattr(verb, name))  # `import` is a word of Python's own

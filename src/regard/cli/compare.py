@@ -143,7 +143,7 @@ def _stand(
         name=name,
         model=in_words(run.recipe.model),
         parameters=sum(tensor.numel() for tensor in model.module.parameters()),
-        training=Training.of(run.path / "metrics.jsonl"),
+        training=Training.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),
         scores=score_texts(outputs, references, lowercase=lowercase),
         by_length=tuple(measure(metric, group.of(outputs), group.of(references), lowercase) for group in groups),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
+
+from regard.errors import RegardWarning
 
 if TYPE_CHECKING:
     from regard.api import Model
@@ -55,7 +58,15 @@ Precision = Annotated[
         metavar="auto|fp32|bf16|int8",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")]
+
+
+def _without_warnings(quiet: bool) -> bool:
+    if quiet:
+        warnings.simplefilter("ignore", RegardWarning)  # until the command ends
+    return quiet
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_without_warnings, help="No progress and no warnings.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]
 LengthPenalty = Annotated[float | None, typer.Option(min=0, help="GNMT's alpha. [default: the recipe's]")]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")]

@@ -32,8 +32,8 @@ def train(
 ) -> None:
     """Train a model from raw text: vocabulary, training, validation, all into one run directory.
 
-    The same command again goes on exactly where it stopped, whether it was Ctrl-C or a power cut that stopped it. What
-    may have changed by then: --device, --data, and the settings MAY_CHANGE.
+    The same command again goes on exactly where it stopped, whether Ctrl-C, a dropped connection or a power cut stopped
+    it. What may have changed by then: --device, --data, and the settings MAY_CHANGE.
 
     Examples:
 

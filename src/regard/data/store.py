@@ -4,13 +4,15 @@ A corpus is turned into tokens once. A stored corpus is a folder of plain arrays
 
     source.ids, target.ids              all tokens end to end, uint16 or uint32; every sentence ends with the end mark
     source.offsets, target.offsets      [n + 1] int64, where each sentence begins
-    about.json                          the type of the ids, how many pairs were kept and dropped, and a digest of all
+    about.json                          the type of the ids, how many pairs were kept and dropped, digests of the arrays
+                                        and a checksum of its own
 
 Plain text is pairs whose sources have no tokens at all. Documents longer than the model's context are cut into pieces,
 one sentence each, of which the last has the end mark; a stream is one sentence without marks.
 
 The folder's name is a digest of all that decides its content, so it never needs to be brought up to date: when the
-input changes, so does the name. The cache may be deleted at any time.
+input changes, so does the name. The cache may be deleted at any time. Opening a store compares all of it with its
+digests; one that is damaged is made again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -35,19 +38,21 @@ import numpy as np
 
 from regard.data.sources import TextPair, corpora, describe, files, read_pairs, reading
 from regard.errors import UserError
+from regard.files import json_checksum
 from regard.text import END, UNKNOWN, Tokenizer, train
 from regard.text.sides import MASK, Room, cut, encode_lines, front_of, stream_parts
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, Data, Recipe
 
-VERSION = 3  # of the layout above, and of how text is cut
+VERSION = 4  # of the layout above, and of how text is cut
 CHUNK = 10_000  # pairs encoded at once: many enough for the library's threads, few enough for any memory
 DAY = 24 * 3600
 
 Item = TypeVar("Item")
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
+FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
 
 
 @dataclass(frozen=True)
@@ -168,11 +173,25 @@ def tags_of(recipe: Recipe) -> tuple[list[str], list[str]]:
 
 
 def build(
-    recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, progress: Progress | None = None
+    recipe: Recipe,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[TokenStore]:
-    """The tokens of every corpus of the recipe's mix, from the cache where they are there already."""
+    """The tokens of every corpus of the recipe's mix, from the cache where they are there already, undamaged.
+
+    `say` is called with a line for people when a damaged store is made again.
+    """
     jobs = [_Job(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
-    return [_cached(job, progress or (lambda name, pairs: None)) for job in jobs]
+    return [_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)) for job in jobs]
+
+
+def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Path, bool]:
+    """The folders of the cache that hold the recipe's corpora, and whether each is undamaged."""
+    jobs = [_Job(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    folders = [cache_folder() / job.key() for job in jobs]
+    return {folder: _open(folder) is not None for folder in folders if folder.exists()}
 
 
 @dataclass(frozen=True)
@@ -261,11 +280,13 @@ class _Job:
         return pieces
 
 
-def _cached(job: _Job, progress: Progress) -> TokenStore:
+def _cached(job: _Job, progress: Progress, say: Callable[[str], None]) -> TokenStore:
     home = cache_folder()
     folder = home / job.key()
     store = _open(folder)
     if store is None:
+        if folder.exists():
+            say(f"the tokens of {describe(job.corpus)} in {folder} are damaged: making them again")
         try:
             _make(job, folder, progress)
             _sweep(home)
@@ -315,6 +336,7 @@ def _write(job: _Job, folder: Path, progress: Progress) -> None:
     report = Report(counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"])
     about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}
     about["digest"] = source.digest() + target.digest()
+    about["checksum"] = json_checksum(about)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -364,7 +386,7 @@ class _Writer:
         self.total = 0
         names = ("ids", "offsets")
         self._files = {name: open(folder / f"{side}.{name}", "wb") for name in names}  # noqa: SIM115  see __exit__
-        self._hashes = {name: hashlib.blake2b(digest_size=8) for name in names}
+        self._hashes = {name: _new_hash() for name in names}
         self._write("offsets", np.zeros(1, np.int64))
 
     def _write(self, name: str, numbers: Array) -> None:
@@ -400,18 +422,35 @@ class _Writer:
 
 
 def _open(folder: Path) -> TokenStore | None:
-    """The store in a folder; None if there is none, or if its parts do not fit together."""
+    """The store in a folder; None if there is none, or if it is not what was written."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        if about.pop("checksum") != json_checksum(about) or about["digest"] != _digest(folder):
+            return None
         report = Report(**about["report"])
         source = _side(folder, "source", about["source"], report.source_tokens)
         target = _side(folder, "target", about["target"], report.target_tokens)
-    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError):
         return None
     except OSError as error:
         raise UserError(f"cannot read the tokens in {folder}: {error.strerror or error}") from error
     whole = len(source) == len(target) == report.pairs
     return TokenStore(source, target, report, about["digest"]) if whole else None
+
+
+def _digest(folder: Path) -> str:
+    """The digests of the arrays as they are on disk, each file on a thread of its own."""
+
+    def digest(name: str) -> str:
+        with open(folder / name, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, _new_hash).hexdigest()
+
+    with ThreadPoolExecutor(len(FILES)) as threads:
+        return "".join(threads.map(digest, FILES))
+
+
+def _new_hash() -> Any:
+    return hashlib.blake2b(digest_size=8)
 
 
 def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:

@@ -396,6 +396,9 @@ class Training(Settings):
     best: Literal["bleu", "exact", "loss"] = Field("loss", description="what picks the weights that are kept")
     patience: int = Field(0, ge=0, description="stop after this many looks without a better one; 0: never")
     save_every: int = Field(500, ge=1, description="steps between snapshots and resume states")
+    save_minutes: float = Field(
+        5.0, ge=0, description="also save a resume state when the last one is this old; 0: by steps alone"
+    )
     seed: int = Field(1, ge=0, description="of weights, order and dropout")
     tensorboard: bool = Field(False, description="also write TensorBoard files (needs regard[tensorboard])")
 

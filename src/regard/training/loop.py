@@ -20,10 +20,10 @@ from regard import weights
 from regard.data.packing import Stream
 from regard.data.prefetch import Prefetched
 from regard.errors import UserError
-from regard.files import parse_json, reason, write_text
+from regard.files import DirectoryLock, write_text
 from regard.models import Translator
 from regard.rows import PairBatch
-from regard.runs import Run, kept_snapshots
+from regard.runs import LOGS, Run, kept_snapshots
 from regard.training import state, step
 from regard.training.optimizers import make_optimizer
 from regard.training.report import Board, Reporter, figures, which_weights
@@ -45,8 +45,9 @@ class Interrupted(Exception):
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM while the context lasts, so that the loop can finish its step and save.
+    """Collect Ctrl-C, SIGTERM and SIGHUP while the context lasts, so that the loop can finish its step and save.
 
+    A SIGHUP that is ignored, as nohup has it, stays ignored. Some platforms have none.
     A second Ctrl-C ends at once, or when the file that is being written is whole; nothing is lost but the steps since
     the last save.
     """
@@ -57,8 +58,11 @@ def catch_signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         caught.append(number)
 
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in numbers}
     except ValueError:  # only the main thread may; elsewhere signals are someone else's business
         before = {}
     try:
@@ -81,15 +85,22 @@ class Trainer:
     shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
     facts: dict[str, Any] = field(default_factory=dict)  # of the batches, to be remembered: fields of `Progress`
     origin: Path | None = None  # the run that the weights are of: they are validated before the first update
+    lock: DirectoryLock | None = None  # of the run directory: nothing is written once it was deleted or replaced
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
         self.optimizer = make_optimizer(self.model, self.run)
         self.ema = state.Average(self.model, self.settings.ema) if self.settings.ema else None
         self.progress = state.Progress()
-        self.writer = weights.Writer(behind=self.device.type == "cuda")  # a GPU need not wait until files are on disk
+        behind = self.device.type == "cuda"  # a GPU need not wait until files are on disk
+        self.writer = weights.Writer(behind=behind, check=self._ensure_held)
+        self.logs = {name: state.Log(self.run.path / name) for name in LOGS}
         self.board = Board(self.run.path / "tensorboard" if self.settings.tensorboard else None)
         self.update = step.make(self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self._say)
+
+    def _ensure_held(self) -> None:
+        if self.lock is not None:
+            self.lock.ensure_held()
 
     def _say(self, text: str) -> None:
         self.reporter.say(text)
@@ -111,6 +122,7 @@ class Trainer:
             if not limit:
                 self.reporter.start(progress.step, settings.steps)
             self._clock = time.perf_counter()
+            self._saved = time.monotonic()
             if self.origin is not None and progress.step == 0:
                 self._look()
             while not progress.limit(settings):
@@ -122,7 +134,9 @@ class Trainer:
                 self._update(group)
                 self.reporter.step(progress.step, progress.tokens)
                 last = progress.step == settings.steps
-                if last or signals or progress.step % CHECK_EVERY == 0 or self._saves() or self._looks():
+                saves = self._saves() or self._save_due()
+                if last or signals or progress.step % CHECK_EVERY == 0 or saves or self._looks():
+                    self._ensure_held()
                     self._stop_if_broken()
                     self.writer.check()
                 if progress.step % LOG_EVERY == 0 or last:
@@ -131,7 +145,7 @@ class Trainer:
                     self._look()
                 if self._saves():
                     self._snapshot()
-                if self._saves() or signals or last:
+                if saves or signals or last:
                     self._save()
                 if signals and not last:
                     self.writer.wait()
@@ -140,6 +154,11 @@ class Trainer:
 
     def _saves(self) -> bool:
         return self.progress.step % self.settings.save_every == 0
+
+    def _save_due(self) -> bool:
+        """Whether the last save was so long ago that a kill would cost more time than it should."""
+        minutes = self.settings.save_minutes
+        return minutes > 0 and time.monotonic() - self._saved >= 60 * minutes
 
     def _looks(self) -> bool:
         return self.progress.step % self.settings.validate_every == 0
@@ -180,26 +199,22 @@ class Trainer:
         self.reporter.measured(self.progress.step, kind, numbers)
 
     def _append(self, name: str, line: str) -> None:
-        try:
-            with open(self.run.path / name, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            raise UserError(f"{self.run.path / name} could not be written: {reason(error)}") from error
+        self._ensure_held()
+        self.logs[name].append(line)
 
     def _log(self) -> None:
         progress = self.progress
         self._tick()
-        total = progress.window_loss + self.update.loss.item()
         self._write(
             "train",
-            loss=round(total / max(progress.window_tokens, 1), 6),
+            loss=round(self.update.loss.item() / max(progress.window_tokens, 1), 6),
             learning_rate=rate(self.settings, self.run.recipe.model.width, progress.step),
             gradient=round(self.update.norm.item(), 4),
             tokens=progress.tokens,
             seconds=round(progress.seconds, 1),
         )
         self.update.loss.zero_()
-        progress.window_loss, progress.window_tokens = 0.0, 0
+        progress.window_tokens = 0
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -240,22 +255,18 @@ class Trainer:
     def _resume(self) -> None:
         if self.run.resume.exists():
             self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+            self.update.loss.fill_(self.progress.window_loss)
         self.progress = replace(self.progress, **self.facts)
-        for half_written in self.run.path.glob("**/.*.tmp"):  # by a process that was killed
-            half_written.unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "samples.jsonl"):  # what came after the saved state will come again
-            file = self.run.path / name
-            if file.exists():
-                lines = file.read_text(encoding="utf-8", errors="replace").split("\n")  # texts may hold other breaks
-                saved = self.run.resume.exists()
-                kept = [line for line in lines if line and saved and not _comes_again(line, self.progress)]
-                write_text(file, "".join(line + "\n" for line in kept))
+        for name, log in self.logs.items():  # what came after the saved state will come again
+            if not log.restore(self.progress.logs.get(name) if self.run.resume.exists() else log.mark()):
+                self._say(f"warning: {log.path} was altered after it was written: its numbers may be wrong")
 
     def _save(self) -> None:
         self._tick()
-        self.progress.window_loss += self.update.loss.item()
-        self.update.loss.zero_()
+        self.progress.window_loss = self.update.loss.item()
+        self.progress.logs = {name: log.mark() for name, log in self.logs.items()}
         state.save(self.writer, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
+        self._saved = time.monotonic()
 
     def _snapshot(self) -> None:
         step = self.progress.step
@@ -288,15 +299,17 @@ class Trainer:
         self.progress.finished = True
         self._save()
         self.writer.wait()
+        self._ensure_held()
         self._say_what_was_kept(average)
 
     def _say_what_was_kept(self, average: Look | None = None) -> None:
         """Say which weights are `model.safetensors`, and why; also of an average that lost."""
-        if not self.run.best.exists():
-            return
         kept = weights.about(self.run.best)
         by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
-        self._say(f"kept as best: {which_weights(kept)}{figures(kept)}, chosen by {by} on the held-out data")
+        why = (
+            f"chosen by {by} on the held-out data" if self.progress.best is not None else "as no validation was finite"
+        )
+        self._say(f"kept as best: {which_weights(kept)}{figures(kept)}, {why}")
         if kept.get("step") == 0:
             whose = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
             self._say(
@@ -327,15 +340,3 @@ def _borrowed(model: Translator, tensors: weights.Tensors) -> Iterator[None]:
         yield
     finally:
         weights.into_model(model, own, "the model")
-
-
-def _comes_again(line: str, progress: state.Progress) -> bool:
-    """Whether a line of metrics was written after this state was saved, or was cut short by a crash."""
-    try:
-        facts = parse_json(line)
-        step = int(facts["step"])
-        closing = facts.get("kind") == "stop" or str(facts.get("weights", "")).startswith("average")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return True
-    # a run is closed at its last step, after the state of that step was saved
-    return step > progress.step or (step == progress.step and closing and not progress.finished)

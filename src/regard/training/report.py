@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -49,11 +50,30 @@ class Reporter:
         """Translations of held-out sentences, to read."""
 
 
+class Unbreakable:
+    """A stream whose reader or terminal may go away: then nothing more is shown, and training goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 class Plain(Reporter):
     """A line now and then, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream if stream is not None else sys.stderr
+        self.stream = Unbreakable(stream if stream is not None else sys.stderr)
         self.loss = float("nan")
         self.shown = time.monotonic()
 
@@ -113,7 +133,7 @@ class Live(Plain):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
+            console=Console(file=self.stream),  # type: ignore[arg-type]  # it has all that a stream has
             refresh_per_second=4,
         )
 

@@ -17,7 +17,7 @@ from regard.data.packing import Batches, Classes, Packer, Stream, Windows, fill
 from regard.data.sources import TextPair, corpora, detected, files, held_out, locate
 from regard.data.store import TokenStore, build
 from regard.errors import UserError
-from regard.files import alone
+from regard.files import DirectoryLock, remove_temporary_files
 from regard.models import Translator, sizes
 from regard.recipes import differences
 from regard.recipes.schema import BertSettings, Data, Recipe, Training
@@ -49,14 +49,28 @@ def train(
     """
     reporter = pick(quiet)
     reporter.members = _members(recipe)
-    where = devices.pick(device)
+    where, out = devices.pick(device), Path(out)
     given = Run(start_from) if start_from is not None else None
     _check_files(recipe.data, resumed=(Path(out) / "resume.safetensors").exists())
     for line in detected(recipe.data):
         reporter.say(line)
     watched = held_out(recipe.data, "valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
-    run = _open(recipe, Path(out), None if given is None else given.path)
+    Run.refuse_other_folder(out)
+    with DirectoryLock(out, "training") as lock:  # nothing is written before, and nobody else writes until the end
+        return _train(recipe, lock, where, given, watched, reporter)
+
+
+def _train(
+    recipe: Recipe,
+    lock: DirectoryLock,
+    where: torch.device,
+    given: Run | None,
+    watched: list[TextPair],
+    reporter: Reporter,
+) -> Run:
+    """Train in a directory that is locked."""
+    run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
     origin = _origin(run, given, reporter)
     settings = run.recipe.training
     if not run.has_tokenizers():
@@ -68,7 +82,7 @@ def train(
     if origin is not None:  # what does not fit is said before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.begin_with(origin, run, model, reporter) else None
-    stores = build(recipe, *run.tokenizers, progress=reporter.counted)
+    stores = build(recipe, *run.tokenizers, progress=reporter.counted, say=reporter.say)
     how, static = how_to_update(run, where)
     facts = {"static": static, "data": "".join(store.digest for store in stores), "held_out": _digest(watched)}
     _refuse_other_data(run, facts)
@@ -82,8 +96,8 @@ def train(
     if _trained(run):
         how = "plain"  # nothing is to be compiled for no update
     _, shape = tried(how, packer, batches, model, settings, where, reporter.say)
-    with alone(run.path, "training"), devices.held_memory(where):
-        Trainer(run, model, batches, looks, reporter, where, shape, facts, started).train()
+    with devices.held_memory(where):
+        Trainer(run, model, batches, looks, reporter, where, shape, facts, started, lock).train()
     return run
 
 
@@ -111,30 +125,33 @@ def _trained(run: Run) -> bool:
     """Whether there is nothing left to do."""
     if not run.resume.exists():
         return False
-    progress = Progress.from_json(weights.about(run.resume))
+    progress = Progress.read(run.resume)
     return progress.finished and progress.limit(run.recipe.training) != ""
 
 
-def _open(recipe: Recipe, out: Path, origin: Path | None) -> Run:
+def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) -> Run:
     """A new run, or the one that is there if it has the same recipe but for what may change, and the same origin."""
+    for folder in (out, out / "snapshots"):
+        remove_temporary_files(folder)
     if not Run.exists(out):
         return Run.create(out, recipe, origin)
-    with alone(out, "training"):
-        run = Run(out)
-        changed = differences(run.recipe, recipe)
-        elsewhere = origin is not None and not run.began_with(origin)
-        if (changed or elsewhere) and not _has_learnt(run):
-            for file in (*out.glob("*tokenizer.json"), run.best):  # start over
-                file.unlink(missing_ok=True)
-        else:
-            _refuse_another(changed, out)
-            if elsewhere:
-                began = f"with {run.origin}" if run.origin is not None else "with fresh weights"
-                raise UserError(f"{out} began {began}, not with {origin}: choose another --out, or leave --from out")
-        if changed:
-            run.change_recipe(recipe)
-        if origin is not None and elsewhere:
-            run.change_origin(origin)
+    run = Run(out)
+    edited, changed = run.edits(), differences(run.accepted, recipe)
+    elsewhere = origin is not None and not run.began_with(origin)
+    if (changed or elsewhere) and not _has_learnt(run):  # start over
+        run.forget_tokenizers()
+        run.best.unlink(missing_ok=True)
+    else:
+        _refuse_another(changed, out)
+        if elsewhere:
+            began = f"with {run.origin}" if run.origin is not None else "with fresh weights"
+            raise UserError(f"{out} began {began}, not with {origin}: choose another --out, or leave --from out")
+    if edited:
+        file, keys = out / "recipe.toml", ", ".join(edited)
+        reporter.say(f"warning: {file} was edited ({keys}); it is written again as the recipe given says")
+    run.record(recipe)
+    if origin is not None and elsewhere:
+        run.change_origin(origin)
     return run
 
 

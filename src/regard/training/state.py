@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,52 @@ from torch import Tensor, nn
 
 from regard import weights
 from regard.data.packing import Position
+from regard.errors import UserError
+from regard.files import reason
 from regard.recipes.schema import Training
+
+Mark = list[Any]  # the length of a log in bytes, and its digest
+
+
+class Log:
+    """A file of JSON lines that grows while a run trains. What follows the last saved mark will be written again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self._hash = path, 0, hashlib.blake2b(digest_size=16)
+        self._on_disk = 0  # bytes that were synchronised
+
+    def append(self, line: str) -> None:
+        content = (line + "\n").encode()
+        try:
+            with open(self.path, "ab") as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(f"{self.path} could not be written: {reason(error)}") from error
+        self.size += len(content)
+        self._hash.update(content)
+
+    def mark(self) -> Mark:
+        """Length and digest of the file, after everything is on disk."""
+        if self.size > self._on_disk:
+            try:
+                with open(self.path, "ab") as file:
+                    os.fsync(file.fileno())
+                self._on_disk = self.size
+            except OSError as error:
+                raise UserError(f"{self.path} could not be written: {reason(error)}") from error
+        return [self.size, self._hash.hexdigest()]
+
+    def restore(self, mark: Mark | None) -> bool:
+        """Cut the file back to a mark (None: keep all of it); false if it no longer is what was marked."""
+        try:
+            if self.path.exists():
+                if mark is not None and self.path.stat().st_size > mark[0]:
+                    os.truncate(self.path, mark[0])
+                self._hash.update(self.path.read_bytes())
+                self.size = self.path.stat().st_size
+        except OSError as error:
+            raise UserError(f"{self.path} could not be read or shortened: {reason(error)}") from error
+        return mark is None or mark == [self.size, self._hash.hexdigest()]
 
 
 @dataclass
@@ -33,6 +80,7 @@ class Progress:
     static: bool = False  # how batches are packed: a run keeps to it on whichever device it goes on
     data: str = ""  # digests of what is trained on, and of what is held out: they stay the same, too
     held_out: str = ""
+    logs: dict[str, Mark] = field(default_factory=dict)  # how far the files of measurements had come, by name
 
     def limit(self, settings: Training) -> str:
         """What ends a run here, and would have to be raised for it to go on; nothing if it goes on anyhow."""
@@ -43,6 +91,14 @@ class Progress:
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:
         return cls(**{**facts, "position": Position(**facts["position"])})
+
+    @classmethod
+    def read(cls, path: Path) -> Progress:
+        """The progress that a resume file holds, without its tensors."""
+        try:
+            return cls.from_json(weights.about(path))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} does not hold the state of a run: {error}") from error
 
 
 class Average:
@@ -96,4 +152,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Av
     if ema is not None:
         for name, tensor in ema.tensors.items():
             tensor.copy_(parts["ema"][name])
-    return Progress.from_json(facts)
+    try:
+        return Progress.from_json(facts)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} does not hold the state of a run: {error}") from error

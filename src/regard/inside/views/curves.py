@@ -52,7 +52,7 @@ def _loss_title(runs: Sequence[Run]) -> str:
 
 def metrics(run: Run) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a step trained twice (after a stop) counts as it was measured last."""
-    file = run.path / "metrics.jsonl"
+    file = run.log("metrics.jsonl")
     if not file.exists():
         raise UserError(f"{run.path} has no metrics.jsonl: it was imported, or has not trained yet")
     found: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
