@@ -12,6 +12,7 @@ import regard
 from regard.data.given import file_of
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
+from regard.text import UNKNOWN
 
 PAIRS = [("ja", "yes"), ("nein", 'no, "never"\n'), ("größer", "larger")]
 NAMES = ["source", "target"]
@@ -109,3 +110,15 @@ def test_settings_change_a_recipe_that_is_an_object(tmp_path: Path) -> None:
     recipe = Recipe.model_validate({"data": {"corpus": "copy", "count": 30}})
     model = regard.train(recipe, tmp_path / "run", settings=[f"{k}={v}" for k, v in TINY.items()], quiet=True)
     assert model.run.recipe.training.steps == 2
+
+
+def test_a_quoted_file_is_trained_on_without_its_quotes_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text('"de"\t"en"\n' + "".join(f'"a{n} ""b"""\t"c{n}, d"\n' for n in range(30)), encoding="utf-8")
+    model = regard.train("copy", tmp_path / "run", pairs=file, valid=file, settings=TINY, device="cpu")
+    said = capsys.readouterr()
+    assert (said.out + said.err).replace("\n", " ").count("a.tsv: header de, en; quoted fields") == 1
+    source = model.run.tokenizers[0]
+    assert UNKNOWN not in source.encode('a1 "b"') and UNKNOWN in source.encode('"a1')

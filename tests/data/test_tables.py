@@ -54,6 +54,7 @@ UNQUOTED = [
     '""quoted twice""\t"x"\n"b"\t"c"\n',
     '"Yes, sir."\tJa, Herr.\n"No, sir."\t"Nein, Herr."\nWell, no.\tNun, nein.\n',
     '5" disk\tDiskette\n',
+    '"Yes."\tJa, gut.\n"say ""x"" now"\tsage x\n',  # no program quotes the first field and not the second
     '"\tx\n"\ty\n',
 ]
 
