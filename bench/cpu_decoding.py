@@ -88,7 +88,7 @@ def ours(folder: Path, precision: str, threads: int) -> System:
     import torch
 
     import regard
-    from regard.decoding import search
+    from regard.decoding import SearchRequest, search
     from regard.marks import BEGIN, FILL
     from regard.recipes.schema import Decoding
     from regard.rows import TokenRow
@@ -100,7 +100,7 @@ def ours(folder: Path, precision: str, threads: int) -> System:
         settings = Decoding(beam=beam, min_length=LENGTH, max_ratio=1e-9, max_extra=LENGTH)
         begin, never = [PAD] * len(sources), [FILL, BEGIN, PAD]
         with torch.inference_mode():
-            found = search(model, TokenRow.of(sources), settings, begin=begin, forbidden=never)
+            found = search(model, SearchRequest(TokenRow.of(sources), settings, begin=begin, banned=never))
         return [list(best.tokens) for best, *_ in found]
 
     return translate

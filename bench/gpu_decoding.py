@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from bench.machine import heading
-from regard.decoding import Hypothesis, Report, search
-from regard.decoding.captured import Captured
-from regard.decoding.search import Run
-from regard.decoding.static import Static
+from regard.decoding import Hypothesis, Report, SearchRequest, search
+from regard.decoding.cuda_graphs import CapturedRunner
+from regard.decoding.search import Runner
+from regard.decoding.static_search import StaticRunner
 from regard.models import Translator, build
 from regard.recipes.schema import Decoding, GPTSettings, TransformerSettings
 from regard.rows import TokenRow
@@ -53,7 +53,7 @@ class Sizes:
 
 
 TINY = Sizes(vocabulary=1000, translator="tiny", batch=4, target=12, texts=1000, generator="nano", prompt=4, tokens=24)
-Work = Callable[[Run | None], list[list[Hypothesis]]]
+Work = Callable[[Runner | None], list[list[Hypothesis]]]
 
 
 class Page:
@@ -113,25 +113,25 @@ def sentences(sizes: Sizes, count: int, length: int, uneven: bool = False) -> li
 def translation(model: Translator, sizes: Sizes, device: torch.device, beam: int) -> Work:
     row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
     settings = Decoding(beam=beam, max_ratio=1e-9, max_extra=sizes.target, min_length=sizes.target)
-    return lambda run: search(model, row, settings, forbidden=[FILL, BEGIN], run=run)
+    return lambda run: search(model, SearchRequest(row, settings, banned=[FILL, BEGIN]), run=run)
 
 
 def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> Work:
     prompt = torch.randint(4, sizes.texts, (sizes.prompt,), generator=torch.Generator().manual_seed(4)).tolist()
     row = TokenRow.of([prompt[:-1]]).to(device)
     settings = Decoding(**how, max_ratio=1e-9, max_extra=sizes.tokens, min_length=sizes.tokens)
-    return lambda run: search(model, row, settings, begin=[prompt[-1]], forbidden=[FILL, BEGIN], run=run)
+    return lambda run: search(model, SearchRequest(row, settings, begin=[prompt[-1]], banned=[FILL, BEGIN]), run=run)
 
 
-def variants(device: torch.device) -> dict[str, Run | None]:
+def variants(device: torch.device) -> dict[str, Runner | None]:
     """Ways to run a search, the plain one first."""
     if device.type != "cuda":
-        return {"step by step, fp32": None, "static, fp32": Static(sizes=True)}
+        return {"step by step, fp32": None, "static, fp32": StaticRunner(sizes=True)}
     return {
         "step by step, fp32": None,
-        "static, fp32, not recorded": Static(sizes=True),
-        "recorded, fp32": Captured(bf16=False),
-        "recorded, bf16": Captured(bf16=True),
+        "static, fp32, not recorded": StaticRunner(sizes=True),
+        "recorded, fp32": CapturedRunner(bf16=False),
+        "recorded, bf16": CapturedRunner(bf16=True),
     }
 
 
@@ -141,12 +141,11 @@ def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.
     settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
     nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
 
-    def found(run: Run | None) -> tuple[list[list[Hypothesis]], list[float]]:
+    def found(run: Runner | None) -> tuple[list[list[Hypothesis]], list[float]]:
         report = Report()
         row = TokenRow.of(sources).to(device)
-        return search(
-            model, row, settings, forbidden=[FILL, BEGIN], nbest=nbest, report=report, run=run
-        ), report.margins
+        request = SearchRequest(row, settings, nbest, banned=[FILL, BEGIN])
+        return search(model, request, report=report, run=run), report.margins
 
     expected, margins = found(None)
     for label, run in variants(device).items():
@@ -166,7 +165,7 @@ def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.
             ]
             apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)
             verdict = "" if "bf16" in label else ("   WRONG" if wrong or apart > 1e-3 else "   right")
-            failed = ", NOT RECORDED" if isinstance(run, Captured) and run.failed else ""
+            failed = ", NOT RECORDED" if isinstance(run, CapturedRunner) and run.failed else ""
             counted = f"{sum(same)} of {len(same)} the same, scores apart {apart:.1e}"
             page(f"  {name}: {label}, {turn}: {counted}{failed}{verdict}")
 
@@ -315,8 +314,8 @@ def main() -> None:
 
     if device.type == "cuda":
         work, write = translation(model, sizes, device, sizes.beam), generation(writer, sizes, device, **draws)
-        profiled(page, f"Beam {sizes.beam}", partial(work, Captured(bf16=True)), device, sizes.target)
-        profiled(page, "GPT-2, sampling", partial(write, Captured(bf16=True)), device, sizes.tokens)
+        profiled(page, f"Beam {sizes.beam}", partial(work, CapturedRunner(bf16=True)), device, sizes.target)
+        profiled(page, "GPT-2, sampling", partial(write, CapturedRunner(bf16=True)), device, sizes.tokens)
 
 
 if __name__ == "__main__":

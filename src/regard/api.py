@@ -374,9 +374,8 @@ class Model:
         ((_, batch),) = token_batches(sources, targets, self.run.recipe)
         with torch.inference_mode():
             (logprobs,) = score_batch(self.module, batch.to(self.device))
-        penalty = ((5 + len(logprobs)) / 6) ** self.run.recipe.decoding.length_penalty
-        tokens = tuple(batch.labels.tolist()[:-1])  # without the end mark
-        hypothesis = Hypothesis(tokens, tuple(logprobs), sum(logprobs) / penalty, True)
+        tokens = batch.labels.tolist()[:-1]  # without EOS
+        hypothesis = Hypothesis.of(tokens, logprobs, self.run.recipe.decoding.length_penalty, finished=True)
         answer = Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist()), truncated)
         return self._translation(source, answer)
 

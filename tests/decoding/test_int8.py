@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from test_quick import FAMILIES, made, sources
 
 from regard import products
-from regard.decoding import score, search
+from regard.decoding import SearchRequest, score, search
 from regard.devices import decoding_precision
 from regard.errors import UserError
 from regard.recipes.schema import Decoding
@@ -78,8 +78,8 @@ def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
     batch = PairBatch.of(pairs, [[*pair[:-1][::-1], END] for pair in pairs], begin=BEGIN)
     for one, other in zip(score(model, batch), score(rough, batch), strict=True):
         assert other == pytest.approx(one, abs=0.2)
-    found = search(rough, source, Decoding(beam=2, max_extra=3))
-    again = [search(rough, sources(n + 1), Decoding(beam=2, max_extra=3))[n] for n in range(len(pairs))]
+    found = search(rough, SearchRequest(source, Decoding(beam=2, max_extra=3)))
+    again = [search(rough, SearchRequest(sources(n + 1), Decoding(beam=2, max_extra=3)))[n] for n in range(len(pairs))]
     assert [h.tokens for h, *_ in found] == [h.tokens for h, *_ in again]
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard import products
 from regard.attention import Ancestry, Cached, Pooled, attend, kernel
-from regard.decoding import Report, search
-from regard.decoding.greatest import GROUP, greatest
+from regard.decoding import Report, SearchRequest, search
+from regard.decoding.topk import GROUP, topk
 from regard.models import Translator, build
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
@@ -47,10 +47,10 @@ def sources(count: int = 7, vocabulary: int = 300) -> TokenRow:
 def test_a_prepared_model_finds_what_the_plain_one_finds(family: str, beam: int) -> None:
     settings = Decoding(beam=beam, max_extra=6)
     plain, quick = Report(), Report()
-    expected = search(made(family), sources(), settings, report=plain)
+    expected = search(made(family), SearchRequest(sources(), settings), report=plain)
     model = made(family)
     products.prepare(model)
-    found = search(model, sources(), settings, report=quick)
+    found = search(model, SearchRequest(sources(), settings), report=quick)
     decided = [margin > 1e-5 for margin in plain.margins]
     assert sum(decided) >= len(decided) - 1
     for (ours, *_), (theirs, *_), clear in zip(found, expected, decided, strict=True):
@@ -105,7 +105,7 @@ def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
     values[1, 2] = -torch.inf
     values[1, 2, -1] = 0.0
     expected = values.topk(min(count, size))
-    found, where = greatest(values, count)
+    found, where = topk(values, count)
     torch.testing.assert_close(found, expected.values)
     finite = found > -torch.inf  # which of the impossible ones are named does not matter
     assert torch.equal(values.gather(-1, where)[finite], found[finite])
@@ -177,4 +177,4 @@ def test_translating_loads_neither_training_nor_peers() -> None:
     loaded = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
     heavy = {"regard.training", "regard.serving", "sacrebleu", "transformers", "tensorboard", "matplotlib", "fastapi"}
     assert not loaded & heavy
-    assert "regard.decoding.captured" not in loaded
+    assert "regard.decoding.cuda_graphs" not in loaded

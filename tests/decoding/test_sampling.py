@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding import Report, greatest, sampling, search
-from regard.decoding.greatest import likeliest
+from regard.decoding import Report, SearchRequest, sampling, search, topk
 from regard.decoding.sampling import draw, kept, keys, splitmix64, uniforms
+from regard.decoding.topk import stable_topk
 from regard.recipes.schema import Decoding
 from regard.rows import TokenRow
 from regard.text import BEGIN, END
@@ -59,7 +59,7 @@ MODEL = TableModel({BEGIN: FIRST, A: AFTER_A, B: ENDS, C: ENDS, END: ENDS})
 
 def sample(count: int, settings: Decoding, lines: list[int] | None = None, seed: int = 0, nbest: int = 1) -> list:
     source = TokenRow.of([[A, END]] * count)
-    return search(MODEL, source, settings, lines=lines, seed=seed, nbest=nbest)
+    return search(MODEL, SearchRequest(source, settings, lines=lines, seed=seed, nbest=nbest))
 
 
 def chi_square(observed: list[int], expected: list[float]) -> float:
@@ -182,14 +182,14 @@ def test_inverse_of_the_cumulative_distribution() -> None:
     choice = draw(MODEL.logits[BEGIN][None, None], uniform, Decoding(method="sample"))
     assert choice.tokens.tolist() == [[C, C, B, B, A, A, END, END]]
     assert choice.parents.tolist() == [[0] * 8] and choice.moved
-    assert float(choice.margin) == pytest.approx(0.01, abs=1e-6)
+    assert float(choice.margin.amin()) == pytest.approx(0.01, abs=1e-6)
 
 
 def test_an_edge_belongs_to_the_token_above_it() -> None:
     # four equally likely tokens, in the order of their ids, own [0, .25), [.25, .5), [.5, .75), [.75, 1)
     choice = draw(torch.zeros(1, 1, 4), torch.tensor([[0.0, 0.25, 0.5, 0.75]]), Decoding(method="sample"))
     assert choice.tokens.tolist() == [[0, 1, 2, 3]]
-    assert float(choice.margin) == 0
+    assert float(choice.margin.amin()) == 0
 
 
 def test_a_line_draws_the_same_whatever_its_batch() -> None:
@@ -226,7 +226,7 @@ def test_logprobs_are_the_models_own_not_the_tempered() -> None:
 
 def test_margins_are_reported() -> None:
     report = Report()
-    search(MODEL, TokenRow.of([[A, END]] * 50), Decoding(method="sample"), report=report)
+    search(MODEL, SearchRequest(TokenRow.of([[A, END]] * 50), Decoding(method="sample")), report=report)
     assert len(report.margins) == 50
     assert all(0 <= margin <= 0.4 + 1e-6 for margin in report.margins)  # C's share, with a neighbour above it only
 
@@ -244,9 +244,9 @@ def crowded(rows: int, size: int, seed: int = 0) -> Tensor:
 def test_the_likeliest_are_those_that_a_stable_sort_puts_first(size: int, count: int) -> None:
     values = crowded(3, size)
     expected = values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    assert torch.equal(likeliest(values, count), expected)
+    assert torch.equal(stable_topk(values, count), expected)
     nothing = torch.full_like(values, -math.inf)
-    assert torch.equal(likeliest(nothing, count), torch.arange(count).expand(3, 2, -1))
+    assert torch.equal(stable_topk(nothing, count), torch.arange(count).expand(3, 2, -1))
 
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.5}, {"top_p": 0.9, "temperature": 0.3}, {"top_k": 20}, {}])
@@ -255,7 +255,7 @@ def test_what_is_kept_does_not_depend_on_how_it_was_found(
     monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
 ) -> None:
     logp, given = crowded(4, 2000).log_softmax(-1), Decoding(method="sample", **settings)
-    monkeypatch.setattr(greatest, "FEWER", 10**9)  # all by sorting
+    monkeypatch.setattr(topk, "FEWER", 10**9)  # all by sorting
     share, order = kept(logp, given)
     monkeypatch.undo()
     monkeypatch.setattr(sampling, "SOME", some)

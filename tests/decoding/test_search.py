@@ -6,13 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding import Hypothesis, Report, score, search
-from regard.decoding.hypotheses import Slots
+from regard.decoding import Hypothesis, Report, SearchRequest, score, search
 from regard.errors import UserError
 from regard.recipes.schema import Decoding
 from regard.rows import PairBatch, TokenRow
@@ -83,8 +83,11 @@ def hashed(size: int) -> FakeModel:
     return FakeModel(logits)
 
 
-def one_sentence(model: FakeModel, settings: Decoding, length: int = 3, **options: object) -> list[Hypothesis]:
-    return search(model, TokenRow.of([[*[A] * (length - 1), END]]), settings, **options)[0]  # type: ignore[arg-type]
+def one_sentence(
+    model: FakeModel, settings: Decoding, length: int = 3, report: Report | None = None, **options: Any
+) -> list[Hypothesis]:
+    request = SearchRequest(TokenRow.of([[*[A] * (length - 1), END]]), settings, **options)
+    return search(model, request, report=report)[0]
 
 
 def words(hypotheses: Sequence[Hypothesis]) -> list[list[int]]:
@@ -176,17 +179,12 @@ def test_a_finished_hypothesis_keeps_its_slot() -> None:
 
 
 def test_of_equals_a_finished_hypothesis_comes_first() -> None:
-    # Early stopping may leave with an equally good hypothesis that has not ended; that one must not be handed back.
-    slots = Slots(
-        tokens=torch.tensor([[[A, C], [B, END]]]),
-        logprobs=torch.tensor([[[-1.0, 0.0], [-1.0, 0.0]]]),
-        total=torch.tensor([[-1.0, -1.0]]),
-        length=torch.tensor([[2, 2]]),
-        live=torch.tensor([[True, False]]),
-        margin=torch.tensor([math.inf]),
-    )
-    (found,) = slots.hypotheses(torch.ones(3))
-    assert words(found) == [[B], [A, C]]
+    # A C, which the maximum length cuts, has the probability of B END: the cut one must not be handed back.
+    rows = {BEGIN: {A: 0.5, B: 0.5}, A: {C: 1.0}, B: {END: 1.0}}
+    for beam in (2, 3):
+        found = one_sentence(table(rows), Decoding(beam=beam, max_ratio=1e-9, max_extra=2), nbest=2)
+        assert words(found) == [[B], [A, C]]
+        assert found[0].score == found[1].score
 
 
 def test_margin_is_the_closest_decision() -> None:
@@ -231,7 +229,7 @@ def test_beam_as_wide_as_the_space_is_exhaustive_search(
     settings = Decoding(
         beam=len(everything) + 3, length_penalty=alpha, early_stopping=early, max_ratio=1e-9, max_extra=limit
     )
-    (found,) = search(model, TokenRow.of([list(source)]), settings, nbest=nbest)
+    (found,) = search(model, SearchRequest(TokenRow.of([list(source)]), settings, nbest=nbest))
     expected = everything[:nbest]
     assert [(h.tokens, h.finished) for h in found] == [(tokens, finished) for _, tokens, finished in expected]
     assert [h.score for h in found] == pytest.approx([value for value, _, _ in expected], abs=1e-5)
@@ -240,7 +238,7 @@ def test_beam_as_wide_as_the_space_is_exhaustive_search(
 def test_all_of_a_small_space_is_listed_once() -> None:
     # limit 2, words {0, 1, 3}: (), 3 of one word, 9 of two (cut): 13 outputs, however many are asked for
     settings = Decoding(beam=50, max_ratio=1e-9, max_extra=2)
-    (found,) = search(hashed(4), TokenRow.of([[3, END]]), settings, nbest=50)
+    (found,) = search(hashed(4), SearchRequest(TokenRow.of([[3, END]]), settings, nbest=50))
     assert len(found) == len({h.tokens for h in found}) == 13
     assert sum(not h.finished for h in found) == 9
 
@@ -253,9 +251,9 @@ def test_early_stopping_never_changes_the_result(beam: int, alpha: float) -> Non
         eager, patient = (
             search(
                 hashed(6),
-                sources,
-                Decoding(beam=beam, length_penalty=alpha, early_stopping=early, max_extra=6),
-                nbest=nbest,
+                SearchRequest(
+                    sources, Decoding(beam=beam, length_penalty=alpha, early_stopping=early, max_extra=6), nbest=nbest
+                ),
             )
             for early in (True, False)
         )
@@ -271,28 +269,31 @@ def repeats(tokens: tuple[int, ...], size: int) -> bool:
     return bool(size and grams) and grams[-1] in grams[:-1]
 
 
-def slow_beam(model: FakeModel, source: tuple[int, ...], settings: Decoding, forbidden: list[int], limit: int) -> list:
-    """Beam search with lists: (score, tokens with their end mark), best first."""
-    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+def slow_beam(model: FakeModel, source: tuple[int, ...], settings: Decoding, banned: list[int], limit: int) -> list:
+    """Beam search with lists: (score, tokens with their EOS), best first; and all that finished on the way.
+
+    At each step the best candidates are kept, as many as there are beams; those that end are put aside.
+    """
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[tuple[float, tuple[int, ...]]] = []
     for _ in range(limit):
         candidates = []
-        for old_score, tokens in beams:
-            if tokens and tokens[-1] == END:
-                candidates.append((old_score, tokens))
-                continue
+        for _, tokens in live:
             row = model.logits(source, (BEGIN, *tokens))
             following = [
                 v
                 for v in range(len(row))
-                if v not in forbidden
+                if v not in banned
                 and not (v == END and len(tokens) < settings.min_length)
                 and not repeats((*tokens, v), settings.no_repeat)
             ]
             for v in following or [END]:
                 total = sum(logp(model, source, (*tokens, v)))
                 candidates.append((total / penalty(len(tokens) + 1, settings.length_penalty), (*tokens, v)))
-        beams = sorted(candidates, reverse=True)[: settings.beam]
-    return beams
+        kept = sorted(candidates, reverse=True)[: settings.beam]
+        finished += [(value, tokens) for value, tokens in kept if tokens[-1] == END]
+        live = [(value, tokens) for value, tokens in kept if tokens[-1] != END]
+    return sorted(finished + live, reverse=True)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4, 7])
@@ -302,10 +303,13 @@ def slow_beam(model: FakeModel, source: tuple[int, ...], settings: Decoding, for
 def test_beam_search_is_its_slow_twin(beam: int, rules: dict) -> None:
     settings = Decoding.model_validate({"beam": beam, "max_ratio": 1, "max_extra": 3, **rules})
     sources = [[*range(n % 5), n, END] for n in range(12)]
-    found = search(hashed(6), TokenRow.of(sources), settings.model_copy(update={"early_stopping": False}), nbest=beam)
-    eager = search(hashed(6), TokenRow.of(sources), settings, forbidden=[0, 3])
+    found = search(
+        hashed(6),
+        SearchRequest(TokenRow.of(sources), settings.model_copy(update={"early_stopping": False}), nbest=beam),
+    )
+    eager = search(hashed(6), SearchRequest(TokenRow.of(sources), settings, banned=[0, 3]))
     for n, source in enumerate(sources):
-        expected = slow_beam(hashed(6), tuple(source), settings, [], len(source) + 3)
+        expected = slow_beam(hashed(6), tuple(source), settings, [], len(source) + 3)[:beam]
         assert [(*h.tokens, END) if h.finished else h.tokens for h in found[n]] == [tokens for _, tokens in expected]
         assert [h.score for h in found[n]] == pytest.approx([value for value, _ in expected], abs=1e-5)
         (value, tokens), *_ = slow_beam(hashed(6), tuple(source), settings, [0, 3], len(source) + 3)
@@ -331,7 +335,7 @@ def greedy(model: FakeModel, source: tuple[int, ...], limit: int) -> tuple[int, 
 def test_beam_of_one_is_greedy(alpha: float) -> None:
     sources = [[*range(10, 10 + n % 4), n, END] for n in range(40)]
     settings = Decoding(beam=1, length_penalty=alpha, max_ratio=2, max_extra=3)
-    found = search(hashed(7), TokenRow.of(sources), settings)
+    found = search(hashed(7), SearchRequest(TokenRow.of(sources), settings))
     assert [h.tokens for (h,) in found] == [greedy(hashed(7), tuple(s), 2 * len(s) + 3) for s in sources]
 
 
@@ -356,7 +360,9 @@ def test_a_sentence_does_not_depend_on_its_batch(settings: Decoding) -> None:
         size = sum(len(sources[n]) for n in numbers) + fill
         row = TokenRow.of([sources[n] for n in numbers], size)
         begins = [prefixes[n] for n in numbers]
-        return search(hashed(9), row, settings, prefixes=begins, forbidden=[0, 1], lines=numbers, nbest=nbest, seed=3)
+        return search(
+            hashed(9), SearchRequest(row, settings, prefixes=begins, banned=[0, 1], lines=numbers, nbest=nbest, seed=3)
+        )
 
     alone = [run([n])[0] for n in range(len(sources))]
     assert len({h[0].tokens for h in alone}) > 12  # the sentences do differ
@@ -369,9 +375,9 @@ def test_margins_are_in_the_order_of_the_sentences() -> None:
     sources = [[n, END] for n in range(3, 9)]
     together, alone = Report(), Report()
     settings = Decoding(beam=3, max_extra=4)
-    search(hashed(9), TokenRow.of(sources), settings, report=together)
+    search(hashed(9), SearchRequest(TokenRow.of(sources), settings), report=together)
     for source in sources:
-        search(hashed(9), TokenRow.of([source]), settings, report=alone)
+        search(hashed(9), SearchRequest(TokenRow.of([source]), settings), report=alone)
     assert together.margins == alone.margins
     assert all(margin > 0 for margin in together.margins)
 
@@ -379,13 +385,15 @@ def test_margins_are_in_the_order_of_the_sentences() -> None:
 def test_sentences_leave_as_soon_as_they_are_done() -> None:
     # limits 2 and 6, no end mark: 2 steps of 2 sentences, 4 of 1, and beams of 2 after the first step
     model = table({BEGIN: {A: 0.6, B: 0.4}, A: {A: 0.6, B: 0.4}, B: {A: 0.6, B: 0.4}})
-    found = search(model, TokenRow.of([[A, END], [A, A, A, A, A, END]]), Decoding(beam=2, max_ratio=1, max_extra=0))
+    found = search(
+        model, SearchRequest(TokenRow.of([[A, END], [A, A, A, A, A, END]]), Decoding(beam=2, max_ratio=1, max_extra=0))
+    )
     assert [len(h[0].tokens) for h in found] == [2, 6]
     assert (model.steps, model.cells) == (6, 2 + 4 + 4 * 2)
 
 
 def test_no_sentences_give_no_results() -> None:
-    assert search(hashed(5), TokenRow.of([]), Decoding()) == []
+    assert search(hashed(5), SearchRequest(TokenRow.of([]), Decoding())) == []
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -423,19 +431,21 @@ def test_no_ngram_comes_twice(size: int, expected: list[int]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_repeat_holds_for_every_hypothesis(size: int) -> None:
     settings = Decoding(beam=6, no_repeat=size, max_ratio=1e-9, max_extra=12)
-    for hypotheses in search(hashed(5), TokenRow.of([[n, END] for n in range(12)]), settings, nbest=6):
+    for hypotheses in search(hashed(5), SearchRequest(TokenRow.of([[n, END] for n in range(12)]), settings, nbest=6)):
         for h in hypotheses:
             grams = [h.tokens[i : i + size] for i in range(len(h.tokens) - size + 1)]
             assert len(grams) == len(set(grams))
 
 
 def test_forbidden_tokens_are_never_generated() -> None:
-    found = search(hashed(7), TokenRow.of([[n, END] for n in range(10)]), Decoding(), forbidden=[0, 1, 3], nbest=4)
+    found = search(
+        hashed(7), SearchRequest(TokenRow.of([[n, END] for n in range(10)]), Decoding(), banned=[0, 1, 3], nbest=4)
+    )
     assert {token for hypotheses in found for h in hypotheses for token in h.tokens} <= {4, 5, 6}
 
 
 def test_forbidding_leaves_the_log_probabilities_alone() -> None:
-    (found,) = one_sentence(table({BEGIN: {A: 0.8, B: 0.2}}), Decoding(length_penalty=0), forbidden=[A])
+    (found,) = one_sentence(table({BEGIN: {A: 0.8, B: 0.2}}), Decoding(length_penalty=0), banned=[A])
     assert found.tokens == (B,)
     assert found.score == pytest.approx(math.log(0.2), abs=1e-6)
 
@@ -444,7 +454,9 @@ def test_prefixes_are_forced_and_scored_by_the_model() -> None:
     rows = {BEGIN: {A: 0.7, B: 0.2, C: 0.1}, A: {END: 1.0}, B: {A: 0.1, D: 0.9}, C: {END: 0.5, D: 0.5}}
     source = TokenRow.of([[A, END]] * 4)
     prefixes = [[], [B], [B, A], [C]]
-    found = search(table(rows), source, Decoding(beam=2, length_penalty=0), prefixes=prefixes, forbidden=[B])
+    found = search(
+        table(rows), SearchRequest(source, Decoding(beam=2, length_penalty=0), prefixes=prefixes, banned=[B])
+    )
     assert [h[0].tokens for h in found][:3] == [(A,), (B, D), (B, A)]  # a prefix may hold what is forbidden
     assert found[1][0].logprobs == pytest.approx([math.log(0.2), math.log(0.9), 0], abs=1e-6)
     assert found[2][0].logprobs == pytest.approx([math.log(0.2), math.log(0.1), 0], abs=1e-6)
@@ -456,7 +468,7 @@ def test_beam_after_a_prefix_is_the_beam_of_the_rest() -> None:
     model, source = hashed(5), (9, END)
     settings = Decoding(beam=400, length_penalty=0, max_ratio=1e-9, max_extra=4)
     everything = [e for e in exhaustive(model, source, [0, 1, 3, 4], 4, 0) if e[1][:2] == (3, 4)]
-    (found,) = search(model, TokenRow.of([list(source)]), settings, prefixes=[[3, 4]], nbest=400)
+    (found,) = search(model, SearchRequest(TokenRow.of([list(source)]), settings, prefixes=[[3, 4]], nbest=400))
     assert [h.tokens for h in found] == [tokens for _, tokens, _ in everything]
 
 
@@ -475,15 +487,15 @@ def test_an_impossible_prefix_is_followed_all_the_same() -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_where_everything_is_forbidden_the_output_ends(method: str, beam: int) -> None:
     settings = Decoding(method=method, beam=beam, min_length=5)  # type: ignore[arg-type]
-    (found,) = one_sentence(hashed(4), settings, forbidden=[0, 1, 3])
+    (found,) = one_sentence(hashed(4), settings, banned=[0, 1, 3])
     assert found.tokens == () and found.finished
-    (found,) = one_sentence(table({BEGIN: {A: 1.0}, A: {A: 1.0}}), settings, forbidden=[A, B, C, D, E, 0, 1])
+    (found,) = one_sentence(table({BEGIN: {A: 1.0}, A: {A: 1.0}}), settings, banned=[A, B, C, D, E, 0, 1])
     assert found.tokens == () and found.finished and math.isfinite(found.score)
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_vocabulary_smaller_than_the_beam(size: int) -> None:
-    (found,) = search(hashed(size), TokenRow.of([[0, END]]), Decoding(beam=16, max_extra=10), nbest=16)
+    (found,) = search(hashed(size), SearchRequest(TokenRow.of([[0, END]]), Decoding(beam=16, max_extra=10), nbest=16))
     assert len(found) == len({h.tokens for h in found}) == 16
 
 
@@ -512,7 +524,9 @@ def test_wrong_numbers_of_prefixes_and_lines() -> None:
 @pytest.mark.parametrize("settings", [*VARIED, Decoding(beam=5, max_extra=3)])
 def test_scores_are_those_of_the_tokens(settings: Decoding) -> None:
     sources = [[n, END] for n in range(12)]
-    for source, hypotheses in zip(sources, search(hashed(6), TokenRow.of(sources), settings), strict=True):
+    for source, hypotheses in zip(
+        sources, search(hashed(6), SearchRequest(TokenRow.of(sources), settings)), strict=True
+    ):
         for h in hypotheses:
             expected = logp(hashed(6), tuple(source), [*h.tokens, END] if h.finished else h.tokens)
             assert h.logprobs == pytest.approx(expected, abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from random import Random
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import kernel
-from regard.decoding import Hypothesis, Report, captured, search, static
-from regard.decoding.captured import Captured, fit, undisturbed
-from regard.decoding.hypotheses import Slots
-from regard.decoding.penalties import NONE, repeats
-from regard.decoding.search import Run, quickest
-from regard.decoding.static import Static, greatest, repeats_at, rounded
+from regard.decoding import Hypothesis, Report, SearchRequest, cuda_graphs, search, static_search
+from regard.decoding.beam_state import Beams
+from regard.decoding.constraints import NONE, repeats
+from regard.decoding.cuda_graphs import CapturedRunner, capturable, is_inference
+from regard.decoding.search import Runner, Watch, select_runner
+from regard.decoding.static_search import StaticRunner, rounded
+from regard.decoding.topk import topk
 from regard.models import Translator, build
 from regard.models.ensemble import Ensemble
 from regard.recipes.schema import Decoding, Recipe
@@ -82,13 +84,20 @@ def sources(count: int, seed: int = 0, longest: int = 9, size: int = WORDS) -> l
 
 
 def found(
-    model: Translator, lines: list[list[int]], how: dict[str, Any], run: Run | None, device: str = "cpu", **options: Any
+    model: Translator,
+    lines: list[list[int]],
+    how: dict[str, Any],
+    run: Runner | None,
+    device: str = "cpu",
+    watch: Watch | None = None,
+    **options: Any,
 ) -> tuple[list[list[Hypothesis]], list[float]]:
     settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
     options = {"nbest": 2 if settings.method == "sample" or settings.beam > 1 else 1, "seed": 5, **options}
     report = Report()
     row = TokenRow.of(lines).to(device)
-    return search(model, row, settings, forbidden=[FILL, BEGIN], report=report, run=run, **options), report.margins
+    request = SearchRequest(row, settings, banned=[FILL, BEGIN], **options)
+    return search(model, request, watch=watch, report=report, run=run), report.margins
 
 
 def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]]) -> None:
@@ -115,10 +124,10 @@ def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device:
     """With spare sentences, a board that grows twice, and sentences taken off it; and with none of that."""
     model, lines = model_of(name).to(device), sources(7)
     expected = found(model, lines, SETTINGS[how], None, device)
-    assert_same(found(model, lines, SETTINGS[how], Static(), device), expected)
-    monkeypatch.setattr(static, "ROOM", 10)
-    monkeypatch.setattr(static, "FEW", 0)
-    assert_same(found(model, lines, SETTINGS[how], Static(sizes=True), device), expected)
+    assert_same(found(model, lines, SETTINGS[how], StaticRunner(), device), expected)
+    monkeypatch.setattr(static_search, "CAPACITY", 10)
+    monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
+    assert_same(found(model, lines, SETTINGS[how], StaticRunner(sizes=True), device), expected)
 
 
 @pytest.mark.parametrize("name", ["transformer", "window", "heads"])
@@ -127,7 +136,7 @@ def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
     model, lines = model_of(name), sources(5)
     expected = found(model, lines, SETTINGS["beam"], None)
     with kernel(which):
-        assert_same(found(model, lines, SETTINGS["beam"], Static(sizes=True)), expected)
+        assert_same(found(model, lines, SETTINGS["beam"], StaticRunner(sizes=True)), expected)
 
 
 @pytest.mark.parametrize("how", ["beam", "nothing twice", "drawn"])
@@ -137,7 +146,7 @@ def test_forced_beginnings_are_kept(name: str, how: str) -> None:
     prefixes = [[4, 5, 6, 7][:n] for n in (0, 1, 2, 3, 4, 0)]
     expected = found(model, lines, SETTINGS[how], None, prefixes=prefixes)
     for sizes in (False, True):
-        got = found(model, lines, SETTINGS[how], Static(sizes), prefixes=prefixes)
+        got = found(model, lines, SETTINGS[how], StaticRunner(sizes), prefixes=prefixes)
         assert_same(got, expected)
     for hypotheses, prefix in zip(got[0], prefixes, strict=True):
         assert all(list(h.tokens[: len(prefix)]) == prefix for h in hypotheses)
@@ -147,8 +156,8 @@ def test_with_every_token_forbidden_it_ends() -> None:
     model, lines = model_of("transformer"), sources(3)
     settings = Decoding(beam=2)
     row = TokenRow.of(lines)
-    got = search(model, row, settings, forbidden=range(WORDS), run=Static())
-    expected = search(model, row, settings, forbidden=range(WORDS))
+    got = search(model, SearchRequest(row, settings, banned=range(WORDS)), run=StaticRunner())
+    expected = search(model, SearchRequest(row, settings, banned=range(WORDS)))
     assert [[h.tokens for h in some] for some in got] == [[h.tokens for h in some] for some in expected] == [[()]] * 3
     assert [some[0].score for some in got] == pytest.approx([some[0].score for some in expected], abs=1e-5)
 
@@ -156,7 +165,7 @@ def test_with_every_token_forbidden_it_ends() -> None:
 def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
     model, lines = model_of("transformer", size=6), sources(3, size=6)
     assert_same(
-        found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), Static(), nbest=12),
+        found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), StaticRunner(), nbest=12),
         found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), None, nbest=12),
     )
 
@@ -164,8 +173,8 @@ def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
 @pytest.mark.parametrize("name", ["transformer", "gpt", "gru"])
 def test_a_sentence_does_not_notice_its_batch(name: str) -> None:
     model, lines = model_of(name), sources(5)
-    together = found(model, lines, SETTINGS["beam"], Static(sizes=True))
-    alone = [found(model, [line], SETTINGS["beam"], Static(sizes=True)) for line in lines]
+    together = found(model, lines, SETTINGS["beam"], StaticRunner(sizes=True))
+    alone = [found(model, [line], SETTINGS["beam"], StaticRunner(sizes=True)) for line in lines]
     assert_same(([one[0] for one, _ in alone], [margin for _, (margin,) in alone]), together)
 
 
@@ -175,37 +184,37 @@ def test_prompts_of_different_lengths_and_of_none_go_on_alike() -> None:
         options: dict[str, Any] = dict(begin=[4] * len(prompts), prompts=[[*p, 4] for p in prompts])
         for how in ("greedy", "penalised", "drawn"):
             expected = found(model, prompts, SETTINGS[how], None, **options)
-            assert_same(found(model, prompts, SETTINGS[how], Static(sizes=True), **options), expected)
+            assert_same(found(model, prompts, SETTINGS[how], StaticRunner(sizes=True), **options), expected)
 
 
 @pytest.mark.parametrize("how", ["greedy", "beam", "drawn"])
 def test_a_prompt_that_fills_the_context_may_stand_beside_a_short_one(how: str) -> None:
     """It is done long before the other, and no place is asked for that the model does not have."""
     model, prompts = model_of("gpt"), [[5, 6] * 60, [7, 8]]
-    options: dict[str, Any] = dict(longest=[128 - len(p) for p in prompts])
+    options: dict[str, Any] = dict(max_length=[128 - len(p) for p in prompts])
     settings = {**SETTINGS[how], "max_extra": 126, "min_length": 126}
     expected = found(model, prompts, settings, None, **options)
-    assert_same(found(model, prompts, settings, Static(sizes=True), **options), expected)
+    assert_same(found(model, prompts, settings, StaticRunner(sizes=True), **options), expected)
     assert [len(some[0].tokens) for some in expected[0]] == [8, 126]
 
 
 def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "FEW", 0)
+    monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
     model, lines = model_of("transformer"), sources(6)
 
-    def watcher(seen: list[object]) -> Callable[[list[int], Slots], Tensor]:
-        def watch(inside: list[int], slots: Slots) -> Tensor:
-            rows = slots.tokens.tolist()
-            for n, k in slots.live.nonzero().tolist():
-                seen.append((inside[n], slots.tokens.shape[-1], tuple(rows[n][k])))
-            return slots.live & (slots.tokens[..., -1] % 5 == 0)
+    def watcher(seen: list[object]) -> Callable[[list[int], Beams], Tensor]:
+        def watch(inside: list[int], beams: Beams) -> Tensor:
+            rows = beams.tokens.tolist()
+            for n, k in beams.alive.nonzero().tolist():
+                seen.append((inside[n], beams.tokens.shape[-1], tuple(rows[n][k])))
+            return beams.alive & (beams.tokens[..., -1] % 5 == 0)
 
         return watch
 
     for how in ("greedy", "beam", "drawn"):
         logs: list[list[object]] = [[], []]
         expected = found(model, lines, SETTINGS[how], None, watch=watcher(logs[0]))
-        assert_same(found(model, lines, SETTINGS[how], Static(sizes=True), watch=watcher(logs[1])), expected)
+        assert_same(found(model, lines, SETTINGS[how], StaticRunner(sizes=True), watch=watcher(logs[1])), expected)
         assert sorted(logs[0], key=repr) == sorted(logs[1], key=repr) and logs[0]
         assert any(not h.finished for some in expected[0] for h in some)  # some were stopped
 
@@ -217,21 +226,23 @@ def test_the_greatest_of_many_are_those_of_topk() -> None:
         values[0, 0, 7:] = -math.inf
         for count in (1, 3, 9):
             top = values.topk(min(count, size))
-            got, where = greatest(values, count)
+            got, where = topk(values, count)
             torch.testing.assert_close(got, top.values, rtol=0, atol=0)
             assert torch.equal(values.gather(-1, where), got)
             assert all(len(set(row)) == len(row) for row in where.flatten(0, 1).tolist())  # none comes twice
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_repetitions_are_found_in_a_history_with_room(size: int) -> None:
+def test_repetitions_are_found_in_histories_of_any_length(size: int) -> None:
     torch.manual_seed(size)
-    history = torch.randint(0, 4, (3, 2, 12))
-    for step in range(12):
-        room = torch.where(torch.arange(12) < step, history, NONE)
-        got = repeats_at(room, torch.tensor([step]), size, 4)
-        past = history[..., :step]
-        assert torch.equal(got, repeats(past, size, 4) if step >= size else torch.zeros(3, 2, 4, dtype=torch.bool))
+    history, steps = torch.randint(0, 4, (13, 2, 12)), torch.arange(13)
+    written = torch.where(torch.arange(12) < steps[:, None, None], history, NONE)
+    got = repeats(written, steps, size, 4)
+    for n, k in itertools.product(range(13), range(2)):
+        past = tuple(history[n, k, : int(steps[n])].tolist())
+        grams = {past[i : i + size] for i in range(len(past) - size + 1)}
+        expected = [len(past) >= size and (*past[len(past) - size + 1 :], v) in grams for v in range(4)]
+        assert got[n, k].tolist() == expected
 
 
 def test_sizes_are_rounded_to_few() -> None:
@@ -250,15 +261,15 @@ class Tape:
         self.replay = action
 
 
-class Taped(Captured):
-    """Records on a tape; where there is a GPU, `Captured` itself is tried as well."""
+class Taped(CapturedRunner):
+    """Records on a tape; where there is a GPU, `CapturedRunner` itself is tried as well."""
 
-    def _recorded(self, action: Callable[[], None]) -> Tape:
+    def _captured(self, action: Callable[[], None]) -> Tape:
         action()
         return Tape(action)
 
 
-RECORDERS = [(Taped, "cpu"), *([(Captured, "cuda")] if torch.cuda.is_available() else [])]
+RECORDERS = [(Taped, "cpu"), *([(CapturedRunner, "cuda")] if torch.cuda.is_available() else [])]
 recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 
 
@@ -266,49 +277,49 @@ recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 @pytest.mark.parametrize("how", ["beam", "penalised", "drawn from few"])
 @pytest.mark.parametrize("name", ["transformer", "gpt", "lstm", "ensemble", "of two families"])
 def test_what_was_recorded_for_one_batch_serves_others(
-    monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str, name: str, how: str
+    monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str, name: str, how: str
 ) -> None:
-    monkeypatch.setattr(static, "ROOM", 16)
+    monkeypatch.setattr(static_search, "CAPACITY", 16)
     model, run = model_of(name).to(device), recorder(bf16=False)
     for seed in (1, 2, 3, 1):
         lines = sources(7, seed)
         expected = found(model, lines, SETTINGS[how], None, device)
         assert_same(found(model, lines, SETTINGS[how], run, device), expected)
-    assert not run.failed and 1 <= len(run.records) <= 6 and bool(run.openings) == (name in ("transformer", "ensemble"))
-    kinds = set(run.records)
+    assert not run.failed and 1 <= len(run.steps) <= 6 and bool(run.prefills) == (name in ("transformer", "ensemble"))
+    kinds = set(run.steps)
     more = [*sources(7, 1), sources(7, 1)[0]]  # as many as seven are when rounded up
     assert_same(found(model, more, SETTINGS[how], run, device), found(model, more, SETTINGS[how], None, device))
-    assert set(run.records) == kinds
+    assert set(run.steps) == kinds
 
 
 @recorders
 def test_sources_are_rounded_up_to_no_place_that_the_model_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str
+    monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str
 ) -> None:
     monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 20})
     model, run = model_of("learned").to(device), recorder(bf16=False)
     lines = [[*range(4, 22), END], [5, END]]  # 19 tokens, rounded up to 24
     for _ in range(3):
-        expected = found(model, lines, SETTINGS["greedy"], None, device, longest=20)
-        assert_same(found(model, lines, SETTINGS["greedy"], run, device, longest=20), expected)
+        expected = found(model, lines, SETTINGS["greedy"], None, device, max_length=20)
+        assert_same(found(model, lines, SETTINGS["greedy"], run, device, max_length=20), expected)
 
 
 @recorders
-def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[Captured], device: str) -> None:
-    monkeypatch.setattr(captured, "KEPT", 2)
+def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str) -> None:
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 2)
     model, run = model_of("transformer").to(device), recorder(bf16=False)
     for count in (1, 2, 3, 4, 1):
         lines = sources(count, longest=4)
         assert_same(
             found(model, lines, SETTINGS["greedy"], run, device), found(model, lines, SETTINGS["greedy"], None, device)
         )
-        assert len(run.records) <= 2
+        assert len(run.steps) <= 2
 
 
 @recorders
 @pytest.mark.parametrize("name", ["transformer", "ensemble"])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: bool, name: str) -> None:
+def test_weights_are_those_of_now(recorder: type[CapturedRunner], device: str, bf16: bool, name: str) -> None:
     """Trained on in place, or put elsewhere: the next search is with the new ones."""
     model, other = model_of(name, 1).to(device), model_of(name, 3).to(device)
     lines, run = sources(5), recorder(bf16)
@@ -326,7 +337,7 @@ def test_weights_are_those_of_now(recorder: type[Captured], device: str, bf16: b
 
 
 @recorders
-def test_bf16_rounds_what_fp32_finds(recorder: type[Captured], device: str) -> None:
+def test_bf16_rounds_what_fp32_finds(recorder: type[CapturedRunner], device: str) -> None:
     """Matrices are rounded, to eight bits; norms, positions and sums are not. The model itself stays as it is."""
     model, lines = model_of("transformer").to(device), sources(8)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -346,11 +357,11 @@ def test_bf16_rounds_what_fp32_finds(recorder: type[Captured], device: str) -> N
 def test_what_cannot_be_recorded_is_found_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """It is said in one line, once."""
 
-    class Broken(Captured):
-        def _recorded(self, action: Callable[[], None]) -> None:
+    class Broken(CapturedRunner):
+        def _captured(self, action: Callable[[], None]) -> None:
             action()
             self.failed = True
-            self._say("operation not permitted")
+            self._warn("operation not permitted")
 
     model, lines, run = model_of("transformer"), sources(5), Broken(bf16=False)
     expected = found(model, lines, SETTINGS["beam"], None)
@@ -361,8 +372,8 @@ def test_what_cannot_be_recorded_is_found_all_the_same(capsys: pytest.CaptureFix
 
 
 def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    class Full(Captured):
-        def _recorded(self, action: Callable[[], None]) -> None:
+    class Full(CapturedRunner):
+        def _captured(self, action: Callable[[], None]) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     model, lines, run = model_of("transformer"), sources(5), Full(bf16=False)
@@ -372,40 +383,40 @@ def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_no_step_goes_past_the_last_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is taken before the host knows that it was the last, and the sentences that are left get a new board."""
-    monkeypatch.setattr(static, "FEW", 0)
+    monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
     monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 9})
     model, lines = model_of("learned"), sources(8, longest=5)
     for last in (8, 9):  # every eight steps the host looks, and one more is under way then
         limits, settings = [last - 1] * 6 + [last] * 2, {**SETTINGS["beam"], "min_length": last}
         run = Taped(bf16=False)
-        expected = found(model, lines, settings, None, longest=limits)
-        assert_same(found(model, lines, settings, run, longest=limits), expected)
+        expected = found(model, lines, settings, None, max_length=limits)
+        assert_same(found(model, lines, settings, run, max_length=limits), expected)
 
 
 @pytest.mark.parametrize("room", [16, 64])
 @pytest.mark.parametrize("how", ["beam", "greedy", "drawn from few"])
 @pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
 def test_limits_of_all_kinds(monkeypatch: pytest.MonkeyPatch, name: str, how: str, room: int) -> None:
-    monkeypatch.setattr(static, "FEW", 0)
-    monkeypatch.setattr(static, "ROOM", room)
+    monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
+    monkeypatch.setattr(static_search, "CAPACITY", room)
     model, lines = model_of(name), sources(9, longest=6)
     for limits in ([9, 9, 9, 9, 9, 8, 8, 8, 8], [27, 18, 17, 9, 8, 7, 3, 2, 1], [18] * 9):
         settings = {**SETTINGS[how], "min_length": 30, "max_extra": 40}
-        expected = found(model, lines, settings, None, longest=limits)
-        assert_same(found(model, lines, settings, Taped(bf16=False), longest=limits), expected)
+        expected = found(model, lines, settings, None, max_length=limits)
+        assert_same(found(model, lines, settings, Taped(bf16=False), max_length=limits), expected)
 
 
 def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
 
-    class Scarce(captured.Half):
+    class Scarce(cuda_graphs.Bf16Copy):
         def __init__(self, model: nn.Module) -> None:
             made.append(len(made) > 0)
             if not made[-1]:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             super().__init__(model)
 
-    monkeypatch.setattr(captured, "Half", Scarce)
+    monkeypatch.setattr(cuda_graphs, "Bf16Copy", Scarce)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     model, lines, run = model_of("transformer"), sources(5), Taped(bf16=True)
     got = found(model, lines, SETTINGS["beam"], run)
@@ -417,20 +428,20 @@ def test_what_has_no_constant_shape_goes_step_by_step_and_nothing_is_said(capsys
     model, lines, run = model_of("rotary"), sources(5), Taped(bf16=False)
     for _ in range(2):
         assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], None))
-    assert not run.records and not run.openings and not capsys.readouterr().err
+    assert not run.steps and not run.prefills and not capsys.readouterr().err
 
 
 def test_nobody_looks_into_a_recorded_step() -> None:
     """Who listens, asks for a kernel, or trains gets every step as it is."""
     model = model_of("transformer")
-    assert fit(model) and not fit(model_of("rotary")) and not fit(nn.Linear(2, 2))
-    assert undisturbed(model)
+    assert capturable(model) and not capturable(model_of("rotary")) and not capturable(nn.Linear(2, 2))
+    assert is_inference(model)
     with taps.listen(lambda module, kind, value: None):
-        assert not undisturbed(model)
+        assert not is_inference(model)
     with kernel("plain"):
-        assert not undisturbed(model)
-    assert not undisturbed(model.train())
+        assert not is_inference(model)
+    assert not is_inference(model.train())
 
 
 def test_a_cpu_needs_no_recording() -> None:
-    assert quickest(model_of("transformer")) is None
+    assert select_runner(model_of("transformer")) is None

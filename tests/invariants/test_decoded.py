@@ -15,7 +15,7 @@ import torch
 from families import FIRST_WORD, SEEDS, Case, logits_of
 from torch import Tensor
 
-from regard.decoding import Hypothesis, Report, score, search
+from regard.decoding import Hypothesis, Report, SearchRequest, score, search
 from regard.decoding.lines import LineTranslator
 from regard.recipes.schema import Decoding
 from regard.rows import PairBatch
@@ -69,7 +69,7 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
     made: Case = case(seed, pairs=8)
     settings = Decoding(beam=1, max_ratio=1.5, max_extra=4)
     report = Report()
-    found = search(made.model, made.source(), settings, forbidden=[FILL, BEGIN], report=report)
+    found = search(made.model, SearchRequest(made.source(), settings, banned=[FILL, BEGIN]), report=report)
     close = 0
     for source, (hypothesis,), margin in zip(made.sources, found, report.margins, strict=True):
         history, total = [BEGIN], 0.0
@@ -114,7 +114,7 @@ def test_a_beam_as_wide_as_the_space_finds_and_ranks_everything(
     everywhere = 1 + 3 + 9 + 27  # outputs of 0, 1 and 2 words that ended, and of 3 that were cut
     settings = Decoding(beam=64, length_penalty=alpha, early_stopping=early, max_ratio=0.01, max_extra=3)
     for nbest in (everywhere, 1):
-        found = search(made.model, made.source(), settings, forbidden=[FILL, BEGIN], nbest=nbest)
+        found = search(made.model, SearchRequest(made.source(), settings, banned=[FILL, BEGIN], nbest=nbest))
         for source, hypotheses in zip(made.sources, found, strict=True):
             expected = everything(made, source, 3, alpha)
             assert len(expected) == everywhere and len(hypotheses) == nbest
@@ -145,7 +145,7 @@ def test_a_sentence_does_not_notice_its_batch(
         hypotheses, values = {}, {}
         for chosen in batches:
             report = Report()
-            found = search(made.model, made.source(chosen), settings, nbest=beam, report=report)
+            found = search(made.model, SearchRequest(made.source(chosen), settings, nbest=beam), report=report)
             hypotheses.update(zip(chosen, found, strict=True))
             values.update(zip(chosen, logits_of(exact, made.batch(only=chosen)), strict=True))
             for n, margin in zip(chosen, report.margins, strict=True):

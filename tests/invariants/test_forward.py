@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import kernel
-from regard.decoding import search
+from regard.decoding import SearchRequest, search
 from regard.inside.recorder import Recorder
 from regard.recipes.schema import Decoding
 from regard.rows import PairBatch, Rows, TokenRow
@@ -177,9 +177,9 @@ def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: 
 @seeds
 def test_a_recorded_search_finds_the_same(case: Any, seed: int) -> None:
     made: Case = case(seed)
-    off = search(made.model, made.source(), Decoding(beam=3), nbest=3)
+    off = search(made.model, SearchRequest(made.source(), Decoding(beam=3), nbest=3))
     with Recorder(made.model):
-        on = search(made.model, made.source(), Decoding(beam=3), nbest=3)
+        on = search(made.model, SearchRequest(made.source(), Decoding(beam=3), nbest=3))
     assert off == on
 
 

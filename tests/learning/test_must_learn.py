@@ -13,7 +13,7 @@ import torch
 
 import regard
 from regard.data.sources import held_out
-from regard.decoding import Report, search
+from regard.decoding import Report, SearchRequest, search
 from regard.rows import TokenRow
 
 
@@ -52,13 +52,15 @@ def the_batch_changes_nothing(model: regard.Model, lines: list[str]) -> None:
         tokens, _ = translator.encode(lines)
         together = Report()
         found = search(
-            model.module, TokenRow.of(tokens), translator.settings, forbidden=translator.forbidden, report=together
+            model.module,
+            SearchRequest(TokenRow.of(tokens), translator.settings, banned=translator.forbidden),
+            report=together,
         )
         close = [margin < 1e-5 for margin in together.margins]
         print(f"beam {beam}: {sum(close)} of {len(lines)} decisions had a margin below 1e-5")
         assert beam > 1 or not any(close)
         for sentence, (best, *_), is_close in zip(tokens, found, close, strict=True):
             ((alone, *_),) = search(
-                model.module, TokenRow.of([sentence]), translator.settings, forbidden=translator.forbidden
+                model.module, SearchRequest(TokenRow.of([sentence]), translator.settings, banned=translator.forbidden)
             )
             assert is_close or alone.tokens == best.tokens

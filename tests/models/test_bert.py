@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import weights
-from regard.decoding import search
+from regard.decoding import SearchRequest, search
 from regard.errors import UserError
 from regard.inside.recorder import Recorder
 from regard.models import Translator, build
@@ -192,7 +192,7 @@ def test_every_place_sees_both_sides() -> None:
 
 def test_a_fill_model_writes_nothing() -> None:
     with pytest.raises(UserError, match=r"fill.*writes nothing"):
-        search(bert(), TokenRow.of(TEXTS), Decoding())
+        search(bert(), SearchRequest(TokenRow.of(TEXTS), Decoding()))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
@@ -229,7 +229,9 @@ def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
     model = bert(target=9, task="classify")
     with torch.no_grad():
         model.classifier.out.bias[END] = -100.0  # as after training: no text is without a class
-    found = search(model, TokenRow.of(TEXTS), Decoding(beam=4, length_penalty=0.0), forbidden=[0, 1, 3], nbest=3)
+    found = search(
+        model, SearchRequest(TokenRow.of(TEXTS), Decoding(beam=4, length_penalty=0.0), banned=[0, 1, 3], nbest=3)
+    )
     with torch.no_grad():
         logits = torch.stack([part[0] for part in classes().inputs.rows.split(model(classes()))])
     for hypotheses, row in zip(found, logits, strict=True):
@@ -303,7 +305,7 @@ def test_a_tiny_classifier_learns_which_words_matter() -> None:
         (model.loss(batch) / batch.tokens).backward()
         optimizer.step()
     fresh = some_texts(300, generator)
-    found = search(model.eval(), fresh.source, Decoding(beam=1))
+    found = search(model.eval(), SearchRequest(fresh.source, Decoding(beam=1)))
     right = [
         h.tokens == (int(label[0]),) for (h,), label in zip(found, fresh.inputs.rows.split(fresh.labels), strict=True)
     ]

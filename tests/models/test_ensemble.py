@@ -11,7 +11,7 @@ import torch
 from tests.tiny_runs import make, make_run
 
 import regard
-from regard.decoding import score, search
+from regard.decoding import SearchRequest, score, search
 from regard.errors import UserError
 from regard.models.ensemble import Ensemble, agreed
 from regard.recipes.schema import Decoding
@@ -80,7 +80,9 @@ def test_a_search_scores_what_it_finds_as_the_whole_pass_does(
     model = regard.load(*(runs[name] for name in names))
     translator = model.translator(beam=beam)
     sources = [ids for ids in translator.encode(LINES)[0] if ids]
-    found = search(model.module, TokenRow.of(sources), Decoding(beam=beam, max_ratio=1.0, max_extra=3), nbest=beam)
+    found = search(
+        model.module, SearchRequest(TokenRow.of(sources), Decoding(beam=beam, max_ratio=1.0, max_extra=3), nbest=beam)
+    )
     for ids, hypotheses in zip(sources, found, strict=True):
         for hypothesis in hypotheses:
             length = len(hypothesis.logprobs)

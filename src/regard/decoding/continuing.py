@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from regard.data.packing import sentence_batches
-from regard.decoding.hypotheses import Hypothesis, Slots
+from regard.decoding.beam_state import Beams, Hypothesis
 from regard.decoding.sampling import fold
-from regard.decoding.search import quickest, search
+from regard.decoding.search import SearchRequest, search, select_runner
 from regard.errors import UserError
 from regard.models import Translator
 from regard.recipes.faults import changed
@@ -243,18 +243,21 @@ class Continuer:
         wanted = [tokens - len(draft.written) for draft in drafts]
         fewest = self.settings.min_length if turn == 0 else 0
         long_enough = {"max_ratio": 1e-9, "max_extra": tokens, "min_length": fewest}
-        found = search(
-            self.model,
+        request = SearchRequest(
             TokenRow.of([view[:-1] for view in views]).to(next(self.model.parameters()).device),
             self.settings.model_copy(update=long_enough),
             begin=[view[-1] for view in views],
             prompts=[view if self.stream else view[1:] for view in views],
-            forbidden=self.forbidden,
+            banned=self.forbidden,
+            max_length=[min(pair) for pair in zip(rooms, wanted, strict=True)],
             seed=self.seed,
             lines=[fold(first + draft.line, draft.sample, turn) for draft in drafts],
-            longest=[min(pair) for pair in zip(rooms, wanted, strict=True)],
+        )
+        found = search(
+            self.model,
+            request,
             watch=self._watcher(drafts, stop, watch) if stop or watch is not None else None,
-            run=quickest(self.model, self.precision),
+            run=select_runner(self.model, self.precision),
         )
         for draft, (best, *_) in zip(drafts, found, strict=True):
             line_ends = best.finished and self._lines_end_with_marks
@@ -267,17 +270,17 @@ class Continuer:
 
     def _watcher(
         self, drafts: list[_Draft], stop: Sequence[str], watch: Watch | None
-    ) -> Callable[[list[int], Slots], Tensor]:
+    ) -> Callable[[list[int], Beams], Tensor]:
         """Reads along: stops hypotheses with a stop string in them, and tells `watch` how each text grows."""
 
-        def read(inside: list[int], slots: Slots) -> Tensor:
-            stopped = torch.zeros_like(slots.live)
-            rows = slots.tokens.tolist()
-            for n, k in slots.live.nonzero().tolist():
+        def read(inside: list[int], beams: Beams) -> Tensor:
+            stopped = torch.zeros_like(beams.alive)
+            rows = beams.tokens.tolist()
+            for n, k in beams.alive.nonzero().tolist():
                 draft = drafts[inside[n]]
                 text, ends = until_stop(self._text(draft, draft.written + rows[n][k]), stop)
                 stopped[n, k] = ends
-                if watch is not None and slots.live.shape[1] == 1:
+                if watch is not None and beams.alive.shape[1] == 1:
                     watch(draft.line, draft.sample, text if ends else settled(text, stop))
             return stopped
 
@@ -288,6 +291,4 @@ class Continuer:
         return Continuation(prompt, tuple(texts), tuple(map(self._hypothesis, drafts)), drafts[0].cut)
 
     def _hypothesis(self, draft: _Draft) -> Hypothesis:
-        penalty = ((5 + len(draft.logprobs)) / 6) ** self.settings.length_penalty
-        score = sum(draft.logprobs) / penalty
-        return Hypothesis(tuple(draft.written), tuple(draft.logprobs), score, draft.finished)
+        return Hypothesis.of(draft.written, draft.logprobs, self.settings.length_penalty, draft.finished)

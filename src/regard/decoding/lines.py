@@ -9,7 +9,8 @@ import torch
 
 from regard.data.packing import sentence_batches
 from regard.data.sources import corpora
-from regard.decoding.search import Hypothesis, quickest, search
+from regard.decoding.beam_state import Hypothesis
+from regard.decoding.search import SearchRequest, search, select_runner
 from regard.models import Translator
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
@@ -132,16 +133,15 @@ class LineTranslator:
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
     ) -> list[list[Hypothesis]]:
         device = next(self.model.parameters()).device
+        request = SearchRequest(
+            TokenRow.of(sources).to(device),
+            self.settings,
+            nbest,
+            prefixes=prefixes if any(prefixes) else None,
+            banned=self.forbidden,
+            max_length=[self.room.target(len(source)) for source in sources],
+            seed=self.seed,
+            lines=[first + i for i in lines],
+        )
         with torch.inference_mode():
-            return search(
-                self.model,
-                TokenRow.of(sources).to(device),
-                self.settings,
-                forbidden=self.forbidden,
-                prefixes=prefixes if any(prefixes) else None,
-                seed=self.seed,
-                lines=[first + i for i in lines],
-                nbest=nbest,
-                longest=[self.room.target(len(source)) for source in sources],
-                run=quickest(self.model, self.precision),
-            )
+            return search(self.model, request, run=select_runner(self.model, self.precision))

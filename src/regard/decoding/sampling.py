@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.greatest import found_unsorted, likeliest
-from regard.decoding.hypotheses import Choice
+from regard.decoding.topk import selects, stable_topk
 from regard.recipes.schema import Decoding
 
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1
 SOME = 1024  # tokens that usually hold `top_p` of the probability
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One token for each beam: beam k continues beam `parents[n, k]` with `tokens[n, k]`."""
+
+    parents: Tensor  # [N, K]
+    tokens: Tensor  # [N, K]
+    logprobs: Tensor  # [N, K] of these tokens
+    margin: Tensor  # [N, K]
+    moved: bool  # False where every beam continues itself, so that the model's state need not be reordered
 
 
 def splitmix64(words: Words) -> Words:
@@ -64,7 +75,7 @@ def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
     """
     value = logp / settings.temperature
     if settings.top_k:
-        order = likeliest(value, settings.top_k)
+        order = stable_topk(value, settings.top_k)
         share = value.gather(-1, order).softmax(-1)
     else:
         whole = value.softmax(-1)
@@ -77,16 +88,16 @@ def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
 
 def _holding(least: float, value: Tensor, share: Tensor) -> Tensor:
     """The likeliest tokens' ids, as many as hold at least this share, or more: a few if they do, and else all."""
-    if least < 1 and found_unsorted(value, SOME):
-        order = likeliest(value, SOME)
+    if least < 1 and selects(value, SOME):
+        order = stable_topk(value, SOME)
         if bool((share.gather(-1, order).cumsum(-1)[..., -1] >= least).all()):
             return order
-    return likeliest(value, value.shape[-1])
+    return stable_topk(value, value.shape[-1])
 
 
 def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:
     """One token a sample by the inverse of the cumulative distribution: `logp` [N, K or 1, V], `uniform` [N, K]."""
-    grown = logp.shape[1] != uniform.shape[1]  # the first step: all samples go on from the one slot
+    grown = logp.shape[1] != uniform.shape[1]  # the first step: all samples continue the one beam
     share, order = kept(logp, settings)
     share, order = (x.expand(-1, uniform.shape[1], -1).contiguous() for x in (share, order))
     edges = share.cumsum(-1)  # token i owns [edges[i - 1], edges[i])
@@ -97,12 +108,12 @@ def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:
     below = torch.where(place > 0, target - upper + share.gather(-1, place), math.inf)
     above = torch.where(place < last, upper - target, math.inf)
     here = torch.zeros_like(uniform, dtype=torch.long) if grown else _own(uniform)
-    margin = torch.minimum(below, above).squeeze(-1).amin(-1)
+    margin = torch.minimum(below, above).squeeze(-1)
     token = order.gather(-1, place)
-    steps = logp.expand(-1, uniform.shape[1], -1).gather(-1, token)
-    return Choice(here, token.squeeze(-1), steps.squeeze(-1), margin, moved=grown)
+    logprobs = logp.expand(-1, uniform.shape[1], -1).gather(-1, token)
+    return Choice(here, token.squeeze(-1), logprobs.squeeze(-1), margin, moved=grown)
 
 
 def _own(like: Tensor) -> Tensor:
-    """[N, K] every slot its own parent."""
+    """[N, K] every beam its own parent."""
     return torch.arange(like.shape[1], device=like.device).expand(like.shape)

@@ -1,7 +1,7 @@
-"""Search on a GPU: a step is recorded once as a CUDA graph and played again, so that the host has little left to do.
+"""Search on a GPU: a step is captured once as a CUDA graph and replayed, so that the host has little left to do.
 
-A decoding step of a small model is a few hundred tiny kernels, and starting one from Python takes longer than running
-it. Recorded steps are kept, one for every kind of board (`static`), and sizes are rounded up so that there are few
+A decoding step of a small model is a few hundred tiny kernels, and launching one from Python takes longer than running
+it. Graphs are kept, one for every kind of search (`StaticSearch.kind`), and sizes are rounded up so that there are few
 kinds. Matrices are multiplied in bf16 where the precision says so, by a copy of the model whose matrices are bf16;
 norms, positions and the residual stream stay in float32, as under autocast. Scores are summed in float32 either way.
 """
@@ -9,10 +9,10 @@ norms, positions and the residual stream stay in float32, as under autocast. Sco
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol
@@ -24,52 +24,54 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention.kernels import chosen
 from regard.blocks import BatchNorm
-from regard.decoding.penalties import Rules
-from regard.decoding.search import Best, Ended, Random, Stepper, Task, step_by_step
-from regard.decoding.static import Board, How, Static, tensors_of
-from regard.decoding.steady import Caches, Padded, Parts, Shape, possible, reads_again
+from regard.decoding.beam_state import StepKey
+from regard.decoding.constraints import Constraints
+from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
+from regard.decoding.static_search import Setup, StaticRunner, StaticSearch
+from regard.decoding.static_state import Caches, Padded, Parts, Shape, possible, reads_again
 from regard.positions import Positions
 from regard.rows import TokenRow
 from regard.text import END
 
-KEPT = 24  # recorded steps, of as many kinds of boards; those not used for longest are dropped
-WORTH = 8  # steps from which on recording pays
+MAX_GRAPHS = 24  # captured steps, of as many kinds of searches; the least recently used are dropped
+MIN_STEPS = 8  # steps from which on capturing pays
 EXACT = (nn.LayerNorm, nn.RMSNorm, BatchNorm, Positions)  # what stays in float32
 
 
-class Replayed(Protocol):
+class Graph(Protocol):
     """Something that was done once and can be done again, with what is in the same tensors then."""
 
     def replay(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
-    """A step on this board, and on no other."""
+class CapturedStep:
+    """A step of this search, and of no other."""
 
-    board: Board
-    step: Replayed
+    search: StaticSearch
+    graph: Graph
 
 
 @dataclass(eq=False)
-class Opening:
-    """The board of Transformers before the first step, which can be made so again for other sources."""
+class CapturedPrefill:
+    """A search before its first step, which can be made so again for other sources."""
 
-    board: Board
+    search: StaticSearch
     source: TokenRow  # [N * S] ids, as `_padded` lays them
     begin: Tensor  # [N]
-    again: Replayed | None = None
+    graph: Graph | None = None
 
-    def fill(self, source: TokenRow, begin: Tensor) -> None:
+    def fill(self, setup: Setup, source: TokenRow) -> None:
         self.source.ids.copy_(source.ids)
         self.source.rows.length.copy_(source.rows.length)
-        self.begin.copy_(begin)
+        self.begin.copy_(setup.begin)
+        self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.request.seed)
 
-    def play(self, model: Any) -> None:
-        """Read the sources, and lay everything out for the first step."""
-        assert isinstance(self.board.state, Caches | Parts)
-        self.board.state.restart(model, self.source.ids, self.source.rows.length)
-        self.board.restart(self.begin)
+    def run(self, model: Any) -> None:
+        """Encode the sources, and lay everything out for the first step."""
+        assert isinstance(self.search.state, Caches | Parts)
+        self.search.state.restart(model, self.source.ids, self.source.rows.length)
+        self.search.beams.reset(self.begin)
 
 
 def _padded(source: TokenRow, shape: Shape) -> TokenRow:
@@ -82,7 +84,7 @@ def _padded(source: TokenRow, shape: Shape) -> TokenRow:
     return TokenRow(ids.flatten(), Padded(length, shape.source))
 
 
-class Half:
+class Bf16Copy:
     """A copy of a model with its matrices in bf16, brought up to date before it is used."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,43 +115,45 @@ def _tensors(model: nn.Module) -> list[Tensor]:
     return [tensor for tensors in each for tensor in tensors if tensor is not None]
 
 
-class Captured(Static):
-    """Runs searches with recorded steps; one for each model (`quickest`). What cannot be recorded goes step by step."""
+class CapturedRunner(StaticRunner):
+    """Runs searches by replaying captured steps, one runner a model. What cannot be captured runs eagerly."""
 
     ahead = 1  # so that the GPU has work while the host looks
 
     def __init__(self, bf16: bool) -> None:
         super().__init__(sizes=True)
         self.bf16 = bf16
-        self.records: dict[object, Recorded] = {}  # by the kind of board; the last used comes last
-        self.openings: dict[object, Opening] = {}  # by the kind of search
-        self.half: Half | None = None
+        self.steps: dict[object, CapturedStep] = {}  # by the kind of search; the last used comes last
+        self.prefills: dict[object, CapturedPrefill] = {}
+        self.half: Bf16Copy | None = None
         self.failed = False
-        self._lock = Lock()  # a board serves one search at a time
-        self._stream: torch.cuda.Stream | None = None  # what is recorded shares it, and so its memory too
-        self._where: list[int] = []  # the addresses that what is recorded reads weights from
+        self._lock = Lock()  # a captured search serves one request at a time
+        self._stream: torch.cuda.Stream | None = None  # graphs share it, and so its memory too
+        self._where: list[int] = []  # the addresses that graphs read weights from
         self._weights: list[Tensor] = []  # the model's own
-        self._fit = False  # whether the model with those can be recorded
+        self._capturable = False  # whether the model with those can be captured
 
-    def __call__(self, model: Stepper, task: Task) -> Ended:
-        if self.failed or task.rules.longest < WORTH or not undisturbed(model):
-            return step_by_step(model, task)
+    def __call__(
+        self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
+    ) -> Results:
+        if self.failed or constraints.longest < MIN_STEPS or not is_inference(model):
+            return run_eagerly(model, request, constraints, watch)
         assert isinstance(model, nn.Module)
-        device = task.source.ids.device
+        device = request.source.ids.device
         with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             for _ in range(2):
                 try:
                     used = self._ready(model)
-                    if not self._fit:
+                    if not self._capturable:
                         break
                     with self._precision(device.type):
-                        return self._searched(used, task)
+                        return self._run(used, request, constraints, watch)
                 except torch.OutOfMemoryError:  # once more without what was kept for other searches
                     self._clear()
                     torch.cuda.empty_cache()
             else:
-                self._say("the GPU has not enough memory for it")
-        return step_by_step(model, task)
+                self._warn("the GPU has not enough memory for it")
+        return run_eagerly(model, request, constraints, watch)
 
     def _ready(self, model: nn.Module) -> Stepper:
         """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
@@ -157,8 +161,8 @@ class Captured(Static):
         where = [tensor.data_ptr() for tensor in self._weights]
         if self._where != where:  # weights that moved are not where what is recorded looks for them
             self._clear()
-            self._where, self._fit, self.half = [], fit(model), None
-            self.half = Half(model) if self.bf16 and self._fit else None
+            self._where, self._capturable, self.half = [], capturable(model), None
+            self.half = Bf16Copy(model) if self.bf16 and self._capturable else None
             self._where = where  # last: where there was no memory for all this, it is tried again
         return model if self.half is None else self.half.model  # type: ignore[return-value]
 
@@ -171,72 +175,65 @@ class Captured(Static):
         """Whatever the precision around this is: the one that was asked for."""
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
-    def opened(
-        self,
-        model: Stepper,
-        source: TokenRow,
-        begin: Tensor,
-        rules: Rules,
-        chooser: Best | Random,
-        lines: Sequence[int],
-        shape: Shape,
-    ) -> Board:
-        """The first board of a kind is made as usual; after that, reading other sources is recorded on it, too."""
+    def opened(self, model: Stepper, setup: Setup) -> StaticSearch:
+        """The first search of a kind is made as usual; after that, reading other sources is captured, too."""
         if self.failed or not reads_again(model):
             self._follow()
-            return super().opened(model, source, begin, rules, chooser, lines, shape)
-        kind = How.of(chooser), shape, tuple(x.shape for x in tensors_of(rules))
-        opening, source = self.openings.pop(kind, None), _padded(source, shape)
-        if opening is None:
+            return super().opened(model, setup)
+        request, source = setup.request, _padded(setup.request.source, setup.shape)
+        key = StepKey.of(request.settings, request.nbest, setup.watched), setup.shape, setup.capacity
+        kind = *key, tuple(x.shape for x in setup.constraints.tensors())
+        prefill = self.prefills.pop(kind, None)
+        if prefill is None:
             self._follow()
-            opening = Opening(super().opened(model, source, begin, rules, chooser, lines, shape), source, begin)
+            padded = replace(setup, request=replace(request, source=source, lines=None, begin=None))
+            prefill = CapturedPrefill(super().opened(model, padded), source, setup.begin)
         else:
-            opening.board.take(rules, chooser, lines)
-            opening.fill(source, begin)
-            if opening.again is None:
-                opening.again = self._recorded(partial(self._reopen, opening, model))
+            prefill.fill(setup, source)
+            if prefill.graph is None:
+                prefill.graph = self._captured(partial(self._refill, prefill, model))
             else:
-                opening.again.replay()
-        self.openings[kind] = opening
-        _forget(self.openings)
-        return opening.board
+                prefill.graph.replay()
+        self.prefills[kind] = prefill
+        _drop_oldest(self.prefills)
+        return prefill.search
 
-    def _reopen(self, opening: Opening, model: Any) -> None:
+    def _refill(self, prefill: CapturedPrefill, model: Any) -> None:
         self._follow()
-        opening.play(model)
+        prefill.run(model)
 
-    def _look(self, board: Board) -> Callable[[], list[bool]]:
-        if not board.done.is_cuda:
-            return super()._look(board)
-        done, copied = board.done.to("cpu", non_blocking=True), torch.cuda.Event()
+    def _poll(self, running: StaticSearch) -> Callable[[], list[bool]]:
+        if not running.beams.done.is_cuda:
+            return super()._poll(running)
+        done, copied = running.beams.done.to("cpu", non_blocking=True), torch.cuda.Event()
         copied.record()
 
-        def look() -> list[bool]:
+        def poll() -> list[bool]:
             copied.synchronize()
             return done.tolist()
 
-        return look
+        return poll
 
-    def steps(self, model: Stepper, board: Board, count: int) -> Board:
+    def advance(self, model: Stepper, running: StaticSearch, count: int) -> StaticSearch:
         if self.failed or not count:
-            return super().steps(model, board, count)
-        kind = board.kind
-        found = self.records.pop(kind, None)
+            return super().advance(model, running, count)
+        kind = running.kind
+        found = self.steps.pop(kind, None)
         if found is None:
-            step, count = self._recorded(partial(board.advance, model)), count - 1
-            if step is None:
-                return super().steps(model, board, count)
-            found = Recorded(board, step)
-        elif found.board is not board:
-            found.board.load(board)
-        self.records[kind] = found
-        _forget(self.records)
+            graph, count = self._captured(partial(running.advance, model)), count - 1
+            if graph is None:
+                return super().advance(model, running, count)
+            found = CapturedStep(running, graph)
+        elif found.search is not running:
+            found.search.load(running)
+        self.steps[kind] = found
+        _drop_oldest(self.steps)
         for _ in range(count):
-            found.step.replay()
-        return found.board
+            found.graph.replay()
+        return found.search
 
-    def _recorded(self, action: Callable[[], None]) -> Replayed | None:
-        """Do something, which readies the libraries, and record it. None where that fails, once and for all."""
+    def _captured(self, action: Callable[[], None]) -> Graph | None:
+        """Do something, which initialises the libraries, and capture it. None where that fails, once and for all."""
         outside = torch.cuda.current_stream()
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -255,38 +252,38 @@ class Captured(Static):
                 raise
             except RuntimeError as error:
                 self.failed = True
-                self._say(str(error).partition("\n")[0])
+                self._warn(str(error).partition("\n")[0])
         outside.wait_stream(stream)
         return None if self.failed else graph
 
     def _clear(self) -> None:
-        self.records.clear()
-        self.openings.clear()
+        self.steps.clear()
+        self.prefills.clear()
 
-    def _say(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         print(f"regard: decoding on the GPU will be slower than it could be: {why}", file=sys.stderr)
 
 
-def _forget(kept: dict[object, Any]) -> None:
-    """What was not used for longest goes when there is too much."""
-    if len(kept) > KEPT:
+def _drop_oldest(kept: dict[object, Any]) -> None:
+    """Drop the least recently used when there are too many."""
+    if len(kept) > MAX_GRAPHS:
         del kept[next(iter(kept))]
 
 
-_runs: WeakKeyDictionary[nn.Module, dict[bool, Captured]] = WeakKeyDictionary()
+_runners: WeakKeyDictionary[nn.Module, dict[bool, CapturedRunner]] = WeakKeyDictionary()
 
 
-def fit(model: nn.Module) -> bool:
-    """Whether a model's steps can be recorded: it has a state of constant shapes, and is on one GPU as a whole."""
+def capturable(model: nn.Module) -> bool:
+    """Whether a model's steps can be captured: its state has fixed shapes, and it is on one GPU as a whole."""
     return possible(model) and all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 
-def undisturbed(model: object) -> bool:
-    """Whether a model is at work, and nobody wants to see inside it."""
+def is_inference(model: object) -> bool:
+    """Whether a model is in evaluation mode, no tap listens, and no attention kernel is asked for by name."""
     return isinstance(model, nn.Module) and not model.training and not taps.listening() and chosen() == "auto"
 
 
-def captured(model: nn.Module, precision: str = "auto") -> Captured:
-    """What runs the searches of a model on its GPU, with all that it has recorded; "auto" is bf16."""
+def captured(model: nn.Module, precision: str = "auto") -> CapturedRunner:
+    """The runner of a model's searches on its GPU, with all the graphs it has; "auto" is bf16."""
     bf16 = precision in ("auto", "bf16")
-    return _runs.setdefault(model, {}).setdefault(bf16, Captured(bf16))
+    return _runners.setdefault(model, {}).setdefault(bf16, CapturedRunner(bf16))

@@ -1,11 +1,12 @@
-"""A few of many: the candidates that can matter in a vocabulary."""
+"""Top-k and normalisation over the vocabulary."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from regard import gpu
+from regard import gpu, taps
 
 GROUP = 64  # columns of which the greatest is found first
 FEWER = 8  # times as long is a row whose likeliest are found quicker than it is sorted
@@ -20,11 +21,18 @@ def log_sum(values: Tensor) -> Tensor:
     return values.float().logsumexp(-1)
 
 
-def greatest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def log_softmax(logits: Tensor) -> Tensor:
+    """Over the last dimension. On a CPU in place, where new memory costs a third more, unless a tap listens."""
+    if not logits.is_cpu or not logits.is_contiguous() or taps.listening():
+        return functional.log_softmax(logits, -1)
+    return torch._log_softmax(logits, -1, False, out=logits)
+
+
+def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` greatest of each row [..., V], greatest first, and where they stand: values and indices [..., count].
 
-    As `topk` gives them, but of a long row it first finds the greatest of every group: the groups that the `count`
-    greatest are in are among the `count` groups with the greatest maximum. Of a short row there are V at most. On a GPU
+    Of a long row it first finds the greatest of every group, for the groups that hold the `count` greatest are among
+    the `count` groups with the greatest maximum. Of a short row there are V at most. On a GPU
     it is a kernel of our own.
     """
     size = values.shape[-1]
@@ -47,15 +55,15 @@ def greatest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return found.values, columns.gather(-1, found.indices)
 
 
-def likeliest(values: Tensor, count: int) -> Tensor:
+def stable_topk(values: Tensor, count: int) -> Tensor:
     """Where the `count` greatest of each row [..., V] stand, [..., count], as a stable sort puts them.
 
-    Of equals the one further left comes first, which `greatest` does not promise. On a CPU sorting a whole vocabulary
+    Of equals the one further left comes first, which `topk` does not promise. On a CPU sorting a whole vocabulary
     takes longer than many a model's step. There they are the greatest of whole numbers that hold the value in their
     upper half and the place in their lower, no two of which are equal.
     """
     size = values.shape[-1]
-    if not found_unsorted(values, count):
+    if not selects(values, count):
         return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     bits = (values + 0.0).view(torch.int32)  # -0 becomes 0, which it equals
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # of negative numbers the greater have the smaller bits
@@ -63,6 +71,6 @@ def likeliest(values: Tensor, count: int) -> Tensor:
     return size - 1 - (best & 0xFFFFFFFF)
 
 
-def found_unsorted(values: Tensor, count: int) -> bool:
-    """Whether `likeliest` has a quicker way than to sort."""
+def selects(values: Tensor, count: int) -> bool:
+    """Whether `stable_topk` selects, which is quicker than to sort."""
     return values.is_cpu and values.dtype == torch.float32 and FEWER * count <= values.shape[-1]
