@@ -15,7 +15,8 @@ COMPAT := .venv-compat-oldest .venv-compat-newest
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# torch is pinned in constraints.txt: without that, pip may fetch gigabytes of GPU libraries or replace a GPU build.
+# torch is pinned in constraints.txt, so that a build of that version that is there stays, whether for a CPU (README) or
+# a GPU.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("regard needs Python 3.11 or newer, not %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)

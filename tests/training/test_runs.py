@@ -440,8 +440,8 @@ def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
     assert equal(tensors(run.best), tensors(origin.best)) and run.checkpoint().step == 0
     said = capsys.readouterr().err
     assert "before training (step 0): loss 1.000" in said
-    assert "kept as best: the weights before training (step 0): loss 1.000" in said
-    assert f"warning: no update made it better: model.safetensors holds the weights of {origin.path}" in said
+    assert "kept as best: the starting weights, step 0 (loss 1.000), by the lowest loss" in said
+    assert f"warning: training made nothing better: model.safetensors holds the weights of {origin.path}" in said
 
 
 def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +470,7 @@ def test_new_tags_get_rows_of_their_own(shared: bool, tmp_path: Path, capsys: py
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
         run = go(settings, tmp_path / "run", start_from=origin.path, quiet=False)
-    assert "new tags: <new>; their embeddings start as the mean" in capsys.readouterr().err
+    assert "new tags: <new> (a new tag starts as the mean" in capsys.readouterr().err
     (source, target), (_, before) = run.tokenizers, origin.tokenizers
     assert target.tags == ("<old>", "<new>") and target.words == before.words
     assert source.tags == (("<old>", "<new>") if shared else ("<old>",))
@@ -506,11 +506,8 @@ def test_an_average_that_lost_is_told_of(
     script(monkeypatch, [Look(1.0, 10.0), Look(0.9, 11.0), Look(0.95, 10.5), Look(0.91, 12.0)])
     go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
     *_, kept, lost = capsys.readouterr().err.splitlines()
-    figures = "loss 0.900, perplexity 2.46, BLEU 11.00"
-    assert kept == f"kept as best: step 8: {figures}, chosen by the lowest loss on the held-out data"
-    assert lost.startswith(
-        "not kept: the average of the last snapshots: loss 0.910, perplexity 2.48, BLEU 12.00 (its BLEU"
-    )
+    assert kept == "kept as best: step 8 (loss 0.900, BLEU 11.00), by the lowest loss on the held-out data"
+    assert lost.startswith("not kept: the average of the last 2 snapshots (loss 0.910, BLEU 12.00); its BLEU is higher")
     assert lost.endswith("--weights average uses it")
     go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
     assert capsys.readouterr().err.splitlines()[-1] == kept

@@ -306,21 +306,23 @@ class Trainer:
         """Say which weights are `model.safetensors`, and why; also of an average that lost."""
         kept = weights.about(self.run.best)
         by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
-        why = (
-            f"chosen by {by} on the held-out data" if self.progress.best is not None else "as no validation was finite"
-        )
-        self._say(f"kept as best: {which_weights(kept)}{figures(kept)}, {why}")
+        why = f"by {by} on the held-out data" if self.progress.best is not None else "as no validation was finite"
+        self._say(f"kept as best: {which_weights(kept)} ({figures(kept, brief=True)}), {why}")
         if kept.get("step") == 0:
             whose = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
             self._say(
-                f"warning: no update made it better: model.safetensors holds the weights {whose}; "
+                f"warning: training made nothing better: model.safetensors holds the weights {whose}; "
                 "--weights last uses the trained ones"
             )
         if average is not None and not str(kept.get("weights")).startswith("average"):
             numbers = average.numbers()
             higher = numbers.get("bleu", 0) > kept.get("bleu", math.inf)
-            why = f" (its BLEU is higher, but training.best = {self.settings.best!r} decides)" if higher else ""
-            self._say(f"not kept: the average of the last snapshots{figures(numbers)}{why}; --weights average uses it")
+            why = f"; its BLEU is higher, but training.best = {self.settings.best!r} decides" if higher else ""
+            count = len(self.run.averaged_snapshots(self.progress.step))
+            self._say(
+                f"not kept: the average of the last {count} snapshots ({figures(numbers, brief=True)}){why}; "
+                "--weights average uses it"
+            )
 
     def _ensure_weights(self) -> None:
         """Keep the last weights if no validation chose any, so that a finished run can always be used."""

@@ -82,7 +82,7 @@ def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: R
         return tokenizer
     if getattr(recipe.model, "unused", []):
         raise UserError(f"tags cannot be added to an imported GPT: leave out {', '.join(new)}")
-    reporter.say(f"new tags: {', '.join(new)}; their embeddings start as the mean of all others")
+    reporter.say(f"new tags: {', '.join(new)} (a new tag starts as the mean of the other tokens' vectors)")
     return tokenizer.with_tags(new)
 
 

@@ -186,8 +186,12 @@ def pick(quiet: bool) -> Reporter:
     return Live() if sys.stderr.isatty() else Plain()
 
 
-def figures(numbers: dict[str, Any]) -> str:
-    """`: loss 3.512, perplexity 33.51, BLEU 10.20`, what there is of it."""
+def figures(numbers: dict[str, Any], brief: bool = False) -> str:
+    """`loss 3.512, perplexity 33.51, BLEU 10.20`, what there is of it; if brief, without those that follow from others.
+
+    >>> figures({"loss": 1.0, "perplexity": 2.718, "exact": 50.0}, brief=True)
+    'loss 1.000, exact 50.0 %'
+    """
     shown = {
         "loss": "loss {:.3f}",
         "perplexity": "perplexity {:.2f}",
@@ -195,8 +199,9 @@ def figures(numbers: dict[str, Any]) -> str:
         "exact": "exact {:.1f} %",
         "bits_per_byte": "{:.3f} bits a byte",
     }
-    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers]
-    return f": {', '.join(parts)}" if parts else ""
+    less = ({"perplexity", "exact"} if "bleu" in numbers else {"perplexity"}) if brief else set()
+    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers and name not in less]
+    return ", ".join(parts) or "not validated"
 
 
 def which_weights(facts: dict[str, Any]) -> str:
@@ -204,7 +209,7 @@ def which_weights(facts: dict[str, Any]) -> str:
     step, kind = int(facts.get("step", 0)), str(facts.get("weights", "step"))
     if kind.startswith("average"):
         return f"the {kind.replace('average of', 'average of the last')} snapshots, up to step {step:,}"
-    when = f"step {step:,}" if step else "the weights before training (step 0)"
+    when = f"step {step:,}" if step else "the starting weights, step 0"
     return when if kind == "step" or not step else f"{when} ({kind})"
 
 
@@ -212,7 +217,7 @@ def _look_line(step: int, numbers: dict[str, Any]) -> str:
     kept = ", the best so far" if numbers["better"] and step else ""
     which = "" if numbers["weights"] == "step" or not step else f" ({numbers['weights']})"
     when = f"after step {step:,}" if step else "before training (step 0)"
-    return f"{when}{which}{figures(numbers)}{kept}"
+    return f"{when}{which}: {figures(numbers)}{kept}"
 
 
 def _clock(seconds: float) -> str:

@@ -276,11 +276,11 @@ def _say_what(
     count = sum(p.numel() for p in model.parameters())
     reporter.say(f"data: {_what_data(reporter.members, stores, packer)}; vocabulary {sizes}")
     rows = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
-    used = " and ".join(f"{shares[side]:.0%}" for side in ("target", "source") if side in shares)
-    padding = "" if static else f"; {1 - padded:.0%} of the positions in attention are padding"
+    used = " and ".join(f"{100 * shares[side]:.0f} %" for side in ("target", "source") if side in shares)
+    padding = "" if static else f"; {100 - 100 * padded:.0f} % of the positions in attention are padding"
     reporter.say(
         f"batches: up to {rows if packer.source_budget else f'{packer.target_budget:,} tokens'} "
-        f"(the first is {used} full{padding})"
+        f"(the first one is {used} full{padding})"
     )
     reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
     settings = run.recipe.training
