@@ -36,7 +36,8 @@ def assert_as_in_python(page: Page, trace: Trace) -> None:
     written = [place for place, token in enumerate(target) if not token["given"]]
     until(lambda: page.query_selector("[data-output=changed]") is not None, "the changed output")
     until(lambda: held(page) == pytest.approx([header["held"]["p"][i] for i in written]), "the held probabilities")
-    assert shown(page, "changed").strip() == (header["text"]["target"].strip() or "∅")
+    free = header["free"]["text"] if header["forced"] else header["text"]["target"]
+    assert shown(page, "changed").strip() == (free.strip() or "∅")
     assert shown(page, "original").strip() == (header["before"]["text"].strip() or "∅")
 
 
@@ -77,6 +78,34 @@ def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit)
     assert_as_in_python(page, model.trace(SENTENCE, changes=[change]))
     page.get_by_role("button", name="As recorded").click()
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
+
+
+def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site: Site, visit: Visit) -> None:
+    page = visit("changes", run="tiny-transformer", row="decoder.0.cross:all:1")
+    page.get_by_role("button", name="large hidden").click()
+    page.wait_for_selector("[data-output=changed]")
+    assert page.query_selector("[data-output=forced]") is None
+    page.get_by_role("button", name="Evenly").click()
+    forced = page.locator("[data-output=forced]")
+    forced.wait_for()
+    there = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=changes_in(page))
+    assert_as_in_python(page, there)
+    assert shown(page, "forced").strip() == shown(page, "original").strip()
+    assert "original output forced" in forced.inner_text() and "says" not in forced.inner_text()
+    same = there.header["free"]["text"] == there.header["before"]["text"]
+    remark = "says the same" if same else "says something else"
+    assert remark in page.locator("[data-output=changed]").inner_text()
+
+
+def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
+    page = visit("changes", run="tiny-gpt", text="Once upon a time", row="decoder.0.own:0:2")
+    assert page.locator(".row-sliders input").count() == 3
+    assert page.get_by_label("Everything on").locator("option").count() == 4
+    assert "tokens are masked" in page.inner_text("section:has(.row-sliders)")
+    page.get_by_role("button", name="Evenly").click()
+    until(lambda: bool(changes_in(page)), "the change")
+    (change,) = changes_in(page)
+    assert change["weights"][:3] == [0.333] * 3 and not any(change["weights"][3:])
 
 
 def test_a_word_of_a_prompt_can_be_hidden_too(site: Site, visit: Visit) -> None:

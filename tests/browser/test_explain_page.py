@@ -67,6 +67,14 @@ def test_the_curves_are_the_librarys(site: Site, visit: Visit) -> None:
         assert shown == pytest.approx(np.array([getattr(curve, kind) for curve in drawn]), rel=2e-3, abs=1e-4)
 
 
+def test_a_gpt_s_attention_is_put_to_the_same_test_as_the_page_says(visit: Visit) -> None:
+    page = visit("explain", run="tiny-gpt", text="Once upon", masks=64, table=1)
+    _done(page)
+    assert "the curves below put both" in (page.text_content(".tested") or "").lower()
+    head = table(page, "figure:has(h3:text('Deletion'))")[0]
+    assert head[1:] == ["explanation", "attention", "random order"]
+
+
 def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64)
     assert "not by itself an explanation" in (page.text_content("#view-explain .callout") or "")

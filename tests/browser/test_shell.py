@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import pytest
-from onscreen import SENTENCE, VIEWS, Site, Visit, announced, export, until
+from onscreen import SENTENCE, VIEWS, Site, Visit, announced, export, table, until
 
 import regard
 from regard.inside import colours
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 EVIL = "<img src=x onerror=document.title='owned'>"
-LARGEST = 250_000
+LARGEST = 265_000
 OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 
@@ -46,6 +47,71 @@ def test_the_address_that_carries_the_token_opens_the_page_and_is_then_clean(
     assert page.evaluate("location.search") == "" and _fields(page) == {"view": "heads", "head": "1"}
     page.reload()  # the cookie is enough
     page.wait_for_selector("main[data-ready=heads] .thumb")
+
+
+def test_a_link_to_a_missing_snapshot_says_so(visit: Visit, page: Page, troubles: list[str]) -> None:
+    visit("align", step=11, afresh=True)
+    said = page.text_content("main .callout") or ""
+    assert "tiny-transformer has no snapshot of step 11; there are 10, 20" in said
+    assert page.locator(".field-step select option:checked").text_content() == "step 11 (missing)"
+    until(lambda: bool(troubles), "the browser's own note")
+    assert all("404" in trouble for trouble in troubles)
+    troubles.clear()
+
+
+def test_back_goes_to_the_view_and_the_sentence_before(visit: Visit, page: Page) -> None:
+    visit("align")
+    page.click("nav.views >> text=Positions")
+    page.wait_for_selector("main[data-ready=positions]")
+    for typed in ("the dog", "the dog sees"):  # one step of the history, though the model is asked twice
+        page.fill("textarea", typed)
+        until(lambda typed=typed: _fields(page).get("text") == typed, "the new text")
+    page.go_back()
+    until(lambda: page.input_value("textarea") == SENTENCE, "the sentence before")
+    assert _fields(page)["view"] == "positions"
+    page.go_back()
+    page.wait_for_selector("main[data-ready=align]")
+
+
+def test_saved_pictures_say_what_they_show(visit: Visit, page: Page, tmp_path: Path) -> None:
+    visit("align", layer=1, head=2, step=10)
+    said = page.text_content(".said") or ""
+    svg = export(page, "SVG", tmp_path).read_text(encoding="utf-8")
+    words = ("Model: tiny-transformer (transformer), weights: step 10", "layer 2, head 3", f"Text: “{SENTENCE}”")
+    for part in words:
+        assert part in svg, part
+    assert ("Output: “" in svg) == (said != "(nothing)")
+    png = export(page, "PNG", tmp_path).read_bytes()
+    height = float(re.search(r'height="([\d.]+)"', svg)[1])  # type: ignore[index]
+    assert int.from_bytes(png[20:24], "big") == pytest.approx(2 * height, abs=2), "the same picture, caption and all"
+    page.goto(export(page, "HTML", tmp_path).as_uri())
+    page.wait_for_selector("main[data-ready=align]")
+    caption = page.text_content(".caption") or ""
+    assert words[0] in caption and words[2] in caption
+    assert "layer 2, head 3" in (page.text_content("figure h3") or "")
+
+
+def test_masked_cells_are_hatched_and_the_gold_outline_is_not_the_pointer_s(
+    visit: Visit, page: Page, tmp_path: Path
+) -> None:
+    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.own:0")
+    count = int(page.get_attribute("main figure canvas", "data-rows") or 0)
+    assert page.locator("figure .legend-masked").first.is_visible()
+    svg = export(page, "SVG", tmp_path).read_text(encoding="utf-8")
+    opened = svg[: svg.index("12 heads")] if "12 heads" in svg else svg
+    assert opened.count('fill="url(#hatch)"') >= count * (count - 1) // 2 and ">masked<" in opened
+    page.focus(".map-cell")
+    page.keyboard.press("End")
+    until(lambda: announced(page).endswith(": masked"), "the announcement")
+    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.own:0", table=1)
+    assert table(page)[1][2] == "masked" and table(page)[1][1] == "1.000"
+    visit("heads", open="decoder.0.cross:0")
+    assert not page.locator(".beside .legend-masked").first.is_visible()
+    colours = page.evaluate("""() => {
+        const of = (name) => getComputedStyle(document.querySelector(name));
+        return [of(".legend-gold i").borderTopStyle, of(".legend-gold i").borderTopColor, of(".map-ghost").boxShadow];
+    }""")
+    assert colours[0] == "dashed" and colours[1] not in colours[2]
 
 
 def test_a_text_that_the_model_cannot_read_whole_is_said_to_be_cut(visit: Visit) -> None:

@@ -10,10 +10,11 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 import torch
-from onscreen import SENTENCE, Site, Visit, announced, table, until
+from onscreen import SENTENCE, Site, Visit, announced, holds, table, until
 
 import regard
 from regard.decoding.sampling import fold, kept, keys, uniforms
+from regard.inside.maps import visible
 from regard.recipes.schema import Decoding
 
 if TYPE_CHECKING:
@@ -98,6 +99,60 @@ def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) 
     assert (page.text_content(".walk-panel .walk-text"), _fields(page)["said"]) == (text, said)
     page.get_by_role("button", name="Start over").click()
     until(lambda: "said" not in _fields(page), "the beginning")
+
+
+def test_all_logits_have_their_tokens_and_no_others(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="logits", token=1)
+    trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
+    logits = trace.array("output.logits")[1]
+    page.get_by_role("button", name=f"All {len(logits)} logits").click()
+    page.wait_for_selector("dialog table")
+    facts = (page.text_content("dialog p.num") or "").replace("−", "-")
+    assert facts.startswith(f"{len(logits)} numbers, from {logits.min():.3f} to {logits.max():.3f}")
+    assert f"mean {logits.mean():.3f}" in facts
+    rows, order = table(page, "dialog")[1:], np.argsort(-logits, kind="stable")
+    assert [int(row[1]) for row in rows] == order[: len(rows)].tolist()
+    assert [row[0].replace("␣", " ").strip() for row in rows[:5]] == [
+        visible(trace.vocabulary[token]).replace("␣", " ").strip() for token in order[:5]
+    ]
+    assert "feature" not in page.inner_text("dialog").lower()
+    page.keyboard.press("Escape")
+
+
+def test_the_draw_names_its_token_also_where_it_is_an_unlikely_one(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=3)
+    trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
+    for seed in range(1, 20):
+        drawn = int(page.get_attribute("[data-drawn]", "data-drawn") or -1)
+        listed = page.eval_on_selector_all(".bar-line", "all => all.map((line) => line.dataset.label)")
+        word = visible(trace.vocabulary[drawn])
+        assert (page.text_content("[data-drawn]") or "").endswith(f"falls on {word}")
+        if word not in listed:
+            return
+        page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=3, draw=seed)
+    raise AssertionError("every draw fell on one of the likeliest tokens")
+
+
+def test_the_next_station_begins_at_its_beginning_and_back_goes_back(visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", station="decoder.0")
+    page.get_by_role("button", name="Next").scroll_into_view_if_needed()
+    page.get_by_role("button", name="Next").click()
+    until(lambda: "Decoder block 2" in (page.text_content(".walk-title") or ""), "the next station")
+    holds(page, "document.querySelector('.walk-title').getBoundingClientRect().top >= 0")
+    holds(page, "document.querySelector('.walk-title').getBoundingClientRect().top < innerHeight / 2")
+    page.go_back()
+    until(lambda: "Decoder block 1" in (page.text_content(".walk-title") or ""), "the station before")
+
+
+def test_the_followed_token_has_one_name_in_all_attentions_of_a_block(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", station="decoder.0", token=2)
+    followed = page.text_content(".follow [aria-pressed=true]") or "?"
+    notes = page.eval_on_selector_all(".addition figcaption p", "all => all.map((note) => note.textContent)")
+    assert len(notes) == 2 and all(note.startswith(followed) for note in notes), notes
+    written = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE).header["tokens"]["target"][2]["label"]
+    assert f"to write {written}," in notes[1]
+    marked = page.eval_on_selector_all(".map-label.lit", "all => all.map((label) => label.textContent)")
+    assert marked == [followed, followed]
 
 
 def test_tokens_and_ids_are_the_tokenizers(site: Site, visit: Visit) -> None:

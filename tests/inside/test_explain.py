@@ -477,7 +477,11 @@ def test_prompt_by_continuation(tmp_path: Path, documents: str, how: str) -> Non
     assert found.importance == pytest.approx(expected, abs=2e-5)
     assert found.whole == pytest.approx(both.sum(), abs=1e-4)
     own = ask(model, "the cat")
-    assert own.said == model.generate("the cat", tokens=12, method="beam", beam=1).text and own.attention() is None
+    assert own.said == model.generate("the cat", tokens=12, method="beam", beam=1).text
+    attention = (
+        own.attention()
+    )  # of every written token to the prompt: at most one each, the BOS token's share left out
+    assert attention is not None and attention.shape == (2,) and (attention > 0).all() and attention.sum() < 12
     with pytest.raises(UserError, match="room"):
         ask(model, "the cat", target=" sat" * 40)
 

@@ -584,3 +584,69 @@ def test_a_long_text_of_many_heads_is_kept_small(tmp_path: Path) -> None:
     shapes = [trace.header["arrays"][entry["array"]]["shape"] for entry in trace.header["attention"]]
     assert tokens > 480 and shapes == [[12, tokens, tokens]] * 12
     assert sum(trace.display(entry["array"]).nbytes for entry in trace.header["attention"]) == 144 * tokens**2
+
+
+# -- masks, forced outputs, the vocabulary ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["transformer", "gpt", "bert (fill)"])
+def test_a_mask_says_which_keys_a_query_sees(model: Get, family: str) -> None:
+    trace = model(family).trace(text_for(family))
+    causal = 0
+    for entry in trace.header["attention"]:
+        found = trace.array(entry["array"])
+        seen = np.ones(found.shape[1:], bool)
+        if entry["mask"] is not None:
+            causal += 1
+            for query, edges in enumerate(trace.header["masks"][entry["mask"]]):
+                seen[query] = False
+                for start, stop in zip(edges[::2], edges[1::2], strict=True):
+                    seen[query, start:stop] = True
+            np.testing.assert_array_equal(seen, np.tril(np.ones_like(seen)))
+        assert (found[:, ~seen] == 0).all() and (found[:, seen] > 0).all()
+    decoders = [entry for entry in trace.header["attention"] if entry["part"] == "decoder"]
+    assert causal == len(decoders) and len(trace.header["masks"]) == bool(decoders)
+
+
+@pytest.mark.parametrize("family", ["transformer", "gpt"])
+def test_a_row_forces_the_output_and_the_free_one_stands_beside_it(model: Get, family: str) -> None:
+    one, text = model(family), text_for(family)
+    plain = one.trace(text)
+    assert not plain.header["forced"] and plain.header["free"] is None
+    entry = plain.header["attention"][-1]
+    shape = plain.array(entry["array"]).shape
+    query = shape[1] - 1  # of the last token, so that the tokens before it stay what they are
+    same = [
+        {"kind": "row", "attention": entry["name"], "head": head, "query": query, "weights": row.tolist()}
+        for head, row in enumerate(plain.array(entry["array"])[:, query])
+    ]
+    kept = one.trace(text, changes=same).header
+    greedy = (
+        one.translate(text, beam=1) if family == "transformer" else one.generate(text, beam=1, method="beam", tokens=12)
+    )
+    assert kept["forced"] and kept["text"]["target"] == plain.header["text"]["target"]
+    assert kept["free"]["text"] == greedy.text
+    first = plain.header["tokens"]["target"].index(next(t for t in plain.header["tokens"]["target"] if not t["given"]))
+    only = {
+        "kind": "row",
+        "attention": entry["name"],
+        "head": None,
+        "query": first,
+        "weights": [1.0] + [0.0] * (shape[2] - 1),
+    }
+    hidden = {"kind": "word", "side": "source" if family == "transformer" else "inputs", "token": 1}
+    changed = one.trace(text, changes=[only, hidden]).header
+    assert changed["forced"] and changed["text"]["target"] == changed["before"]["text"]
+    assert changed["free"]["logp"] <= 0 and changed["free"]["text"] is not None
+    off = {"kind": "head", "attention": entry["name"], "head": 0}
+    assert not one.trace(text, changes=[off]).header["forced"]
+
+
+def test_the_vocabulary_spells_every_token_and_travels_with_the_trace(model: Get, tmp_path: Path) -> None:
+    trace = model("gpt").trace("Once upon")
+    assert len(trace.vocabulary) == trace.header["model"]["vocabulary"]
+    for top in trace.header["output"]["top"]:
+        assert all(trace.vocabulary[one["id"]] == one["piece"] for one in top)
+    trace.save(tmp_path / "trace.safetensors")
+    again = Trace.load(tmp_path / "trace.safetensors")
+    assert again.vocabulary == trace.vocabulary and "vocabulary" not in again.header

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard import taps
 from regard.attention.kernels import Weights
@@ -175,7 +176,10 @@ def _replaced(offered: Weights, rows: Sequence[RowReplaced]) -> Tensor:
     weights = offered().clone()
     allowed = offered.allowed.dense(weights.shape[-2], weights.shape[-1], weights.device)
     for row in rows:
-        wanted = weights.new_tensor(row.weights)
+        if row.query >= weights.shape[-2]:
+            continue  # an output that has not come to this position
+        given = row.weights[: weights.shape[-1]]
+        wanted = functional.pad(weights.new_tensor(given), (0, weights.shape[-1] - len(given)))  # of another length
         if allowed is not None:
             may = allowed.expand(weights.shape)[0, 0, row.query]
             wanted = wanted.where(may, 0.0)

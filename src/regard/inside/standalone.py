@@ -136,6 +136,8 @@ def carried(traces: Sequence[Trace], hash: str = "") -> dict[str, Any]:
     """What the page reads instead of asking a server: runs, traces by their request, their arrays and layers."""
     arrays = {f"{trace.key}/{name}": data for trace in traces for name, data in _arrays(trace).items()}
     arrays |= {f"{trace.key}/layers": _packed(as_json(trace.layers)) for trace in traces}
+    spelled = {trace.header["model"]["run"]: trace for trace in traces}
+    arrays |= {f"{run}/vocabulary": _packed(as_json(trace.vocabulary)) for run, trace in spelled.items()}
     return {
         "runs": runs_of(traces),
         "traces": {_request(trace): trace.header for trace in traces},

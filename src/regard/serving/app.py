@@ -114,6 +114,11 @@ def application(
         found = runs.kept(key)
         return _json(await turns.take(request, lambda: found.layers))
 
+    @app.get("/api/trace/{key}/vocabulary")
+    async def vocabulary(key: str, request: Request) -> Response:
+        found = runs.kept(key)
+        return _json(await turns.take(request, lambda: found.vocabulary))
+
     @app.get("/api/trace/{key}/{name:path}")
     async def array(key: str, name: str, request: Request) -> Response:
         found = runs.kept(key)

@@ -19,6 +19,7 @@ from regard.decoding.filling import GapFiller
 from regard.errors import UserError
 from regard.inside.explain.rise import BlackBox, Explanation, Numbers, Progress, explain
 from regard.inside.maps import labels, space_at
+from regard.inside.recorder import Recorder
 from regard.rows import PairBatch, TokenRow
 from regard.text import BEGIN, END, UNKNOWN, Tokenizer, encode_stream
 from regard.text.sides import MASK
@@ -201,9 +202,14 @@ def _continuation(model: Model, text: str, target: str | None, hiding: Hiding) -
         with torch.inference_mode():
             return np.array([logprobs[-len(said) :] for logprobs in score(model.module, batch)]) @ into
 
+    def attention() -> Numbers | None:
+        row = TokenRow.of([[*view, *said[:-1]]])
+        batch = PairBatch(TokenRow.of([[]]), row, row.ids).to(model.device)
+        return _attention_given(model, batch, slice(len(view) - 1, None), reading)
+
     written = names([*view, *said], [[len(view) + place for place in places] for places in outputs], tokenizer)
     box = BlackBox(asked, reading.names, reading.masked, written, score=SCORE)
-    return Asked(box, told, "log-probability of the continuation", lambda: None, cut, hiding)
+    return Asked(box, told, "log-probability of the continuation", attention, cut, hiding)
 
 
 def _classes(model: Model, text: str, target: str | None, hiding: Hiding) -> Asked:
@@ -258,7 +264,23 @@ def _gaps(model: Model, text: str, target: str | None, hiding: Hiding) -> Asked:
 
     pieces = tuple(guesses[0].text.strip() or "␣" for guesses in filled.guesses)
     box = BlackBox(asked, reading.names, reading.masked, pieces, score=SCORE)
-    return Asked(box, filled.text, "log-probability of what fills the gaps", lambda: None, False, hiding)
+
+    def attention() -> Numbers | None:
+        row = TokenRow.of([reading.tokens]).to(model.device)
+        return _attention_given(model, PairBatch(row, row, row.ids), (row.ids == mask).nonzero()[:, 0], reading)
+
+    return Asked(box, filled.text, "log-probability of what fills the gaps", attention, False, hiding)
+
+
+def _attention_given(model: Model, batch: PairBatch, rows: slice | torch.Tensor, reading: Reading) -> Numbers | None:
+    """[parts] the self-attention that the output's positions `rows` gave to each part, mean of layers and heads."""
+    with torch.inference_mode(), Recorder(model.module) as seen:
+        model.module(batch)
+        layers = [attended.sentence(0).float().mean(0)[rows].sum(0) for attended in seen.attention.values()]  # [K]
+    if not layers:
+        return None
+    each = torch.stack(layers).mean(0).double().cpu().numpy()
+    return np.array([each[places].sum() for places in reading.groups], np.float64)
 
 
 def _with_end(said: Sequence[int], words: list[list[int]]) -> list[list[int]]:

@@ -40,10 +40,16 @@ class Trace:
     (8, 6, 6)
     """
 
-    def __init__(self, header: Header, arrays: Mapping[str, Made], layers: Callable[[], Layers] = list) -> None:
+    def __init__(
+        self,
+        header: Header,
+        arrays: Mapping[str, Made],
+        layers: Callable[[], Layers] = list,
+        vocabulary: Callable[[], list[str]] = list,
+    ) -> None:
         self.header = header
         self._arrays = dict(arrays)
-        self._read_off = layers
+        self._read_off, self._spell = layers, vocabulary
         self._shown: dict[str, np.ndarray] = {}  # those that were worked out on the way
 
     @property
@@ -85,6 +91,11 @@ class Trace:
         """
         return self._read_off()
 
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The text of every token of the output's vocabulary, by id."""
+        return self._spell()
+
     @property
     def size(self) -> int:
         """Bytes of all arrays as they are carried."""
@@ -106,9 +117,9 @@ class Trace:
         return whole, int(row) if row else None
 
     def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file: arrays as they are carried, header and layers as its metadata."""
+        """Write everything into one safetensors file: arrays as they are carried, the rest as its metadata."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(self.display(name))) for name in self.names}
-        weights.save(Path(path), tensors, self.header | {"layers": self.layers})
+        weights.save(Path(path), tensors, self.header | {"layers": self.layers, "vocabulary": self.vocabulary})
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -126,7 +137,8 @@ class Trace:
         layers = header["layers"]
         header["layers"] = [{name: layer[name] for name in ("name", "label", "side")} for layer in layers]
         made = {name: _values(one, header["arrays"][name]["scale"]) for name, one in stored.items()}
-        trace = cls(header, made, lambda: layers)
+        vocabulary = header.pop("vocabulary", [])
+        trace = cls(header, made, lambda: layers, lambda: vocabulary)
         trace._shown = stored
         return trace
 

@@ -84,6 +84,28 @@ def _attention(name: str, attended: Attended, arrays: Arrays) -> Entry:
     }
 
 
+def mask_number(attended: Attended, masks: list[list[list[int]]]) -> int | None:
+    """Which of `masks` an attention has; None where every query sees every key. A new one is added.
+
+    A mask is, for each query, the keys it sees as [start, stop, start, stop, ...]; most layers share one.
+    """
+    _, queries, keys = shape_of(attended)
+    allowed = attended.offered.allowed.dense(queries, keys, attended.offered.query.device)
+    if allowed is None or bool(allowed.all()):
+        return None
+    seen = allowed.expand(1, 1, queries, keys)[0, 0].to(torch.int8)
+    edges = functional.pad(seen, (1, 1)).diff(dim=1).ne(0)  # [Q, K + 1]: where a range begins or ends
+    found = [row.nonzero()[:, 0].tolist() for row in edges.cpu()]
+    if found not in masks:
+        masks.append(found)
+    return masks.index(found)
+
+
+def vocabulary(tokenizer: Tokenizer) -> list[str]:
+    """Every token of the output's vocabulary, by id, as it stands inside a text."""
+    return list(map(Spelling(tokenizer), range(len(tokenizer))))
+
+
 # -- the residual stream ----------------------------------------------------------------------------------------------
 
 

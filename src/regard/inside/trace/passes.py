@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard import cancel
+from regard.decoding.penalties import longest_output
 from regard.inside import changes as changing
 from regard.inside.changes import Change
 from regard.inside.recorder import Attended, Recorder
@@ -20,6 +22,9 @@ from regard.text import Tokenizer
 
 if TYPE_CHECKING:
     from regard.api import Model
+
+
+EXTRA = 8  # an output that is written freely, pass by pass, ends at twice the original length and so many tokens
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,15 @@ def shape_of(attended: Attended) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Passes:
-    """The pass to show and, where something was changed, the one before it and its output held under the change."""
+    """The pass to show and, where something was changed, the one before it and its output held under the change.
+
+    Where the output to show is a forced one, `free` is what the model writes by itself under the same changes.
+    """
 
     now: Pass
     before: Pass | None = None
     held: Pass | None = None
+    free: Pass | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class Asked:
 def run_passes(model: Model, task: Task, tokens: list[int], asked: Asked) -> Passes:
     """Let the model write, and record what it wrote; with changes also as it was, and as that is under them.
 
-    A row replaced belongs to a place of the original output, so that is then what is shown.
+    A row replaced belongs to a position of the original output, so that output is then forced, and what the model
+    writes by itself is recorded beside it.
     """
     before = one_pass(model, task, tokens, _output(model, task, tokens, asked))
     if not asked.changes:
@@ -81,21 +91,45 @@ def run_passes(model: Model, task: Task, tokens: list[int], asked: Asked) -> Pas
         change.check(shapes)
     changed = changing.hidden(tokens, asked.changes, task.source, task.reads)
     held = one_pass(model, task, changed, before.said, asked.changes)
-    if asked.target is not None or any(isinstance(change, changing.RowReplaced) for change in asked.changes):
+    if asked.target is not None:
         return Passes(held, before, held)
+    if any(isinstance(change, changing.RowReplaced) for change in asked.changes):
+        with changing.applied(model.module, asked.changes):
+            said = _greedy(model, task, changed, asked, len(before.said.tokens))
+        return Passes(held, before, held, one_pass(model, task, changed, said, asked.changes))
     with changing.applied(model.module, asked.changes):
         said = _output(model, task, changed, asked)
     return Passes(one_pass(model, task, changed, said, asked.changes), before, held)
 
 
-def _output(model: Model, task: Task, tokens: list[int], asked: Asked) -> Said:
-    def scores(batch: PairBatch) -> Tensor:
-        found: Tensor = model.module(batch.to(model.device))
-        return found.float()
+def _scores(model: Model, batch: PairBatch) -> Tensor:
+    cancel.check()
+    found: Tensor = model.module(batch.to(model.device))
+    return found.float()
 
+
+def _output(model: Model, task: Task, tokens: list[int], asked: Asked) -> Said:
+    scores = partial(_scores, model)
     if asked.target is not None:
         return task.given(tokens, asked.target)
     return task.own(tokens, scores) if asked.after is None else task.going_on(tokens, asked.after, scores)
+
+
+def _greedy(model: Model, task: Task, tokens: list[int], asked: Asked, length: int) -> Said:
+    """The likeliest token after token, each from a pass over the whole: rows cannot be replaced in a cached search.
+
+    It ends with EOS, or where a search would end: `length` tokens of a continuation, by the recipe of a translation.
+    """
+    if task.kind == "fill" or asked.after is not None:
+        return _output(model, task, tokens, asked)
+    limit = longest_output(model.run.recipe.decoding, len(tokens))
+    most = length if task.kind == "generate" else min(limit, 2 * length + EXTRA)
+    written: list[int] = []
+    while True:
+        said = task.going_on(tokens, written, partial(_scores, model))
+        written = list(said.tokens)[len(said.tokens) - len(written) - 1 :]
+        if written[-1] == task.last or len(written) >= most:
+            return replace(said, given=said.given - len(written) + 1)
 
 
 def one_pass(model: Model, task: Task, tokens: list[int], said: Said, changes: Sequence[Change] = ()) -> Pass:

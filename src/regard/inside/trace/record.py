@@ -6,6 +6,7 @@ So a beam search, whatever it went through, is recorded by its winning hypothesi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,12 +73,14 @@ def record(
 
 def _trace(model: Model, task: Task, header: Header, passes: Passes, again: Callable[[], Model]) -> Trace:
     """Everything that the passes hold."""
-    now, before, held = passes.now, passes.before, passes.held
+    now, before, held, free = passes.now, passes.before, passes.held, passes.free
     arrays, streams = Arrays(), heard.streams(now)
     speaking = heard.speaking(task, streams)
     tokens = {side: getattr(now.sides, side).to_json() for side in ("source", "target", "inputs")}
+    masks: list[list[list[int]]] = []
     header |= {
         "tokens": tokens,
+        "masks": masks,
         "attention": heard.attentions(now, arrays),
         "gates": list(heard.gates(now, arrays)),
         "stream": [stream.to_json(arrays) for stream in streams],
@@ -87,10 +90,12 @@ def _trace(model: Model, task: Task, header: Header, passes: Passes, again: Call
         "changes": header["request"]["changes"],
         "before": None if before is None else _before(model, task, before),
         "held": None if held is None else heard.probabilities(task, held),
+        "forced": target_is_forced(header["request"]),
+        "free": None if free is None else {"text": free.said.text, **_scored(model, task, free)},
         "arrays": arrays.about,
     }
     lens = heard.Lens(task.target, heard.is_whole(task), speaking, now.batch, *now.logits.shape)
-    trace = Trace(header, arrays.made, lambda: lens(again().module))
+    trace = Trace(header, arrays.made, lambda: lens(again().module), partial(heard.vocabulary, task.target))
     pair = gold.pair_of(model.run.recipe, header["text"]["source"]) if task.kind == "translate" else None
     cross: dict[str, np.ndarray] = {}
     flags = {
@@ -99,6 +104,7 @@ def _trace(model: Model, task: Task, header: Header, passes: Passes, again: Call
     }
     for entry in header["attention"]:  # one at a time: of many heads over a long text only small integers are kept
         weights = now.seen.attention[entry["name"]].sentence(0).float()
+        entry["mask"] = heard.mask_number(now.seen.attention[entry["name"]], masks)
         entry["stats"] = describe(weights, *(flag.to(weights.device) for flag in flags[entry["keys"]]))
         exact = weights.cpu().numpy()
         trace.keep(entry["array"], exact)
@@ -137,6 +143,11 @@ def heads_of(settings: Any) -> int:
     """Heads of each attention; a recurrent model has one unless it says "heads"."""
     kind = getattr(settings, "attention", "heads")
     return int(settings.heads) if kind == "heads" else 0 if kind == "none" else 1
+
+
+def target_is_forced(request: Mapping[str, Any]) -> bool:
+    """Whether the output was given, or is the original one while rows of attention are replaced."""
+    return request["target"] is not None or any(change["kind"] == "row" for change in request["changes"])
 
 
 def _scored(model: Model, task: Task, one: Pass) -> Entry:

@@ -59,6 +59,7 @@ class Task(ABC):
     """What one model does with a text."""
 
     reads: tuple[str, ...] = ("source",)  # the sides of a pass that hold what was read
+    last: int | None = END  # the token that nothing follows
     one_row = False  # whether what is read and what is written are one row, of which every place predicts the next
 
     def __init__(self, model: Model) -> None:
@@ -174,6 +175,9 @@ class Continuing(Task):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.continuer = model.generator(method="beam", beam=1)
+        self.last = (
+            None if self.continuer.stream else END
+        )  # in a stream it stands for a line's end, and more may follow
 
     def read(self, text: str) -> tuple[list[int], bool]:
         return self.continuer.read(text)
@@ -193,8 +197,7 @@ class Continuing(Task):
         return Said(tuple(found), target)
 
     def going_on(self, tokens: list[int], after: Sequence[int], scores: Scores) -> Said:
-        last = None if self.continuer.stream else END  # in a stream it stands for a line's end, and more may follow
-        _check_ids(after, self.target, self.continuer.longest - len(tokens) + 1, last)
+        _check_ids(after, self.target, self.continuer.longest - len(tokens) + 1, self.last)
         logits = scores(self.batch(tokens, [*after, FILL]))[-1]
         said = (*after, _likeliest(logits, self.forbidden()))
         return Said(said, self.continuer.spell(said), given=len(after))

@@ -3,6 +3,7 @@
 import { button, clear, debounce, el, field, segmented, select } from "./dom.js";
 import { setAnchors } from "./colours.js";
 import { shortNumber } from "./chart.js";
+import { captionLines } from "./figure.js";
 import { embeddedSource, liveSource, requestKey } from "./source.js";
 import { saveHtml, savePng, saveSvg } from "./export.js";
 import { makeState } from "./state.js";
@@ -38,6 +39,7 @@ let traceKey = "";
 let viewShown = null; // what render() was last called for, so that a late answer draws nothing twice
 let leave = () => {};
 let asked = 0;
+let failure = null; // why there is no trace
 let renewed = false; // by itself, until another text is asked for
 
 const announce = debounce((text) => {
@@ -139,7 +141,7 @@ function currentRequest() {
 /** The moments of training that can be looked at: all snapshots, or those that a standalone file carries. */
 function stepOptions(run) {
   const steps = source.live ? [null, ...(run.snapshots ?? [])] : source.steps(run.id);
-  return steps.map((step) => [step === null ? "" : String(step), step === null ? "kept weights" : `step ${step}`]);
+  return steps.map((step) => [step === null ? "" : String(step), step === null ? "best" : `step ${step}`]);
 }
 
 function buildComposer() {
@@ -152,11 +154,14 @@ function buildComposer() {
     (id) => state.set({ run: id, step: null }, { push: true }),
   );
   form.append(field("Model", runChoice, { class: "field field-run" }));
-  if (stepOptions(run).length > 1) {
-    const stepChoice = select(stepOptions(run), request.step ?? "", (step) =>
+  const steps = stepOptions(run);
+  const known = steps.some(([step]) => step === String(request.step ?? ""));
+  if (!known) steps.push([String(request.step), `step ${request.step} (missing)`]);
+  if (steps.length > 1) {
+    const stepChoice = select(steps, request.step ?? "", (step) =>
       state.set({ step: step || null }, { push: true }),
     );
-    form.append(field("Trained until", stepChoice, { class: "field field-step" }));
+    form.append(field("Weights", stepChoice, { class: "field field-step" }));
   }
   form.append(source.live ? typedText(request) : recordedText(request));
   clear(place("composer")).append(form, el("div", { class: "answer", id: "answer" }));
@@ -166,7 +171,12 @@ function buildComposer() {
 function typedText(request) {
   const box = el("textarea", { class: "sentence", rows: 1, spellcheck: false, dir: "auto" });
   box.value = request.text;
-  const submit = () => box.value.trim() && state.set({ text: box.value });
+  let typing = false; // one entry of the history for all that is typed before the box is left, or Enter is pressed
+  const submit = () => {
+    if (!box.value.trim() || box.value === currentRequest().text) return;
+    state.set({ text: box.value }, { push: !typing });
+    typing = true;
+  };
   const soon = debounce(submit, TYPING_PAUSE);
   const grow = () => {
     box.classList.toggle("long", box.value.length > LONG_TEXT);
@@ -182,7 +192,9 @@ function typedText(request) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     submit();
+    typing = false;
   });
+  box.addEventListener("blur", () => (typing = false));
   requestAnimationFrame(grow);
   return field("Text", box, { class: "field field-text" });
 }
@@ -228,6 +240,7 @@ function tellAnswer(error = null) {
     said,
     el("p", { class: "quiet facts num", text: facts.filter(Boolean).join(" · ") }),
     renewed ? el("p", { class: "note", text: RENEWED }) : "",
+    source.live ? "" : el("p", { class: "hint caption", text: captionLines(trace.header).join(" · ") }),
   );
 }
 
@@ -310,7 +323,7 @@ async function show() {
       complain(error);
     }
   } else {
-    root.append(el("p", { class: "callout", text: view.lacking }));
+    root.append(el("p", { class: "callout", text: trace || !failure ? view.lacking : `Nothing to show: ${failure}` }));
   }
   if (ending.signal.aborted) {
     cleanup?.();
@@ -374,6 +387,7 @@ async function load() {
       renewed = false;
     } catch (error) {
       if (mine !== asked) return;
+      failure = error.message;
       tellAnswer(error); // the last text that could be read stays, and its views can be visited
     } finally {
       if (mine === asked) place("main").removeAttribute("aria-busy");

@@ -198,18 +198,28 @@ export function tensorStrip(context, tensor, shown = tensor) {
 const TENSOR_COLUMNS = 64; // features shown at once; a wider tensor has pages
 
 /** A tensor with all its numbers, on top of the page until it is closed. */
-export function openTensor(outer, tensor) {
+function openTensor(context, tensor) {
+  const { text, extent } = numberFacts(tensor.values);
+  openPages(context, {
+    name: tensor.name,
+    facts: `${tensor.rows.length} × ${tensor.columns}: ${text}`,
+    pages: Math.ceil(tensor.columns / TENSOR_COLUMNS),
+    turns: ["Earlier features", "Later features"],
+    page: (n, inner) => tensorFigure(inner, tensor, n * TENSOR_COLUMNS, extent),
+  });
+}
+
+/** Pages of numbers in a dialog; `page(n, context)` makes one, `turns` are the names of the ways to the next. */
+export function openPages(outer, { name, facts, pages, turns, page: make }) {
   const { context, end } = innerContext(outer);
-  const dialog = el("dialog", { class: "tensor-dialog", aria: { label: `Tensor: ${tensor.name}` } });
+  const dialog = el("dialog", { class: "tensor-dialog", aria: { label: `Tensor: ${name}` } });
   const back = document.activeElement;
   const body = el("div");
-  const facts = tensorFacts(tensor);
-  const pages = Math.ceil(tensor.columns / TENSOR_COLUMNS);
   let page = 0;
 
   function turn(by) {
     page = (page + by + pages) % pages;
-    clear(body).append(tensorFigure(context, tensor, page * TENSOR_COLUMNS, facts.extent));
+    clear(body).append(make(page, context));
   }
 
   const close = () => dialog.close();
@@ -220,12 +230,12 @@ export function openTensor(outer, tensor) {
       el(
         "div",
         { class: "row" },
-        el("h3", { class: "tensor-title", text: tensor.name }),
-        pages > 1 ? button("Earlier features", () => turn(-1)) : null,
-        pages > 1 ? button("Later features", () => turn(1)) : null,
+        el("h3", { class: "tensor-title", text: name }),
+        pages > 1 ? button(turns[0], () => turn(-1)) : null,
+        pages > 1 ? button(turns[1], () => turn(1)) : null,
         button("Close", close),
       ),
-      el("p", { class: "quiet num", text: facts.text }),
+      el("p", { class: "quiet num", text: facts }),
       body,
     ),
   );
@@ -273,19 +283,19 @@ function tensorFigure(context, tensor, from, extent) {
   });
 }
 
-function tensorFacts(tensor) {
+/** How many numbers there are, from where to where, and their mean. */
+export function numberFacts(values) {
   let low = Infinity;
   let high = -Infinity;
   let sum = 0;
-  for (const value of tensor.values) {
+  for (const value of values) {
     low = Math.min(low, value);
     high = Math.max(high, value);
     sum += value;
   }
-  const mean = sum / tensor.values.length;
-  const shape = `${tensor.rows.length} × ${tensor.columns}`;
+  const mean = sum / values.length;
   return {
     extent: Math.max(Math.abs(low), Math.abs(high)) || 1,
-    text: `${shape} numbers, from ${exactNumber(low)} to ${exactNumber(high)}, mean ${exactNumber(mean)}`,
+    text: `${values.length.toLocaleString("en")} numbers, from ${exactNumber(low)} to ${exactNumber(high)}, mean ${exactNumber(mean)}`,
   };
 }

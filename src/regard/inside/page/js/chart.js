@@ -129,6 +129,7 @@ export function lineChart(context, given) {
     note: options.note,
     picture: room,
     name: options.name ?? "curves",
+    trace: options.trace,
     table: () => ({
       columns: [options.x.label, ...options.series.map((line) => line.name)],
       rows: options.x.values.map((x, i) => [

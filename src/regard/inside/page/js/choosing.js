@@ -1,6 +1,7 @@
 // The end of the walk: logits, and the next token chosen from them by hand or by chance.
 import { button, clear, debounce, el, slider } from "./dom.js";
-import { barFigure, exactNumber, innerContext, openTensor, percent, signedNumber } from "./bits.js";
+import { barFigure, exactNumber, innerContext, numberFacts, openPages, percent, signedNumber } from "./bits.js";
+import { tableOf } from "./figure.js";
 import { drawnNumber, keptTokens, tokenAt } from "./sampling.js";
 import { joined, tokenLabels, visible } from "./tokens.js";
 
@@ -22,14 +23,12 @@ export function logitsStation() {
       const at = place.at("inputs");
       const logits = await rowLogits(place);
       const pieces = header.output.top[at];
-      const line = 32;
-      const rows = Math.ceil(logits.length / line);
-      const values = new Float32Array(rows * line);
-      values.set(logits);
-      const name = `logits after ${tokenLabels(header.tokens.inputs)[at]}`;
+      const many = logits.length.toLocaleString("en");
+      const name = `Logits after ${tokenLabels(header.tokens.inputs)[at]}`;
+      const openAll = async () => allLogits(context, name, logits, await place.trace().vocabulary());
       content.append(
         barFigure(context, {
-          title: `The likeliest of ${logits.length.toLocaleString("en")} tokens`,
+          title: `The likeliest of ${many} tokens`,
           note: "Bars: probability. A logit that is 1 greater is a token 2.7 times as likely.",
           rows: pieces.map(({ id, piece, p }) => ({
             id,
@@ -45,20 +44,33 @@ export function logitsStation() {
         el(
           "div",
           { class: "row" },
-          button(`All ${logits.length.toLocaleString("en")} logits`, () =>
-            openTensor(context, {
-              name,
-              values,
-              columns: line,
-              column: (c) => `+${c}`,
-              rows: Array.from({ length: rows }, (_, r) => `id ${r * line}`),
-              about: "A logit for each token of the vocabulary, by id.",
-            }),
-          ),
+          button(`All ${many} logits`, () => openAll().catch(context.failed)),
         ),
       );
     },
   };
+}
+
+const LOGITS_SHOWN = 50; // on a page of all of them
+
+/** Every token of the vocabulary with its logit and probability, the likeliest first, a page at a time. */
+function allLogits(context, name, logits, vocabulary) {
+  const order = keptTokens(logits, { temperature: 1, topK: 0, topP: 1 });
+  const words = vocabulary.map(visible);
+  openPages(context, {
+    name,
+    facts: `${numberFacts(logits).text}. Sorted by logit; softmax turns them into probabilities.`,
+    pages: Math.ceil(order.length / LOGITS_SHOWN),
+    turns: ["Likelier tokens", "Less likely tokens"],
+    page: (n) =>
+      tableOf({
+        caption: `Tokens ${n * LOGITS_SHOWN + 1} to ${Math.min((n + 1) * LOGITS_SHOWN, order.length)} of ${order.length}`,
+        columns: ["token", "id", "logit", "probability"],
+        rows: order
+          .slice(n * LOGITS_SHOWN, (n + 1) * LOGITS_SHOWN)
+          .map(({ id, p }) => [words[id] ?? `token ${id}`, id, exactNumber(logits[id]), percent(p)]),
+      }),
+  });
 }
 
 /** Numbers moved by hand, in the address; `regard generate` takes the same ones. */
@@ -85,13 +97,13 @@ export function chooseStation() {
       const at = place.at("inputs");
       const target = header.tokens.target[at];
       const given = Boolean(target?.given);
-      const logits = await rowLogits(place);
+      const [logits, vocabulary] = await Promise.all([rowLogits(place), place.trace().vocabulary()]);
       const result = el("div", { class: "stack" });
       let shown = innerContext(context);
       const show = () => {
         shown.end();
         shown = innerContext(context);
-        showChoice(result, shown.context, place, logits, given);
+        showChoice(result, shown.context, place, { logits, vocabulary, given });
       };
       const move = debounce(show, 30);
       const set = (name) => (value) => {
@@ -136,14 +148,14 @@ function textSoFar(header, at) {
   return el("p", { class: "walk-text", dir: "auto" }, el("span", { class: "quiet", text: shared }), said, " …");
 }
 
-function showChoice(result, context, place, logits, given) {
+function showChoice(result, context, place, { logits, vocabulary, given }) {
   const { header } = place.trace();
   const at = place.at("inputs");
   const settings = samplingOf(context.state);
   const kept = keptTokens(logits, settings, header.output.forbidden);
   const chance = new Map(kept.map(({ id, p }) => [id, p]));
   const pieces = new Map(header.output.top[at].map(({ id, piece }) => [id, visible(piece)]));
-  const written = (id) => pieces.get(id) ?? `token ${id}`;
+  const written = (id) => visible(vocabulary[id]);
   const shown = header.output.top[at].map(({ id, piece, p }) => ({
     id,
     label: visible(piece),

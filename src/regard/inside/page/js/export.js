@@ -1,6 +1,6 @@
 // What is on screen, saved as a file.
 
-import { svgStack } from "./svg.js";
+import { svgCaptioned, svgStack } from "./svg.js";
 import { el } from "./dom.js";
 
 const LARGEST_SIDE = 8192; // pixels; browsers refuse much larger canvases
@@ -19,7 +19,9 @@ async function onScreen(figures) {
   const shown = figures.filter((box) => box.isConnected && box.exported.svg);
   shown.sort((a, b) => (a.compareDocumentPosition(b) & Node.DOCUMENT_POSITION_FOLLOWING ? -1 : 1));
   if (!shown.length) throw new Error("There is no picture on screen to save.");
-  const drawn = await Promise.all(shown.map((box) => box.exported.svg()));
+  const drawn = await Promise.all(
+    shown.map(async ({ exported }) => svgCaptioned(await exported.svg(), exported.caption())),
+  );
   return {
     name: shown[0].exported.name,
     text: drawn.length === 1 ? drawn[0] : svgStack(shown[0].exported.title(), drawn),

@@ -6,8 +6,8 @@ import { direction } from "./tokens.js";
 
 const LEGEND_STEPS = 32;
 
-/** What the colours of a scale stand for, and with `gold` the outlines. */
-export function legend({ scale = "weight", label, low = "0", high = "1", gold = false }) {
+/** What the colours of a scale stand for; with `gold` also the outlines, with `masked` the hatched cells. */
+export function legend({ scale = "weight", label, low = "0", high = "1", gold = false, masked = false }) {
   const bar = el("canvas", { class: "legend-bar", width: LEGEND_STEPS, height: 1, aria: { hidden: "true" } });
   const paint = bar.getContext("2d");
   const { colour, low: from, high: to } = SCALES[scale];
@@ -16,8 +16,8 @@ export function legend({ scale = "weight", label, low = "0", high = "1", gold = 
     paint.fillRect(i, 0, 1, 1);
   }
   const said = el("span", { class: "legend-label", text: label });
-  const outline = el("span", { class: "legend-outline", hidden: !gold });
-  const outlined = el("span", { class: "legend-gold", text: "gold alignment", hidden: !gold });
+  const swatch = (kind, text) => el("span", { class: `legend-${kind}` }, el("i"), text);
+  const marks = { gold: swatch("gold", "gold alignment"), masked: swatch("masked", "masked: may not be seen") };
   const key = el(
     "div",
     { class: "legend" },
@@ -25,12 +25,11 @@ export function legend({ scale = "weight", label, low = "0", high = "1", gold = 
     bar,
     el("span", { class: "num", text: high }),
     said,
-    outline,
-    outlined,
+    marks.gold,
+    marks.masked,
   );
-  key.showGold = (shown) => {
-    outline.hidden = outlined.hidden = !shown;
-  };
+  key.show = (shown) => Object.entries(shown).forEach(([kind, on]) => (marks[kind].hidden = !on));
+  key.show({ gold, masked });
   return key;
 }
 
@@ -64,12 +63,26 @@ export function tableOf({ caption, columns, rows }) {
   return el("div", { class: "table-room", tabIndex: 0, role: "region", aria: { label: caption ?? "table" } }, table);
 }
 
-/** The figure of one picture; it shows the table instead while the page's switch says so. */
-export function figure(context, { title, note, picture, legend: key, table, svg, name }) {
+/** Of what a picture is, in lines: model and weights, what is shown, the texts. */
+export function captionLines({ model, request, text, changes }, title = "") {
+  const at = model.step === null ? "" : `step ${model.step}`;
+  const weights = request.step === null ? `best${at && ` (${at})`}` : `step ${request.step}`;
+  const quoted = (name, words) => (words.trim() ? `${name}: “${words.trim()}”` : "");
+  const texts = [quoted("Text", text.source), quoted("Output", text.target)].filter(Boolean).join("  ");
+  const changed = changes?.length ? `, with ${changes.length} change${changes.length > 1 ? "s" : ""}` : "";
+  return [`Model: ${model.name} (${model.family}), weights: ${weights}${changed}`, title, texts].filter(Boolean);
+}
+
+/**
+ * The figure of one picture; it shows the table instead while the page's switch says so. `trace` is what it shows, for
+ * the caption of a saved file; null: no model's.
+ */
+export function figure(context, { title, note, picture, legend: key, table, svg, name, trace = context.trace }) {
   const twin = el("div", { class: "twin" });
   const room = el("div", { class: "picture" }, picture);
   const heading = el("h3", { text: title });
   const said = el("p", { class: "quiet", text: note ?? "", hidden: !note });
+  const caption = () => (trace ? captionLines(trace.header, heading.textContent) : []);
   const box = el("figure", { class: "card figure" }, el("figcaption", {}, heading, said), room, twin, key ?? null);
 
   function refresh() {
@@ -91,7 +104,7 @@ export function figure(context, { title, note, picture, legend: key, table, svg,
       said.hidden = !noted;
     }
   };
-  box.exported = { name: name ?? "picture", title: () => heading.textContent, svg };
+  box.exported = { name: name ?? "picture", title: () => heading.textContent, svg, caption };
   const stop = context.state.subscribe((changed) => changed.has("table") && refresh());
   context.signal.addEventListener("abort", () => {
     stop();

@@ -5,13 +5,15 @@
 import { el, clear } from "./dom.js";
 import { SCALES, byteColours, packedPixel } from "./colours.js";
 import { direction, isolated } from "./tokens.js";
-import { svgCard, svgDocument, svgGroup, svgPalette, svgPart, svgRect, svgText, textWidth } from "./svg.js";
+import { canvasHatch, svgCard, svgDocument, svgGroup, svgHatch, svgPalette, svgPart, svgRect, svgText } from "./svg.js";
+import { textWidth } from "./svg.js";
 
 const LABEL_SIZE = 13;
 const LEAST_LABEL = 12; // pixels that a label needs for itself; where cells are smaller, only some are written
 const SHOWN = 0.05; // weights below this are not written into their cells
 const BIG_TABLE = 64; // columns; tables of wider maps list the strongest places of each row
 const STRONGEST = 8;
+const DASHES = [5, 3]; // of the gold alignment's outlines: the pointer's is whole, and of another colour
 
 /** How small cells may get before the map scrolls inside its own room. */
 function leastCell(columns) {
@@ -68,6 +70,7 @@ export function heatMap(given) {
     name: "heat map",
     corner: "looks at →",
     outlines: [],
+    masked: null, // ones where a cell is masked: hatched instead of coloured
     digits: 2,
     maxCell: 44,
     announce: () => {},
@@ -93,14 +96,15 @@ export function heatMap(given) {
 
   const value = (r, c) => options.values[r * options.columns.length + c] * options.scale;
   const shareOf = (r, c) => value(r, c) / (options.rowExtents?.[r] ?? options.extent); // of the scale's end
+  const isMasked = (r, c) => Boolean(options.masked?.[r * options.columns.length + c]);
   const write = (number) => number.toFixed(options.digits).replace("-", "−");
 
   function saying({ r, c }) {
     if (r < 0) return options.columnLabel?.(c) ?? `column ${isolated(options.columns[c])}`;
     if (c < 0) return options.rowLabel?.(r) ?? `row ${isolated(options.rows[r])}: ${strongest(r)}`;
+    const said = isMasked(r, c) ? "masked" : write(value(r, c));
     return (
-      options.label?.(r, c, value(r, c)) ??
-      `${isolated(options.rows[r])} → ${isolated(options.columns[c])}: ${write(value(r, c))}`
+      options.label?.(r, c, value(r, c)) ?? `${isolated(options.rows[r])} → ${isolated(options.columns[c])}: ${said}`
     );
   }
 
@@ -287,7 +291,7 @@ export function heatMap(given) {
   }
 
   function pixels() {
-    const { rows, columns, values, scale, extent, rowExtents } = options;
+    const { rows, columns, values, scale, extent, rowExtents, masked } = options;
     const image = new ImageData(columns.length, rows.length);
     const packed = new Uint32Array(image.data.buffer);
     const { rgb } = SCALES[options.colours];
@@ -302,6 +306,7 @@ export function heatMap(given) {
     } else {
       for (let i = 0; i < packed.length; i++) packed[i] = packedPixel(rgb((values[i] * scale) / extent));
     }
+    masked?.forEach((one, i) => one && (packed[i] = 0)); // what lies behind is seen there
     const small = document.createElement("canvas");
     small.width = columns.length;
     small.height = rows.length;
@@ -320,7 +325,12 @@ export function heatMap(given) {
     Object.assign(canvas.dataset, { across, down, rows: rows.length, columns: columns.length });
     const paint = canvas.getContext("2d");
     paint.scale(sharp, sharp);
+    const hatch = options.masked && canvasHatch(paint);
     if (!gap) {
+      if (hatch) {
+        paint.fillStyle = hatch;
+        paint.fillRect(0, 0, width, height);
+      }
       paint.imageSmoothingEnabled = false;
       paint.drawImage(pixels(), 0, 0, width, height);
     } else {
@@ -331,7 +341,7 @@ export function heatMap(given) {
       for (let r = 0; r < rows.length; r++) {
         for (let c = 0; c < columns.length; c++) {
           const share = shareOf(r, c);
-          paint.fillStyle = scale.colour(share);
+          paint.fillStyle = isMasked(r, c) ? hatch : scale.colour(share);
           paint.beginPath();
           paint.roundRect(c * across + gap / 2, r * down + gap / 2, across - gap, down - gap, radius);
           paint.fill();
@@ -347,12 +357,13 @@ export function heatMap(given) {
 
   function drawOutlines(paint) {
     const { across, down, gap, radius } = layout;
-    const { card, accent } = svgPalette();
+    const { card, ink } = svgPalette();
     const line = Math.max(1, Math.min(2.4, down / 8));
-    for (const [stroke, width] of [
-      [card, line * 2.2],
-      [accent, line],
+    for (const [stroke, width, dashes] of [
+      [card, line * 2.2, []],
+      [ink, line, DASHES],
     ]) {
+      paint.setLineDash(dashes);
       paint.strokeStyle = stroke;
       paint.lineWidth = width;
       for (const [r, c] of options.outlines) {
@@ -399,9 +410,11 @@ export function heatMap(given) {
         rows: rows.map((label, r) => [
           label,
           ...columns.map((_, c) =>
-            value(r, c)
-              .toFixed(options.digits + 1)
-              .replace("-", "−"),
+            isMasked(r, c)
+              ? "masked"
+              : value(r, c)
+                  .toFixed(options.digits + 1)
+                  .replace("-", "−"),
           ),
         ]),
       };
@@ -420,10 +433,10 @@ export function heatMap(given) {
       Math.max(720, leastCell(options.columns.length) * options.columns.length + 200),
     );
     const [dx, dy] = [28, 62];
-    const width = Math.max(lay.width + 2 * dx, 2 * dx + textWidth(title, 16, 600));
+    const width = Math.max(lay.width + 2 * dx, 2 * dx + textWidth(title, 16, 600), lay.left + 2 * dx + 330);
     const height = dy + lay.height + 76;
     const { ink, quiet } = svgPalette();
-    const parts = [...svgCard(width, height, title)];
+    const parts = [...svgCard(width, height, title), options.masked ? svgHatch() : ""];
     parts.push(
       svgGroup({ transform: `translate(${dx} ${dy})` }, [svgLabels(lay, ink, quiet), svgCells(lay), svgOutlines(lay)]),
     );
@@ -470,7 +483,9 @@ export function heatMap(given) {
     if (!lay.gap) {
       const size = { width: lay.across * columns.length, height: lay.down * rows.length };
       const sharp = { preserveAspectRatio: "none", "image-rendering": "pixelated" };
-      return svgPart("image", { x: lay.left, y: lay.top, ...size, href: pixels().toDataURL(), ...sharp });
+      const image = svgPart("image", { x: lay.left, y: lay.top, ...size, href: pixels().toDataURL(), ...sharp });
+      const behind = svgRect(lay.left, lay.top, size.width, size.height, { fill: "url(#hatch)" });
+      return svgGroup({}, options.masked ? [behind, image] : [image]);
     }
     const scale = SCALES[options.colours];
     const parts = [];
@@ -489,7 +504,7 @@ export function heatMap(given) {
               width: size[0],
               height: size[1],
               rx: lay.radius,
-              fill: scale.colour(share),
+              fill: isMasked(r, c) ? "url(#hatch)" : scale.colour(share),
             },
             [name],
           ),
@@ -508,9 +523,9 @@ export function heatMap(given) {
   }
 
   function svgOutlines(lay) {
-    const { card, accent } = svgPalette();
+    const { card, ink } = svgPalette();
     const line = Math.max(1, Math.min(2.4, lay.down / 8));
-    const outline = (stroke, width) =>
+    const outline = (stroke, width, dashes) =>
       options.outlines.map(([r, c]) =>
         svgRect(
           lay.left + c * lay.across + lay.gap / 2,
@@ -522,10 +537,11 @@ export function heatMap(given) {
             fill: "none",
             stroke,
             "stroke-width": width,
+            "stroke-dasharray": dashes,
           },
         ),
       );
-    return svgGroup({}, [...outline(card, line * 2.2), ...outline(accent, line)]);
+    return svgGroup({}, [...outline(card, line * 2.2), ...outline(ink, line, DASHES.join(" "))]);
   }
 
   function svgLegend(x, y, quiet) {
@@ -537,7 +553,15 @@ export function heatMap(given) {
     });
     const written = (end) => String(Number((end * options.extent).toPrecision(3))).replace("-", "−");
     const ends = [written(low), options.rowExtents ? "row max" : written(high)];
+    const keys = [
+      options.outlines.length && [{ fill: "none", stroke: svgPalette().ink, "stroke-dasharray": "4 2" }, "gold"],
+      options.masked && [{ fill: "url(#hatch)", stroke: svgPalette().edge }, "masked"],
+    ].filter(Boolean);
     return svgGroup({ fill: quiet, "font-size": 11 }, [
+      ...keys.flatMap(([look, text], i) => [
+        svgRect(x + 190 + 70 * i, y - 2, 12, 12, { rx: 2, ...look }),
+        svgText(x + 208 + 70 * i, y + 8, text),
+      ]),
       ...cells,
       svgText(x, y + 23, ends[0]),
       svgText(x + 84, y + 23, options.legend ?? "attention weight", { "text-anchor": "middle" }),

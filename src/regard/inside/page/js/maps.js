@@ -27,7 +27,26 @@ export function chosenEntry(header, part, layer) {
 /** All layers of a part taken as one attention, the mean of theirs; it stands among them as the layer "mean". */
 export function meanEntry(header, part) {
   const entries = attentions(header, part);
-  return { ...entries[0], name: "", layer: "mean", entries };
+  const mask = entries.every((entry) => entry.mask === entries[0].mask) ? entries[0].mask : null;
+  return { ...entries[0], name: "", layer: "mean", mask, entries };
+}
+
+/** The cells [Q, K] of an attention that are masked, as ones; null where every query sees every key. */
+export function maskedCells(header, entry) {
+  const ranges = header.masks?.[entry.mask]; // for each query the keys it sees: start, stop, start, stop, ...
+  if (!ranges) return null;
+  const keys = header.tokens[entry.keys].length;
+  const masked = new Uint8Array(ranges.length * keys).fill(1);
+  ranges.forEach((edges, q) => {
+    for (let i = 0; i < edges.length; i += 2) masked.fill(0, q * keys + edges[i], q * keys + edges[i + 1]);
+  });
+  return masked;
+}
+
+/** The same for words: a cell is masked if it is for all tokens of both words. */
+function maskedWords(masked, keys, queryGroups, keyGroups) {
+  const all = (rows, columns) => rows.every((q) => columns.every((k) => masked[q * keys + k]));
+  return masked && Uint8Array.from(queryGroups.flatMap((rows) => keyGroups.map((columns) => all(rows, columns))));
 }
 
 /** A head by the word for it: a number counted from 0, "best" where the gold alignment is known, or "mean". */
@@ -76,6 +95,7 @@ export async function readMap(trace, entry, head, words) {
   const { queries, keys } = sides(trace.header, entry);
   const { values, scale } = await entryWeights(trace, entry, head);
   const title = mapTitle(entry, head);
+  const masked = maskedCells(trace.header, entry);
   if (!words) {
     const single = (tokens) => tokens.map((_, i) => [i]);
     return {
@@ -83,6 +103,7 @@ export async function readMap(trace, entry, head, words) {
       columns: tokenLabels(keys),
       values,
       scale,
+      masked,
       queryGroups: single(queries),
       keyGroups: single(keys),
       title,
@@ -95,6 +116,7 @@ export async function readMap(trace, entry, head, words) {
     columns: merged.keys,
     values: merged.weights,
     scale: 1,
+    masked: maskedWords(masked, keys.length, merged.queryGroups, merged.keyGroups),
     queryGroups: merged.queryGroups,
     keyGroups: merged.keyGroups,
     title,

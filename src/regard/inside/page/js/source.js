@@ -51,6 +51,8 @@ function arrayKind(header, name) {
   return { ...whole, shape: whole.shape.slice(1) };
 }
 
+const parsed = (buffer) => JSON.parse(new TextDecoder().decode(buffer));
+
 /** A trace: its header, and its arrays and what each layer would say, fetched when they are first asked for. */
 function makeTrace(header, request, bytesOf) {
   const parts = new Map();
@@ -67,7 +69,9 @@ function makeTrace(header, request, bytesOf) {
     request,
     array: (name) => part(name, (buffer) => makeTensor(arrayKind(header, name), buffer)),
     /** The entries of `header.layers`, each with `top`: the likeliest next tokens of every token. */
-    layers: () => part("layers", (buffer) => JSON.parse(new TextDecoder().decode(buffer))),
+    layers: () => part("layers", parsed),
+    /** The text of every token of the output's vocabulary, by id. */
+    vocabulary: () => part("vocabulary", parsed),
   };
 }
 
@@ -244,7 +248,7 @@ export function embeddedSource(carried, answers, copy) {
     const header = carried.traces[requestKey(request)];
     if (!header) return offline();
     return makeTrace(header, request, async (name) => {
-      const packed = carried.arrays[`${header.key}/${name}`];
+      const packed = carried.arrays[`${name === "vocabulary" ? header.model.run : header.key}/${name}`];
       if (packed === undefined)
         throw new Error("This file does not carry that array; open the run with `regard look`.");
       return inflate(packed);

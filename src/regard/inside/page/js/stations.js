@@ -6,7 +6,7 @@ import { cardPicture, mapIn, tensorStrip } from "./bits.js";
 import { chooseStation, logitsStation } from "./choosing.js";
 import { figure, legend } from "./figure.js";
 import { lensStation, wouldSay } from "./lens.js";
-import { chosenHead, headWeights, mapTitle } from "./maps.js";
+import { chosenHead, headWeights, mapTitle, maskedCells } from "./maps.js";
 import { direction, sides, tokenLabels } from "./tokens.js";
 
 const MOST_NAMED = 5; // places named in the sentence under a map
@@ -255,7 +255,11 @@ function gateName({ name, kind }) {
 async function lookFigure(context, place, attention) {
   const trace = place.trace();
   const { queries, keys } = sides(trace.header, attention);
-  const [rows, columns] = [tokenLabels(queries), tokenLabels(keys)];
+  // A row is named after the token that was read, also in cross-attention, whose rows are elsewhere named after the
+  // token that is written next: the followed token keeps its name.
+  const read = attention.queries === "target" ? trace.header.tokens.inputs : queries;
+  const [rows, columns] = [tokenLabels(read), tokenLabels(keys)];
+  const next = attention.queries === "target" ? `, to write ${tokenLabels(queries)[place.at("inputs")]},` : "";
   const head = chosenHead(trace.header, attention, context.state.get("head"));
   const { values, scale } = headWeights(await trace.array(attention.array), head);
   const at = place.at(attention.queries === "source" ? "source" : "inputs");
@@ -265,13 +269,15 @@ async function lookFigure(context, place, attention) {
     .sort((a, b) => row[b] - row[a])
     .slice(0, MOST_NAMED);
   const name = mapTitle(attention, head);
-  const map = mapIn(context, { rows, columns, values, scale, colours: "weight", name, maxCell: 26 });
+  const masked = maskedCells(trace.header, attention);
+  const map = mapIn(context, { rows, columns, values, scale, colours: "weight", name, maxCell: 26, masked });
   map.mark({ r: at, c: -1 });
   return figure(context, {
     title: name,
-    note: `${rows[at]} looks at ${order.map((k) => `${columns[k]} ${row[k].toFixed(2)}`).join(", ")}`,
+    note: `${rows[at]}${next} looks at ${order.map((k) => `${columns[k]} ${row[k].toFixed(2)}`).join(", ")}`,
     picture: map.element,
-    legend: legend({ scale: "weight", label: "attention", low: "0", high: "1" }),
+    legend: legend({ label: "attention weight", masked: Boolean(masked) }),
+    trace,
     table: () => map.table(),
     svg: () => map.svg(name),
     name: attention.name,

@@ -79,6 +79,50 @@ export function svgCard(width, height, title) {
   ];
 }
 
+/** Diagonal lines for masked cells: a pattern for `fill: "url(#hatch)"`. */
+export function svgHatch() {
+  const line = svgPath("M 0 6 L 6 0", { stroke: svgPalette().quiet, "stroke-width": 1, "stroke-opacity": 0.55 });
+  const size = { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" };
+  return svgPart("defs", {}, [svgPart("pattern", size, [line])]);
+}
+
+/** The same lines as a fill of a canvas. */
+export function canvasHatch(paint) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const ink = tile.getContext("2d");
+  Object.assign(ink, { strokeStyle: svgPalette().quiet, globalAlpha: 0.55 });
+  ink.moveTo(0, 6);
+  ink.lineTo(6, 0);
+  ink.stroke();
+  return paint.createPattern(tile, "repeat");
+}
+
+/** An SVG file with lines of text below it, broken to its width. */
+export function svgCaptioned(file, lines) {
+  const { page, quiet } = svgPalette();
+  const [width, height] = svgSize(file);
+  const broken = lines.flatMap((line) => brokenLines(line, width - 56));
+  const texts = broken.map((line, i) => svgText(28, height + 20 + 18 * i, line, { fill: quiet, "font-size": 12 }));
+  const ground = svgRect(0, 0, width, height + 18 * broken.length + 14, { fill: page });
+  const title = /aria-label="([^"]*)"/.exec(file)[1];
+  const open = written(wholePicture(width, ground.attributes.height, "", [])).replace("</svg>", "");
+  const named = open.replace('aria-label=""', () => `aria-label="${title}"`);
+  return `${named}${written(ground)}${file.trim()}${texts.map(written).join("")}</svg>\n`;
+}
+
+function brokenLines(text, room) {
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
+    if (lines.at(-1) && textWidth(longer, 12) > room) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
+}
+
+const svgSize = (file) => ["width", "height"].map((side) => Number(new RegExp(`${side}="([\\d.]+)"`).exec(file)[1]));
+
 let measuringContext = null;
 
 /** The width of text in the page's face at this size, in pixels. */
@@ -91,9 +135,7 @@ export function textWidth(text, size, weight = 400) {
 /** Several SVG files as one, below each other. */
 export function svgStack(title, documents) {
   const space = 20;
-  const sizes = documents.map((text) =>
-    [/width="([\d.]+)"/.exec(text)[1], /height="([\d.]+)"/.exec(text)[1]].map(Number),
-  );
+  const sizes = documents.map(svgSize);
   const width = Math.max(...sizes.map((size) => size[0])) + 2 * space;
   let y = space;
   const placed = documents.map((text, i) => {

@@ -10,8 +10,8 @@ function blocks(length) {
   return Array.from({ length: count + 1 }, (_, i) => Math.floor((i * length) / count));
 }
 
-/** Draws [rows, columns] weights into a canvas, a pixel a cell or a block of cells. */
-export function drawThumb(canvas, values, scale, rows, columns) {
+/** Draws [rows, columns] weights into a canvas, a pixel a cell or a block of cells; masked ones stay clear. */
+export function drawThumb(canvas, values, scale, rows, columns, masked = null) {
   const [ys, xs] = [blocks(rows), blocks(columns)];
   const [height, width] = [ys.length - 1, xs.length - 1];
   const image = new ImageData(width, height);
@@ -21,14 +21,19 @@ export function drawThumb(canvas, values, scale, rows, columns) {
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       let most = 0;
+      let seen = !masked;
       for (let r = ys[y]; r < ys[y + 1]; r++) {
-        for (let i = r * columns + xs[x]; i < r * columns + xs[x + 1]; i++) if (values[i] > most) most = values[i];
+        for (let i = r * columns + xs[x]; i < r * columns + xs[x + 1]; i++) {
+          if (values[i] > most) most = values[i];
+          if (masked && !masked[i]) seen = true;
+        }
       }
-      packed[y * width + x] = bytes ? table[most] : packedPixel(rgb(most * scale));
+      if (seen) packed[y * width + x] = bytes ? table[most] : packedPixel(rgb(most * scale));
     }
   }
   canvas.width = width;
   canvas.height = height;
+  canvas.classList.toggle("hatched", Boolean(masked));
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 

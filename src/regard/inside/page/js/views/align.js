@@ -88,7 +88,7 @@ function alignRoom(root, context) {
     clear(controls).append(alignControls(header, state, entry, head));
     if (kept !== null) [...controls.querySelectorAll("select, input")][kept]?.focus();
     const gold = header.gold && state.get("gold", "1") === "1" ? goldCells(header, entry, seen) : [];
-    key.showGold(gold.length > 0);
+    key.show({ gold: gold.length > 0, masked: Boolean(seen.masked) });
     const linked = linkedPair(seen);
     const settings = {
       rows: seen.rows,
@@ -96,6 +96,7 @@ function alignRoom(root, context) {
       values: seen.values,
       scale: seen.scale,
       outlines: gold,
+      masked: seen.masked,
       name: `${seen.title}: output tokens look at source tokens`,
       onFocus: linked.follow,
       rowLabel: (r) => linked.describeRow(r),

@@ -1,7 +1,7 @@
 // Interventions: a head switched off, a word hidden, a row of attention written by hand, and what the model says then.
 import { button, clear, debounce, el, field, select, slider } from "../dom.js";
 import { barFigure, exactNumber, innerContext, listIn, percent, signedNumber } from "../bits.js";
-import { PART_NAMES, PART_ORDER, attentions, headWeights } from "../maps.js";
+import { PART_NAMES, PART_ORDER, attentions, headWeights, maskedCells } from "../maps.js";
 import { sides, tokenLabels, visible, wordGroups, wordLabels } from "../tokens.js";
 
 const MOST_KEYS = 64; // sliders of one row
@@ -55,7 +55,7 @@ export const changes = {
     showControls();
     const stop = context.state.subscribe((changed) => {
       if (changed.has("run")) context.state.set({ changes: null, row: null });
-      else if (changed.has("text")) setChanges(context.state, changeList(context.state).filter((one) => one.kind === "head"));
+      else if (changed.has("text") && !changed.has("changes")) setChanges(context.state, changeList(context.state).filter((one) => one.kind === "head"));
       if (["run", "text", "step"].some((name) => changed.has(name))) return; // the shell draws anew
       if (changed.has("row")) editor.refresh();
       if (changed.has("changes")) update(true);
@@ -71,14 +71,14 @@ const sameChange = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const hasChange = (state, wanted) =>
   wanted.every((one) => changeList(state).some((made) => sameChange(made, one)));
 
-function setChanges(state, list) {
-  state.set({ changes: list.length ? JSON.stringify(list) : null });
+function setChanges(state, list, push = false) {
+  state.set({ changes: list.length ? JSON.stringify(list) : null }, { push });
 }
 
 /** Makes these changes, or takes them back where all of them are made. */
 function toggleChanges(state, wanted) {
   const others = changeList(state).filter((made) => !wanted.some((one) => sameChange(made, one)));
-  setChanges(state, hasChange(state, wanted) ? others : [...others, ...wanted]);
+  setChanges(state, hasChange(state, wanted) ? others : [...others, ...wanted], true);
 }
 
 function changeChip(context, label, name, wanted) {
@@ -171,24 +171,28 @@ function changeEditor(context) {
     const weights = Float32Array.from(made && made.weights.length === keys.length ? made.weights : recorded);
     const [queryNames, keyNames] = [tokenLabels(queries), tokenLabels(keys)];
     const writeSoon = debounce(() => write(row, weights), 200);
-    const sliders = keyNames.slice(0, MOST_KEYS).map((label, k) =>
-      slider(label, { min: 0, max: 1, step: 0.01, value: weights[k], format: (weight) => weight.toFixed(2) }, (weight) => {
+    const masked = maskedCells(header, attention)?.subarray(query * keys.length);
+    const free = keyNames.map((_, k) => k).filter((k) => !masked?.[k]); // what this query may see
+    const sliders = free.slice(0, MOST_KEYS).map((k) =>
+      slider(keyNames[k], { min: 0, max: 1, step: 0.01, value: weights[k], format: (weight) => weight.toFixed(2) }, (weight) => {
         weights[k] = weight;
         writeSoon();
       }));
     const put = (share) => {
-      weights.forEach((_, k) => (weights[k] = share(k)));
-      sliders.forEach((one, k) => one.show(weights[k]));
+      weights.fill(0);
+      for (const k of free) weights[k] = share(k);
+      sliders.forEach((one, i) => one.show(weights[free[i]]));
       write(row, weights);
     };
-    const onlyAt = select([["", "choose a token"], ...keyNames.map((label, k) => [k, label])], "", (k) => {
+    const onlyAt = select([["", "choose a token"], ...free.map((k) => [k, keyNames[k]])], "", (k) => {
       if (k !== "") put((other) => (other === Number(k) ? 1 : 0));
     });
-    const many = keyNames.length > MOST_KEYS;
+    const many = free.length > MOST_KEYS;
+    const hidden = keyNames.length - free.length;
     clear(element).append(
       el("h3", { text: "Write a row of attention" }),
-      el("p", { class: "hint", text: "The original output is kept, and its words get new probabilities. Weights are shared out "
-        + "to sum to 1." }),
+      el("p", { class: "hint", text: "The original output is forced, and its tokens get new probabilities; what the model writes "
+        + "freely stands beside it. Weights are shared out to sum to 1." }),
       el("div", { class: "controls" },
         field("Map", select(header.attention.map((one) => [one.name, attentionName(one)]), attention.name,
           (name) => pick(name, head, query))),
@@ -197,10 +201,11 @@ function changeEditor(context) {
         field("Row of", select(queryNames.map((label, q) => [q, `${q + 1}: ${label}`]), query,
           (value) => pick(attention.name, head, value)))),
       el("div", { class: "row-sliders", role: "group", aria: { label: `Where ${queryNames[query]} looks` } }, sliders),
-      el("p", { class: "quiet", hidden: !many, text: `The first ${MOST_KEYS} of ${keyNames.length} tokens have sliders.` }),
+      el("p", { class: "quiet", hidden: !many, text: `The first ${MOST_KEYS} of ${free.length} tokens have sliders.` }),
+      el("p", { class: "quiet", hidden: !hidden, text: `${hidden} tokens are masked for this one: it may not see them.` }),
       el("div", { class: "row" },
         field("Everything on", onlyAt),
-        button("Evenly", () => put(() => 1 / keyNames.length)),
+        button("Evenly", () => put(() => 1 / free.length)),
         button("As recorded", () => {
           write(row, null);
           refresh();
@@ -249,25 +254,22 @@ function changeFacts(header, changed) {
   const places = writtenPlaces(header.tokens.target);
   const before = totalAt((changed?.before ?? header.output).logp, places);
   if (!changed) return { places, before };
-  return {
-    places,
-    before,
-    held: totalAt(changed.held.logp, places),
-    own: totalAt(changed.output.logp, writtenPlaces(changed.tokens.target)),
-    same: changed.text.target === header.text.target,
-  };
+  const free = changed.forced ? changed.free : { text: changed.text.target, logp: changed.text.logp };
+  return { places, before, held: totalAt(changed.held.logp, places), free, same: free?.text === header.text.target };
 }
 
 function showResults(place, context, changed) {
   const { header } = context.trace;
-  const { places, before, held, own, same } = changeFacts(header, changed);
+  const { places, before, held, free, same } = changeFacts(header, changed);
   const [was, now] = [(changed?.before ?? header.output).p, (changed?.held ?? header.output).p];
   const labels = tokenLabels(header.tokens.target);
   const told = `Log-probability of the whole: ${exactNumber(before)}`;
   clear(place).append(
     el("div", { class: "outputs" },
-      outputCard("Original", header.text.target, before),
-      changed ? outputCard("Changed", changed.text.target, own, same ? "says the same" : "says something else") : null),
+      outputCard("original", "Original", header.text.target, before),
+      changed?.forced ? outputCard("forced", "Changed, original output forced", changed.text.target, held, "forced") : null,
+      free ? outputCard("changed", changed.forced ? "Changed, free output (greedy)" : "Changed", free.text, free.logp,
+        same ? "says the same" : "says something else") : null),
     barFigure(context, {
       title: "How likely the original output is",
       note: changed ? `${told} before, ${exactNumber(held)} with the change (${signedNumber(held - before)}).` : `${told}.`,
@@ -286,8 +288,8 @@ function showResults(place, context, changed) {
   );
 }
 
-function outputCard(title, text, logp, remark = "") {
-  return el("div", { class: "card", data: { output: title.toLowerCase() } },
+function outputCard(kind, title, text, logp, remark = "") {
+  return el("div", { class: "card", data: { output: kind } },
     el("h3", { text: title }),
     el("p", { class: "output-said", dir: "auto", text: text.trim() || "∅" }),
     el("p", { class: "quiet num", text: `log-probability ${exactNumber(logp)}${remark ? ` · ${remark}` : ""}` }));
@@ -295,7 +297,7 @@ function outputCard(title, text, logp, remark = "") {
 
 function changeSummary(header, changed) {
   if (!changed) return `No change: ${header.text.target}`;
-  const { before, held, same } = changeFacts(header, changed);
-  const says = same ? "The output stays the same" : `It now says: ${changed.text.target}`;
+  const { before, held, free, same } = changeFacts(header, changed);
+  const says = !free ? "The output is forced" : same ? "The output stays the same" : `It now says: ${free.text}`;
   return `${says}. Log-probability of the original ${exactNumber(before)} before, ${exactNumber(held)} with the change.`;
 }

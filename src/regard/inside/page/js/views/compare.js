@@ -155,7 +155,7 @@ function paneRow(context) {
       changed[i].length = place + 1; // what hangs on a choice falls with it
       write(changed);
     };
-    const steps = [["", "kept weights"], ...(run.snapshots ?? []).map((step) => [String(step), `step ${step}`])];
+    const steps = [["", "best"], ...(run.snapshots ?? []).map((step) => [String(step), `step ${step}`])];
     const layers = attentions(header, one.entry.part).map(({ layer }) => [String(layer), `Layer ${layer + 1}`]);
     const headList = Array.from({ length: one.entry.heads }, (_, h) => [String(h), `Head ${h + 1}`]);
     if (one.entry.heads > 1) headList.unshift(["mean", "Mean of heads"]);
@@ -173,7 +173,7 @@ function paneRow(context) {
       ),
       steps.length > 2
         ? field(
-            "Step",
+            "Weights",
             select(steps, panes[i][1] ?? "", (step) => change(1, step === "" ? null : Number(step)), {
               id: `pane-${i}-step`,
             }),
@@ -210,6 +210,7 @@ function paneRow(context) {
       values: one.seen.values,
       scale: one.seen.scale,
       outlines: goldCells(header, one.entry, one.seen),
+      masked: one.seen.masked,
       name,
       announce: context.announce,
       onFocus: (point) => link(one, point),
@@ -218,7 +219,8 @@ function paneRow(context) {
       title: run.name,
       note: paneNote(one),
       picture: one.map.element,
-      legend: legend({ label: "attention weight", gold: one.trace.header.gold !== null }),
+      legend: legend({ label: "attention weight", gold: header.gold !== null, masked: Boolean(one.seen.masked) }),
+      trace: one.trace,
       name: "side-by-side",
       table: () => one.map.table(),
       svg: () => one.map.svg(name),
@@ -327,6 +329,7 @@ function formingAttention(context) {
       values: seen.values,
       scale: seen.scale,
       outlines: goldCells(snapshot.header, entry, seen),
+      masked: seen.masked,
       name: `${run.name} at step ${steps[i]}: ${seen.title}`,
     };
     if (map) map.update(settings);
@@ -341,7 +344,7 @@ function formingAttention(context) {
     box = figure(context, {
       title: `How attention formed: step ${steps[at()]}`,
       picture: map.element,
-      legend: legend({ label: "attention weight", gold: header.gold !== null }),
+      legend: legend({ label: "attention weight", gold: header.gold !== null, masked: header.masks?.[entry.mask] }),
       name: "forming",
       table: () => map.table(),
       svg: () => map.svg(`${run.name}, step ${steps[at()]}`),
@@ -373,7 +376,7 @@ function formingAttention(context) {
     for (const [i, step] of steps.entries()) {
       const { seen } = await seenAt(step);
       if (signal.aborted) return;
-      drawThumb(strip.children[i].firstChild, seen.values, seen.scale, seen.rows.length, seen.columns.length);
+      drawThumb(strip.children[i].firstChild, seen.values, seen.scale, seen.rows.length, seen.columns.length, seen.masked);
     }
   }
 

@@ -25,6 +25,7 @@ export const explain = {
     const body = el("div", { class: "columns" }, found, looked);
     const below = el("div", { class: "stack" });
     const again = button("Ask the model", () => (asking ? asking.abort() : ask()), { class: "main" });
+    const tested = el("span", { class: "tested" }); // which orders the curves compare, once they are there
     const maps = {};
     let asking = null;
     let [pictures, looking] = [innerContext(context), innerContext(context)];
@@ -33,8 +34,8 @@ export const explain = {
       el("p", { class: "callout" },
         el("strong", { text: "Attention is not by itself an explanation. " }),
         "It says where a model looked, not what its answer hung on. Here words are hidden at random and the output is "
-          + "scored each time; the curves below put both to the same test. Even so, this tells what the output depended "
-          + "on while words were hidden, not what the model thought."),
+          + "scored each time.", tested, " Even so, this tells what the output depended on while words were hidden, not "
+          + "what the model thought."),
       explainControls(context.state, again), bar, said, body, below);
     if (context.source.live) root.append(judgePanel(context));
 
@@ -65,6 +66,9 @@ export const explain = {
           if (line.importance) maps.importance.show(found, { ...named, ...line });
           if (line.final) {
             showOverall(below, pictures.context, line);
+            tested.textContent = line.curves.deletion.attention
+              ? " The curves below put both to the same test."
+              : " This model's attention gives no order of the words, so the curves below test the explanation alone.";
             said.textContent = explainSummary(line);
             context.announce(explainSummary(line));
           }
@@ -117,7 +121,7 @@ function explainControls(state, again) {
   const seed = el("input", { type: "number", min: 0, step: 1, value: state.get("seed", "0"), class: "short" });
   seed.addEventListener("change", () => state.set({ seed: Math.max(0, Math.floor(Number(seed.value)) || 0) }));
   return el("div", { class: "controls" },
-    field("Masks at most", select(MASKS.map((n) => [n, String(n)]), state.get("masks", "256"), (n) => state.set({ masks: n }))),
+    field("Maximum number of masks", select(MASKS.map((n) => [n, String(n)]), state.get("masks", "256"), (n) => state.set({ masks: n }))),
     field("Seed", seed),
     segmented("Hide", [["words", "words"], ["pieces", "pieces"]], state.get("unit", "words"), (unit) => state.set({ unit })),
     segmented("How", [["unknown", "as unknown"], ["drop", "left out"]], state.get("how", "unknown"), (how) => state.set({ how })),

@@ -5,10 +5,10 @@ import { OKABE } from "../colours.js";
 import { arcs } from "../arcs.js";
 import { figure, legend } from "../figure.js";
 import { heatMap } from "../heatmap.js";
-import { PART_NAMES, PART_ORDER, attentions, readMap } from "../maps.js";
+import { PART_NAMES, PART_ORDER, attentions, maskedCells, readMap } from "../maps.js";
 import { drawThumb, isPooled } from "../thumb.js";
 import { sides } from "../tokens.js";
-import { svgCard, svgDocument, svgPalette, svgPart, svgText } from "../svg.js";
+import { svgCard, svgDocument, svgHatch, svgPalette, svgPart, svgRect, svgText } from "../svg.js";
 
 const HEAD_STATS = [
   ["entropy", "entropy", "how widely it looks, in nats", OKABE[0]],
@@ -119,7 +119,7 @@ function headGrid(context, open) {
   const key = el(
     "div",
     { class: "stack" },
-    legend({ label: "attention weight" }),
+    legend({ label: "attention weight", masked: header.masks?.length > 0 }),
     el(
       "ul",
       { class: "stat-key" },
@@ -179,7 +179,8 @@ function headGrid(context, open) {
   async function drawHeads({ entry, canvases }) {
     const tensor = await context.trace.array(entry.array);
     const [, rows, columns] = tensor.shape;
-    canvases.forEach((canvas, head) => drawThumb(canvas, tensor.slice(head), tensor.scale, rows, columns));
+    const masked = maskedCells(header, entry);
+    canvases.forEach((canvas, head) => drawThumb(canvas, tensor.slice(head), tensor.scale, rows, columns, masked));
   }
 
   let [row, column] = [0, 0];
@@ -254,6 +255,7 @@ function gridSvg(header, parts, layers) {
       canvases.forEach((canvas, head) => {
         const at = { x: left + head * (size + gap), y, width: size, height: size };
         const sharp = { preserveAspectRatio: "none", "image-rendering": "pixelated" };
+        pieces.push(svgRect(at.x, y, size, size, { fill: "url(#hatch)" }));
         pieces.push(svgPart("image", { ...at, href: canvas.toDataURL(), ...sharp }));
       });
       y += size + gap;
@@ -261,7 +263,7 @@ function gridSvg(header, parts, layers) {
     y += 8;
   }
   const title = `${header.model.name}: ${header.text.source || header.text.target}`;
-  return svgDocument(width, y + 20, title, [...svgCard(width, y + 20, title), ...pieces]);
+  return svgDocument(width, y + 20, title, [...svgCard(width, y + 20, title), svgHatch(), ...pieces]);
 }
 
 // ---- the head that is open
@@ -297,6 +299,7 @@ function headRoom(root, context) {
       ? null
       : legend({
           label: "attention weight",
+          masked: Boolean(map.masked),
           high: state.get("bright") === "1" ? "the strongest of the row" : "1",
         });
     const box = figure(context, {

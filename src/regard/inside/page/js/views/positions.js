@@ -100,6 +100,7 @@ function showPositions(body, context, chosen, answer, others) {
   const picture = figure(context, {
     title: `Vectors of ${answer.array.length} places`,
     note: chosen.run ? `The table that ${chosen.run} has learned, a row for each place.` : POSITION_FORMULAS[chosen.kind],
+    trace: null,
     picture: map.element,
     legend: legend({ scale: "signed", label: "value", low: signedNumber(-extent), high: signedNumber(extent) }),
     table: () => map.table(),
@@ -107,6 +108,7 @@ function showPositions(body, context, chosen, answer, others) {
     name: `positions-${chosen.kind}`,
   });
   const curve = lineChart(context, {
+    trace: null,
     title: "Dot product against offset",
     note: "The line is the mean over all pairs of places so far apart, the band their deviation: "
       + "where there is no band, only the distance counts.",

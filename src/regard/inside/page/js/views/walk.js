@@ -48,7 +48,7 @@ function walkGuide(context) {
   }
 
   function go(id) {
-    state.set({ station: id });
+    state.set({ station: id }, { push: true });
   }
 
   /** The ids that were said so far, from what was taken by hand and what is recorded before the followed place. */
@@ -143,12 +143,14 @@ function walkGuide(context) {
 
   async function follow(changed) {
     if (["run", "text", "step"].some((name) => changed.has(name))) {
-      state.set({ said: null, token: null, word: null }); // the shell draws anew
+      const left = ["said", "token", "word"].filter((name) => !changed.has(name)); // of another text
+      state.set(Object.fromEntries(left.map((name) => [name, null]))); // the shell draws anew
       return;
     }
     if (changed.has("said")) await load();
     if (["said", "station", "token", "word", "head"].some((name) => changed.has(name))) await draw();
     if (changed.has("station")) {
+      if (strip.parentElement.getBoundingClientRect().top < 0) strip.parentElement.scrollIntoView(); // its beginning
       const number = stations.indexOf(station()) + 1;
       context.announce(`Station ${number} of ${stations.length}: ${station().title}`);
     }
