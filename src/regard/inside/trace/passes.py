@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard import cancel
-from regard.decoding.penalties import longest_output
+from regard.decoding.constraints import max_length
 from regard.inside import changes as changing
 from regard.inside.changes import Change
 from regard.inside.recorder import Attended, Recorder
@@ -122,7 +122,7 @@ def _greedy(model: Model, task: Task, tokens: list[int], asked: Asked, length: i
     """
     if task.kind == "fill" or asked.after is not None:
         return _output(model, task, tokens, asked)
-    limit = longest_output(model.run.recipe.decoding, len(tokens))
+    limit = max_length(model.run.recipe.decoding, len(tokens))
     most = length if task.kind == "generate" else min(limit, 2 * length + EXTRA)
     written: list[int] = []
     while True:
