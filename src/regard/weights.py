@@ -24,10 +24,11 @@ CHECKSUM = "checksum"  # of the tensors
 FACTS_CHECKSUM = "facts_checksum"  # of the facts about them, the tensors' checksum included
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash names, types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
+        tensor = tensors[name].cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
     return digest.hexdigest()
@@ -36,7 +37,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a few JSON facts about them."""
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    facts = {**about, CHECKSUM: _digest(on_cpu)}
+    facts = {**about, CHECKSUM: digest(on_cpu)}
     header = {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})}  # the library shuffles entries
     with atomic(path) as temporary:
         try:
@@ -122,7 +123,7 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{path} could not be read: {reason(error)}") from error
     facts = _facts(header, path)
-    if facts.pop(CHECKSUM, header.get(CHECKSUM)) != _digest(tensors):  # older files had it beside the facts
+    if facts.pop(CHECKSUM, header.get(CHECKSUM)) != digest(tensors):  # older files had it beside the facts
         raise _altered(path)
     return tensors, facts
 

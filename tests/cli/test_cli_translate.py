@@ -112,6 +112,159 @@ def test_output_is_whole_or_not_there(translate, regard, trained, tmp_path, alon
     assert [file.name for file in out.parent.iterdir()] == ["out.txt"]
 
 
+BAD = b"a b\n\xffc\n\nd\n"  # the second line is not UTF-8
+
+
+@pytest.fixture
+def typed(regard, tmp_path, monkeypatch):
+    """Call the command line with these bytes on standard input."""
+
+    def call(content: bytes, *words: object):
+        (tmp_path / "stdin").write_bytes(content)
+        with open(tmp_path / "stdin") as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            return regard(*words)
+
+    return call
+
+
+def test_bad_bytes_of_standard_input_are_replaced_and_named(typed, trained, alone):
+    result = typed(BAD, "translate", trained)
+    assert result.status == 0
+    assert result.out.split("\n") == [alone("a b"), alone("\ufffdc"), "", alone("d"), ""]
+    warning = "line 2: not valid UTF-8 (byte 1 of the line); its bad bytes were replaced by U+FFFD"
+    assert result.err == f"regard: warning: {warning}\n"
+    assert typed(BAD, "translate", trained, "--quiet").err == ""
+    entries = [json.loads(line) for line in typed(BAD, "translate", trained, "--format", "jsonl").out.splitlines()]
+    assert [entry.get("error") for entry in entries] == [None, "not valid UTF-8 (byte 1 of the line)", None, None]
+    assert entries[1]["source"] == "\ufffdc" and entries[1]["text"] == alone("\ufffdc")
+
+
+def test_bad_lines_can_be_skipped_or_refused(typed, regard, trained, alone, tmp_path):
+    result = typed(BAD, "translate", trained, "--errors", "skip")
+    assert result.out.split("\n") == [alone("a b"), "", "", alone("d"), ""] and "line 2" in result.err
+    entry = json.loads(typed(BAD, "translate", trained, "--errors", "skip", "--format", "jsonl").out.split("\n")[1])
+    assert entry["text"] == "" and "UTF-8" in entry["error"]
+    assert "standard input, line 2" in typed(BAD, "translate", trained, "--errors", "stop").err
+    assert "stdin, line 2" in regard("translate", trained, "-i", tmp_path / "stdin").complaint  # a file: the default
+    assert regard("translate", trained, "-i", tmp_path / "stdin", "--errors", "replace").out.count("\n") == 4
+
+
+def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatch, regard):
+    """However slowly it comes, the same lines are translated together."""
+    import regard.decoding.lines as decoding
+
+    (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
+    sizes, translate = [], decoding.LineTranslator.__call__
+
+    def noted(self, lines, **more):
+        sizes.append(len(lines))
+        return translate(self, ["" for _ in lines], **more)
+
+    monkeypatch.setattr(decoding.LineTranslator, "__call__", noted)
+    assert regard("translate", trained, "-i", tmp_path / "in.txt").out == "\n" * 5000
+    with open(tmp_path / "in.txt") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert regard("translate", trained).out == "\n" * 5000
+    assert sizes == [2048, 2048, 904] * 2
+
+
+# -- interrupted and resumed -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """Raise an error or a signal when a line is translated; chunks are three lines long."""
+    import regard.decoding.lines as decoding
+
+    monkeypatch.setattr("regard.cli.inputs.CHUNK_LINES", 3)
+    translate = decoding.LineTranslator.__call__
+
+    def call(number: int, error: BaseException | signal.Signals) -> None:
+        def stopping(self, lines, *, first=0, **more):
+            if first <= number < first + len(lines):
+                monkeypatch.setattr(decoding.LineTranslator, "__call__", translate)
+                if isinstance(error, signal.Signals):
+                    signal.raise_signal(error)
+                else:
+                    raise error
+            return translate(self, lines, first=first, **more)
+
+        monkeypatch.setattr(decoding.LineTranslator, "__call__", stopping)
+
+    return call
+
+
+@pytest.mark.parametrize("words", [[], ["--nbest", 2], ["--format", "jsonl"], ["--sample"]])
+def test_an_interrupted_output_is_resumed(regard, trained, tmp_path, stops, words):
+    source, out, part = tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "out.txt.part"
+    source.write_text("\n".join([*_sentences(5), "", *_sentences(4)]))
+    whole = regard("translate", trained, "-i", source, *words).out
+    command = ["translate", trained, "-i", source, "-o", out, *words]
+    stops(7, KeyboardInterrupt())
+    stopped = regard(*command)
+    assert stopped.status == 130 and not out.exists()
+    last = f"{part} has the output of 6 lines: the same command with --resume continues it"
+    assert stopped.err.splitlines()[-1] == f"regard: stopped; {last}"
+    assert part.read_text() == "".join(line + "\n" for line in whole.splitlines()[: 12 if "--nbest" in words else 6])
+    with open(part, "a") as file:
+        file.write("a torn li")  # what a crash may leave
+    resumed = regard(*command, "--resume")
+    assert resumed.status == 0 and "resuming after line 6" in resumed.err
+    assert out.read_text() == whole
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def test_a_part_that_does_not_fit_is_not_resumed(regard, trained, tmp_path, stops):
+    source, out, part = tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "out.txt.part"
+    source.write_text("\n".join(_sentences(10)))
+    command = ["translate", trained, "-i", source, "-o", out, "--quiet"]
+    stops(7, KeyboardInterrupt())
+    regard(*command)
+    held = part.read_bytes()
+    assert "(beam: 2 then, 3 now)" in regard(*command, "--resume", "--beam", 3).complaint
+    assert "(nbest: 1 then, 2 now)" in regard(*command, "--resume", "--nbest", 2).complaint
+    source.write_text("\n".join(["q", *_sentences(10)[1:]]))
+    assert "made from other input" in regard(*command, "--resume").complaint
+    source.write_text("\n".join(_sentences(4)))
+    assert "made from other input" in regard(*command, "--resume").complaint
+    assert part.read_bytes() == held
+    source.write_text("\n".join([*_sentences(6), "later lines may have changed"]))
+    assert regard(*command, "--resume").status == 0
+    assert out.read_text() == regard("translate", trained, "-i", source).out
+    assert "--output" in regard("translate", trained, "-i", source, "--resume").complaint
+
+
+def test_without_resume_it_starts_again(regard, trained, tmp_path, stops):
+    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("\n".join(_sentences(10)))
+    stops(7, OSError(28, "No space left on device"))
+    failed = regard("translate", trained, "-i", source, "-o", out)
+    assert failed.complaint.startswith(f"{out} could not be written: the disk is full; {out}.part has the output of 6")
+    assert regard("translate", trained, "-i", source, "-o", out, "--beam", 1, "--resume", "-q").status == 2
+    assert regard("translate", trained, "-i", source, "-o", out, "--beam", 1).err == ""
+    assert out.read_text() == regard("translate", trained, "-i", source, "--beam", 1).out
+
+
+def test_sigterm_and_sighup_keep_the_part(regard, trained, tmp_path, stops):
+    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("\n".join(_sentences(10)))
+    for name, status in (("SIGTERM", 143), ("SIGHUP", 129)):
+        stops(7, signal.Signals[name])
+        stopped = regard("translate", trained, "-i", source, "-o", out)
+        assert stopped.status == status and "--resume continues it" in stopped.err
+        assert signal.getsignal(signal.Signals[name]) is signal.SIG_DFL
+
+
+def test_a_part_is_written_by_one_process(regard, trained, tmp_path):
+    from regard.cli.partial import kept
+
+    with kept(tmp_path / "out", {}, resume=False) as first:
+        assert "another process is writing it" in regard("translate", trained, "a", "-o", tmp_path / "out").complaint
+        first.write(["a"], ["b"])
+    assert (tmp_path / "out").read_text() == "b\n"
+
+
 def test_output_may_take_the_place_of_the_input(regard, trained, tmp_path, alone):
     (tmp_path / "text").write_text("a b\nc\n")
     assert regard("translate", trained, "-i", tmp_path / "text", "-o", tmp_path / "text").status == 0
@@ -221,6 +374,26 @@ def test_standard_input_in_this_process(regard, trained, tmp_path, monkeypatch, 
     assert len(out) == 5000
     monkeypatch.setattr("sys.stdin", None)  # `<&-`
     assert regard("translate", trained).out == ""
+
+
+@pytest.mark.slow
+def test_a_killed_translation_is_resumed(start, regard, trained, tmp_path):
+    """SIGTERM in the middle, then SIGKILL, which leaves no time to tidy up."""
+    source, out, part = tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "out.txt.part"
+    source.write_text("\n".join(_sentences(3 * 2048)))
+    command = ["translate", trained, "-i", source, "-o", out, "--beam", 1]
+    before = 0
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        with _ending(start(*command, "--resume")) as process:
+            while not (part.exists() and part.stat().st_size > before) and process.poll() is None:
+                threading.Event().wait(0.01)
+            process.send_signal(number)
+            assert process.wait() == status
+            said = process.stderr.read()
+            assert status < 0 or "the same command with --resume continues it" in said
+        before = part.stat().st_size
+    assert regard(*command, "--resume").status == 0
+    assert out.read_text() == regard("translate", trained, "-i", source, "--beam", 1).out
 
 
 def test_training_stops_on_signals_and_goes_on(start, train_copy, trained, tmp_path):

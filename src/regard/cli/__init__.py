@@ -47,10 +47,10 @@ def _status(words: list[str], debug: bool) -> int:
             command().invoke(context)
         sys.stdout.flush()
         return 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:  # or `partial.Stopped`, which has a message and a status
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal has written ^C
-        return _complain("stopped", 130)
+        return _complain(str(stop) or "stopped", getattr(stop, "status", 130))
     except (BrokenPipeError, SystemExit):  # the latter is how rich, which writes the help, takes the former
         _let_go_of_stdout()
         return 141

@@ -90,6 +90,7 @@ def evaluate(
     weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
+    threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score a run on held-out pairs or held-out text, or a file of translations against references.

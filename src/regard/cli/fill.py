@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli import options
-from regard.cli.translate import Form, chunks
+from regard.cli.inputs import Input, Line
+from regard.cli.translate import Form
 
 if TYPE_CHECKING:
     from regard.decoding.filling import Filled
@@ -24,7 +24,9 @@ def fill(
     top: Annotated[int, typer.Option(min=1, help="Show this many guesses for each gap, best first.")] = 5,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a text.")] = Form.text,
     weights: options.Weights = "best",
+    errors: options.Errors = None,
     device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the best ones.
 
@@ -46,16 +48,20 @@ def fill(
     for one in text or []:
         options.readable(TEXT=one)
     filler = load(run, weights=weights, device=device).filler()
-    if not text and sys.stdin is not None and sys.stdin.isatty():
+    source = Input(text, on_error=errors)
+    if source.interactive:
         options.note("Type a text with [MASK] in it and press Enter; Ctrl-D ends.")
     out = options.text_output()
-    for first, lines in [(0, text)] if text else chunks(None, None):
-        found = iter(filler([line for line in lines if line.strip()], top=top, lenient=not text))
-        for number, source in enumerate(lines, first + 1):
-            filled = next(found) if source.strip() else Filled(source, source, ())  # blank lines stay blank
-            _warn(number, filled, filler.longest - 2)
-            for line in _json(filled) if form is Form.jsonl else _plain(filled):
-                out.write(line + "\n")
+    for chunk in source.chunks():
+        chunk.warn()
+        found = iter(filler([line for line in chunk.texts if line.strip()], top=top, lenient=not text))
+        for number, line in enumerate(chunk.lines, chunk.first + 1):
+            blank = not line.wanted.strip()
+            filled = Filled(line.text, line.wanted, ()) if blank else next(found)
+            if not line.skipped:
+                _warn(number, filled, filler.longest - 2)
+            for written in _json(line, filled) if form is Form.jsonl else _plain(filled):
+                out.write(written + "\n")
         out.flush()
 
 
@@ -74,7 +80,7 @@ def _plain(filled: Filled) -> Iterator[str]:
         yield from (f"    {guess.probability:6.1%}  {guess.text}" for guess in guesses)
 
 
-def _json(filled: Filled) -> Iterator[str]:
+def _json(line: Line, filled: Filled) -> Iterator[str]:
     gaps = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
     entry = {"source": filled.source, "text": filled.text, "guesses": gaps, "truncated": filled.truncated}
-    yield json.dumps(entry, ensure_ascii=False)
+    yield json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)

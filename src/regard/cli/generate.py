@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import options
-from regard.cli.translate import Form, chunks
+from regard.cli.inputs import Chunk, Input, Line
+from regard.cli.translate import Form
 
 if TYPE_CHECKING:
     from regard.decoding.continuing import Continuation, Continuer
@@ -49,8 +50,10 @@ def generate(
         typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
     ] = None,
     weights: options.Weights = "best",
+    errors: options.Errors = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
+    threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Continue a text, with a run that was trained on plain text.
@@ -92,12 +95,15 @@ def generate(
     continuer = options.generator(
         load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
     )
-    if not prompt and not quiet and sys.stdin is not None and sys.stdin.isatty():
+    source = Input(prompt, on_error=errors)
+    if source.interactive and not quiet:
         options.note("Type the beginning of a text and press Enter; Ctrl-D ends.")
     shown = sys.stdout.isatty() if stream is None else stream
     job = _Job(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
-    for first, prompts in [(0, prompt)] if prompt else chunks(None, None):
-        job.answer(first, prompts)
+    for chunk in source.chunks():
+        if not quiet:
+            chunk.warn()
+        job.answer(chunk)
 
 
 class _Job:
@@ -118,10 +124,15 @@ class _Job:
         self.out = options.text_output()
         self.texts = 0  # written so far
 
-    def answer(self, first: int, prompts: list[str]) -> None:
+    def answer(self, chunk: Chunk) -> None:
+        first, prompts = chunk.first, chunk.texts
         if self.stream and self.samples == 1:
-            for number, prompt in enumerate(prompts, first):
-                self._as_it_comes(number, prompt)
+            for number, line in enumerate(chunk.lines, first):
+                if line.skipped:
+                    self._next()
+                    self.out.write("\n")
+                else:
+                    self._as_it_comes(number, line.text)
             return
         from regard.cli.progress import counted
 
@@ -129,14 +140,14 @@ class _Job:
             found = self.continuer(
                 prompts, samples=self.samples, tokens=self.tokens, stop=self.stop, first=first, progress=progress
             )
-        for number, one in enumerate(found, first + 1):
+        for number, (line, one) in enumerate(zip(chunk.lines, found, strict=True), first + 1):
             self._warn(number, one)
             if self.form is Form.jsonl:
-                self.out.write(_json(one) + "\n")
+                self.out.write(_json(line, one) + "\n")
                 continue
             for text in one.texts:
                 self._next()
-                self.out.write(f"{one.prompt}{text}\n")
+                self.out.write("\n" if line.skipped else f"{one.prompt}{text}\n")
         self.out.flush()
 
     def _as_it_comes(self, number: int, prompt: str) -> None:
@@ -170,8 +181,10 @@ class _Job:
             options.note(f"regard: warning: {what}")
 
 
-def _json(found: Continuation) -> str:
-    entry = found.as_dict()
+def _json(line: Line, found: Continuation) -> str:
+    entry = found.as_dict() | {"prompt": line.text}
     for sample in entry["samples"]:
         sample["score"] = round(sample["score"], 4)
-    return json.dumps(entry, ensure_ascii=False)
+    if line.skipped:
+        entry["samples"] = []
+    return json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
 
+from regard.cli.inputs import OnError
 from regard.errors import RegardWarning
 
 if TYPE_CHECKING:
@@ -67,6 +68,33 @@ def _without_warnings(quiet: bool) -> bool:
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_without_warnings, help="No progress and no warnings.")]
+Errors = Annotated[
+    OnError | None,
+    typer.Option(
+        help="Lines that are not valid UTF-8: replace the bad bytes by U+FFFD, skip the line (its output is blank), "
+        "or stop there. [default: replace; stop for a file of --input]",
+        show_default=False,
+    ),
+]
+
+
+def _use_threads(count: int | None) -> int | None:
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        callback=_use_threads,
+        help="CPU threads. [default: one for each core, or $OMP_NUM_THREADS]",
+        show_default=False,
+    ),
+]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]
 LengthPenalty = Annotated[float | None, typer.Option(min=0, help="GNMT's alpha. [default: the recipe's]")]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")]

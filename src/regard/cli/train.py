@@ -28,6 +28,7 @@ def train(
         Path | None, typer.Option("--from", metavar="RUN", help="Begin with another run's weights and vocabulary.")
     ] = None,
     device: options.Device = "auto",
+    threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model from raw text: vocabulary, training, validation, all into one run directory.

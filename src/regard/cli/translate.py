@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli import options
+from regard.cli.inputs import Chunk, Input, Line
 
 if TYPE_CHECKING:
+    from regard.api import Model
     from regard.decoding.lines import Answer, LineTranslator
-
-MOST_AT_ONCE = 2048  # lines taken together when they are there already
 
 
 class Form(StrEnum):
@@ -37,7 +32,14 @@ def translate(
     ] = None,
     others: options.With = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="A file (plain, .gz, .xz) to translate.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write. [default: stdout]")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write; FILE.part until it is complete. [default: stdout]"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted --output FILE from its FILE.part.")
+    ] = False,
+    errors: options.Errors = None,
     form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
     nbest: Annotated[
         int,
@@ -66,18 +68,24 @@ def translate(
     weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
+    threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Translate sentences, a file, or standard input: as many lines come out as went in.
 
-    Lines from standard input are answered as they come. Blank lines stay blank; a line longer than the model reads is
+    Lines from a pipe are answered as they come. Blank lines stay blank; a line longer than the model reads is
     cut, with a warning that names it.
+
+    With --output, what is complete when it is interrupted stays in FILE.part: the same command with --resume continues
+    it, to the same result.
 
     Examples:
 
         regard translate runs/en-es 'this cat is very large'
 
         regard translate runs/en-es < in.txt > out.txt
+
+        regard translate runs/en-es -i in.txt -o out.txt --resume
 
         regard translate runs/en-es --nbest 3 --format jsonl 'the dog sees the cat'
 
@@ -94,6 +102,8 @@ def translate(
     options.readable(**{"--prefix": prefix})
     if text and input is not None:
         raise UserError("give sentences or --input, not both")
+    if resume and (output is None or (output.exists() and not output.is_file())):
+        raise UserError("--resume continues a file: name it with --output")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs as many beams, and --beam is {beam}")
     model = load(run, *(others or []), weights=weights, device=device, precision=precision)
@@ -116,14 +126,62 @@ def translate(
     translator = replace(translator, **tags)  # type: ignore[arg-type]
     if prefix is not None and UNKNOWN in translator.tokenizers[1].encode(prefix):
         raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
-    if not text and input is None and not quiet and sys.stdin is not None and sys.stdin.isatty():
+    source = Input([line for sentence in text or [] for line in sentence.split("\n")], input, errors)
+    if source.interactive and not quiet:
         options.note("Type a sentence and press Enter; Ctrl-D ends.")
-    with _opened(output) as out:
-        job = _Job(translator, form, nbest, prefix, quiet)
-        for first, lines in chunks(text, input):
-            for line in job.answer(first, lines):
-                out.write(line + "\n")
-            out.flush()
+    job = _Job(translator, form, nbest, prefix, quiet)
+    if output is None:
+        _to_stdout(job, source)
+    elif output.exists() and not output.is_file() and not output.is_dir():
+        with options.written(output) as out:  # a device or a pipe
+            for chunk in source.chunks():
+                out.writelines(line + "\n" for line in job.answer(chunk))
+                out.flush()
+    else:
+        _to_file(job, source, output, _made_with(model, job), resume)
+
+
+def _to_stdout(job: _Job, source: Input) -> None:
+    out = options.text_output()
+    for chunk in source.chunks():
+        for line in job.answer(chunk):
+            out.write(line + "\n")
+        out.flush()
+
+
+def _to_file(job: _Job, source: Input, path: Path, made_with: dict[str, Any], resume: bool) -> None:
+    from regard.cli.partial import kept
+    from regard.cli.progress import counted
+
+    with kept(path, made_with, resume) as out:
+        if out.lines:
+            out.skip(line.text for line in source.skip(out.lines))
+            if not job.quiet:
+                options.note(f"resuming after line {out.lines:,}")
+        quiet = job.quiet or source.interactive
+        with counted("translating", source.count, quiet, done=source.done) as progress:
+            for chunk in source.chunks():
+                out.write((line.text for line in chunk.lines), list(job.answer(chunk, progress)))
+
+
+def _made_with(model: Model, job: _Job) -> dict[str, Any]:
+    """What the output depends on besides the input."""
+    from regard import __version__, weights
+
+    translator = job.translator
+    return {
+        "version": __version__,
+        "weights": weights.digest(weights.of_model(model.module)),
+        "device": model.device.type,
+        "precision": model.precision,
+        **translator.settings.model_dump(),
+        "seed": translator.seed,
+        "source_tag": translator.source_tag,
+        "target_tag": translator.target_tag,
+        "prefix": job.prefix,
+        "nbest": job.nbest,
+        "format": str(job.form),
+    }
 
 
 class _Job:
@@ -132,85 +190,33 @@ class _Job:
     def __init__(self, translator: LineTranslator, form: Form, nbest: int, prefix: str | None, quiet: bool) -> None:
         self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
 
-    def answer(self, first: int, lines: list[str]) -> Iterator[str]:
-        prefixes = None if self.prefix is None else [self.prefix] * len(lines)
-        answers = self.translator(lines, nbest=self.nbest, first=first, prefixes=prefixes)
-        for number, (line, answer) in enumerate(zip(lines, answers, strict=True), first + 1):
+    def answer(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+        """The lines of output for some lines of input; `progress` is told how many lines more are done."""
+        texts = chunk.texts
+        prefixes = None if self.prefix is None else [self.prefix] * len(texts)
+        if not self.quiet:
+            chunk.warn()
+        answers = self.translator(texts, nbest=self.nbest, first=chunk.first, prefixes=prefixes, progress=progress)
+        if progress is not None:
+            progress(sum(not text.strip() for text in texts))  # blank lines, which the translator does not count
+        for number, (line, answer) in enumerate(zip(chunk.lines, answers, strict=True), chunk.first + 1):
             if answer.truncated and not self.quiet:
                 most = self.translator.room.source
                 options.note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
             yield from self._lines(line, answer)
 
-    def _lines(self, line: str, answer: Answer) -> Iterator[str]:
+    def _lines(self, line: Line, answer: Answer) -> Iterator[str]:
         scores = [round(h.score, 4) for h in answer.hypotheses] or [0.0]
         if self.form is Form.jsonl:
             found = [{"text": t, "score": s} for t, s in zip(answer.texts, scores, strict=True)]
-            entry = {"source": line, **found[0], "truncated": answer.truncated}
-            yield json.dumps(entry | ({"nbest": found} if self.nbest > 1 else {}), ensure_ascii=False)
+            entry: dict[str, object] = {"source": line.text, **found[0], "truncated": answer.truncated}
+            if line.error is not None:
+                entry["error"] = line.error
+            if self.nbest > 1:
+                entry["nbest"] = found
+            yield json.dumps(entry, ensure_ascii=False)
         elif self.nbest == 1:
             yield answer.texts[0]
         else:
             written = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
             yield from written + [""] * (self.nbest - len(written))  # as many for every line: they can be told apart
-
-
-def chunks(text: list[str] | None, file: Path | None) -> Iterator[tuple[int, list[str]]]:
-    """Numbered chunks of lines, each as large as what is there already: none waits for more to come."""
-    from regard.data.sources import decode_lines, read_lines
-
-    if text:
-        yield 0, [line for sentence in text for line in sentence.split("\n")]
-        return
-    lines = decode_lines(_standard_input(), "standard input") if file is None else read_lines(file)
-    waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * MOST_AT_ONCE)
-    threading.Thread(target=_pour, args=(lines, waiting), daemon=True).start()
-    first = 0
-    while True:
-        chunk, end = _take(waiting)
-        if chunk:
-            yield first, chunk
-            first += len(chunk)
-        if isinstance(end, BaseException):
-            raise end
-        if end is None:
-            return
-
-
-def _standard_input() -> Iterator[bytes]:
-    """Its lines, past Python's buffer: that is locked while a thread waits in it, and the program could not end."""
-    from regard.data.sources import split_lines
-
-    if sys.stdin is None:
-        return
-    descriptor = sys.stdin.fileno()
-    yield from split_lines(iter(lambda: os.read(descriptor, 1 << 16), b""))
-
-
-def _pour(lines: Iterator[str], into: queue.Queue[str | BaseException | None]) -> None:
-    try:
-        for line in lines:
-            into.put(line)
-        into.put(None)
-    except BaseException as error:
-        into.put(error)
-
-
-def _take(waiting: queue.Queue[str | BaseException | None]) -> tuple[list[str], str | BaseException | None]:
-    """Wait for a line, then take all that came with it; and what ended the stream, or "" if nothing did."""
-    chunk: list[str] = []
-    while len(chunk) < MOST_AT_ONCE:
-        try:
-            line = waiting.get(block=not chunk)
-        except queue.Empty:
-            return chunk, ""
-        if not isinstance(line, str):
-            return chunk, line
-        chunk.append(line)
-    return chunk, ""
-
-
-def _opened(path: Path | None) -> AbstractContextManager[options.TextOutput]:
-    """Standard output, or a file that appears whole at the end."""
-    if path is not None:
-        return options.written(path)
-    return nullcontext(options.text_output())

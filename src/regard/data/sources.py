@@ -182,16 +182,28 @@ def _from(texts: Iterator[str], border: int, kind: str) -> Iterator[str]:
 
 def read_lines(path: str | Path, *, ends: bool = False) -> Iterator[str]:
     """Stream the lines of a plain, .gz or .xz file, without their line feeds, or with them."""
+    return decode_lines(read_bytes(path), str(path), ends=ends)
+
+
+def read_bytes(path: str | Path) -> Iterator[bytes]:
+    """Stream the lines of a plain, .gz or .xz file as bytes, with their line feeds."""
     try:
         with _open(Path(path)) as stream:
-            lines = iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
-            yield from decode_lines(lines, str(path), ends=ends)
+            yield from iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def decode_lines(stream: Iterable[bytes], name: str, *, ends: bool = False) -> Iterator[str]:
+def decode_lines(
+    stream: Iterable[bytes],
+    name: str,
+    *,
+    ends: bool = False,
+    on_error: Callable[[UnicodeDecodeError], None] | None = None,
+) -> Iterator[str]:
     """The text of lines of bytes, such as those of a file; `name` is for complaints.
+
+    Bytes that are not UTF-8 are an error; if `on_error` is given, it is called and they are replaced by U+FFFD.
 
     Only a line feed ends a line (Python's own text reading would also cut at a carriage return, and a line-aligned
     neighbour would be one line off from there on). A carriage return before it, and a byte-order mark, are dropped.
@@ -203,7 +215,11 @@ def decode_lines(stream: Iterable[bytes], name: str, *, ends: bool = False) -> I
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line)") from error
+            if on_error is None:
+                where = f"byte {error.start + 1} of the line"
+                raise UserError(f"{name}, line {number}: not valid UTF-8 ({where})") from error
+            on_error(error)
+            text = line.decode("utf-8", "replace")
         if number == 1:
             text = text.removeprefix("\ufeff")
         bare = text.removesuffix("\n")
