@@ -7,10 +7,10 @@ DEMO   := runs/en-es
 SENTENCE := this cat is very large
 RUNGS  := lstm gru dot additive transformer
 PEERS  := .venv-bench
-
+AUDIT  := .venv-audit
 COMPAT := .venv-compat-oldest .venv-compat-newest
 
-.PHONY: help demo ladder test test-slow test-compat bench lint wheel clean
+.PHONY: help demo ladder test test-slow test-compat fuzz campaign audit bench lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,19 @@ test-compat: $(COMPAT:%=%/.ready) ## the tests of formats with the oldest and th
 	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/formats || exit; \
 	done
 
+fuzz: $(READY) ## a minute of hostile files, requests and command lines, with a fixed seed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign fuzz --seconds 60 --seed 1
+
+campaign: $(READY) ## kills, flipped bits, hostile files, requests and command lines (about 20 minutes on 2 cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign
+
+# pip-audit lives apart from .venv, so that what it needs is not audited. A local version (+cpu) is unknown to the index.
+audit: $(READY) ## compare the dependencies with known vulnerabilities (needs a network)
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > $(AUDIT)/requirements.txt
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r $(AUDIT)/requirements.txt
+
 # The peers, and regard itself, live apart from .venv: what they need is not what regard needs. torch is the same one.
 $(PEERS)/.ready: pyproject.toml constraints.txt bench/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -74,4 +87,4 @@ wheel: $(READY) ## build a wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment and what was built (runs stay)
-	rm -rf $(VENV) $(PEERS) $(COMPAT) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(AUDIT) $(COMPAT) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -179,3 +179,10 @@ def test_a_damaged_sentencepiece_model_is_said_to_be_one() -> None:
     text = head + '"tags": [], "words": [], "model": "AAAA"}'
     with pytest.raises(UserError, match="SentencePiece model is damaged"):
         Tokenizer.from_json(text).encode("a")
+
+
+def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
+    tensors, facts = weights.load(run / "model.safetensors")
+    weights.save(run / "model.safetensors", tensors, {**facts, "step": [1]})
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged: the step in its header is \[1\]"):
+        _ = load(run, device="cpu").step

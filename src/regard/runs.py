@@ -66,7 +66,9 @@ class Checkpoint:
         from regard.weights import about
 
         step = about(self.files[-1]).get("step")
-        return None if step is None else int(step)
+        if step is not None and not isinstance(step, int):
+            raise UserError(f"{self.files[-1]} is damaged: the step in its header is {step!r:.40}, not a whole number")
+        return step
 
 
 class Run:
