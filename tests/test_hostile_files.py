@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from safetensors.torch import save_file
 from regard import devices, weights
 from regard.api import load
 from regard.errors import UserError
+from regard.files import checksum, json_checksum
 from regard.models import build, sizes
 from regard.recipes import load as load_recipe
 from regard.recipes.schema import GPTSettings, RecurrentSettings, TransformerSettings
 from regard.runs import Run
 from regard.text import Tokenizer
 from regard.training import train
+from regard.training.state import Progress
 from tiny_runs import make_run
 
 
@@ -44,6 +48,13 @@ def spoil(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
+
+
+def record(run: Path, **entries: Any) -> None:
+    """Change entries of run.json, and its checksum with them."""
+    info = json.loads((run / "run.json").read_text())
+    info = {name: entry for name, entry in {**info, **entries}.items() if name != "checksum"}
+    (run / "run.json").write_text(json.dumps({**info, "checksum": json_checksum(info)}))
 
 
 @pytest.mark.parametrize("name", ["run.json", "recipe.toml", "tokenizer.json", "model.safetensors"])
@@ -110,6 +121,8 @@ def test_the_line_of_a_fault_is_found_in_time_in_proportion_to_the_file(tmp_path
 )
 def test_json_that_is_not_what_regard_writes(run: Path, name: str, text: str, fault: str) -> None:
     (run / name).write_text(text)
+    if name == "tokenizer.json":  # whoever writes such a file can write its checksum, too
+        record(run, tokenizers={name: checksum(text)})
     with pytest.raises(UserError, match=fault):
         load(run, device="cpu")
 
@@ -186,3 +199,29 @@ def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
     weights.save(run / "model.safetensors", tensors, {**facts, "step": [1]})
     with pytest.raises(UserError, match=r"model\.safetensors is damaged: the step in its header is \[1\]"):
         _ = load(run, device="cpu").step
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"step": "9"}, "step is '9'"),
+        ({"position": {"epoch": [], "batch": 0}}, "epoch is"),
+        ({"position": 5}, "items"),
+        ({"unheard": 1}, "unheard"),
+        ({"logs": None}, "logs is None"),
+    ],
+)
+def test_facts_of_another_type_are_no_state_of_a_run(tmp_path: Path, facts: dict[str, Any], fault: str) -> None:
+    file = tmp_path / "resume.safetensors"
+    weights.save(file, {"model.a": torch.zeros(1)}, {**asdict(Progress(step=3)), **facts})
+    with pytest.raises(UserError, match=rf"resume\.safetensors does not hold the state of a run.*{fault}"):
+        Progress.read(file)
+    weights.save(file, {"model.a": torch.zeros(1)}, asdict(Progress(step=3, best=-1.5)))
+    assert Progress.read(file) == Progress(step=3, best=-1.5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("tokenizers", [1]), ("recipe", "x"), ("from", 5)])
+def test_entries_of_run_json_have_their_types(run: Path, key: str, value: Any) -> None:
+    record(run, **{key: value})
+    with pytest.raises(UserError, match=rf"run\.json is damaged: {key} is"):
+        Run(run)

@@ -96,6 +96,9 @@ class Run:
             )
         if recorded is None and info["format"] > WITHOUT_CHECKSUMS:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
+        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict}.items():
+            if not isinstance(info.get(key), kind | None):
+                raise UserError(f"{self.path / 'run.json'} is damaged: {key} is {info[key]!r:.40}")
         self.info = info
 
     @staticmethod
@@ -245,14 +248,14 @@ class Run:
 
         try:
             size, digest = weights.about(self.resume)["logs"][name] if self.resume.exists() else (0, "")
-        except (UserError, KeyError):  # the resume state is damaged, or older than this record
+        except (UserError, KeyError, TypeError, ValueError):  # the resume state is damaged, or older than this record
             return None
-        return (size, digest) if size else None
+        return (size, digest) if isinstance(size, int) and size else None
 
     def log(self, name: str) -> Path:
         """The path of a file of measurements, if what it held at the last save is still there."""
         file, mark = self.path / name, self.log_mark(name)
-        if mark is not None and file.exists() and checksum(file.read_bytes()[: mark[0]]) != mark[1]:
+        if mark is not None and file.exists() and checksum(regular(file).read_bytes()[: mark[0]]) != mark[1]:
             raise UserError(f"{file} was altered after it was written: its checksum does not match")
         return file
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard import weights
 from regard.data.packing import Position
 from regard.errors import UserError
-from regard.files import reason
+from regard.files import reason, regular
 from regard.recipes.schema import Training
 
 Mark = list[Any]  # the length of a log in bytes, and its digest
@@ -54,7 +54,7 @@ class Log:
             if self.path.exists():
                 if mark is not None and self.path.stat().st_size > mark[0]:
                     os.truncate(self.path, mark[0])
-                self._hash.update(self.path.read_bytes())
+                self._hash.update(regular(self.path).read_bytes())
                 self.size = self.path.stat().st_size
         except OSError as error:
             raise UserError(f"{self.path} could not be read or shortened: {reason(error)}") from error
@@ -90,6 +90,12 @@ class Progress:
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:
+        """The progress that `asdict` made these facts of; facts of other names or types are a TypeError."""
+        usual = {**asdict(cls()), "best": 0.0}
+        for name, value in [*facts.items(), *facts["position"].items()]:
+            kind = type(usual.get(name, 0))  # epoch and batch are whole numbers
+            if not isinstance(value, int | float if kind is float else kind) and (name, value) != ("best", None):
+                raise TypeError(f"{name} is {value!r:.40}")
         return cls(**{**facts, "position": Position(**facts["position"])})
 
     @classmethod
@@ -97,7 +103,7 @@ class Progress:
         """The progress that a resume file holds, without its tensors."""
         try:
             return cls.from_json(weights.about(path))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} does not hold the state of a run: {error}") from error
 
 
@@ -138,12 +144,16 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Av
     tensors, facts = weights.load(path)
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}}
     for name, tensor in tensors.items():
-        part, rest = name.split(".", 1)
+        part, _, rest = name.partition(".")
+        if part not in parts:
+            raise UserError(f"{path} does not hold the state of a run: it has a tensor {name:.80}")
         parts[part][rest] = tensor
     weights.into_model(model, parts["model"], path)
     parameters = dict(model.named_parameters())
     for name, tensor in parts["optimizer"].items():
-        owner, key = name.rsplit(".", 1)
+        owner, _, key = name.rpartition(".")
+        if owner not in parameters or tensor.shape not in ((), parameters[owner].shape):
+            raise UserError(f"{path}: optimizer.{name:.80} does not fit the model")
         known = optimizer.state[parameters[owner]]
         if key in known:  # Muon's momentum is there from the start, a part of a larger tensor
             known[key].copy_(tensor)
@@ -151,8 +161,10 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Av
             known[key] = tensor.to(parameters[owner].device)
     if ema is not None:
         for name, tensor in ema.tensors.items():
+            if name not in parts["ema"] or parts["ema"][name].shape != tensor.shape:
+                raise UserError(f"{path}: ema.{name} is missing or does not fit the model")
             tensor.copy_(parts["ema"][name])
     try:
         return Progress.from_json(facts)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not hold the state of a run: {error}") from error
