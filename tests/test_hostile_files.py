@@ -75,6 +75,7 @@ def test_a_recipe_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     ("text", "fault"),
     [
         ("a = " + "[" * 100_000 + "\n", "not valid TOML: it is nested too deeply"),
+        ("a." * 100_000 + "a = 1\n", "not valid TOML: it is nested too deeply"),
         ("training.steps = " + "9" * 5000 + "\n", "not valid TOML: "),
         ("[training]\nseed = " + "9" * 40 + "\n", "line 2: training.seed: must be at most 9007199254740992"),
     ],

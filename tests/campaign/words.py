@@ -54,7 +54,7 @@ def _verbs() -> dict[str, list[Any]]:
 
 def _words(verbs: dict[str, list[Any]], random: Random, scratch: Path, home: Path) -> list[str]:
     if random.random() < 0.03:
-        return [str(random.choice(odd.VALUES)).replace("\0", "") for _ in range(random.randrange(4))]
+        return [str(random.choice(odd.VALUES)).replace("\0", "") for _ in range(random.randrange(1, 4))]
     verb = random.choice([verb for verb in verbs if verb not in LEFT_OUT] + ["train"])
     words = [verb]
     for param in verbs[verb]:

@@ -25,6 +25,7 @@ from regard.recipes.write import toml_value
 # Ways to name the training data that exclude each other: a layer that takes one lets go of the inherited others.
 KINDS_OF_DATA = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
 NAMES_OF_FILES = {"source", "target", "pairs", "text", "mix", "valid", "test"}
+MAX_DOTS = 2000  # in a line: the parser's time grows with the square of the parts of a dotted key
 LIST_THEM = "regard recipes lists them"
 
 
@@ -136,6 +137,8 @@ def _from_file(path: str, blame: str) -> Layer:
 
 
 def _toml(text: str, name: str) -> Table:
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise complaint(f"{name}: not valid TOML: it is nested too deeply")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
