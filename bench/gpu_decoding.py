@@ -4,14 +4,15 @@
     python -m bench.gpu_decoding --device cpu --tiny          # to try it where there is no GPU
 
 Translation: Transformer base, 37,000 pieces, beam 4, batch 64, 25 source tokens, 40 output tokens (no more, no fewer).
-Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new ones. First ours is held against itself: what recorded
-steps find must be what is found step by step. Then the variants are timed (medians of repeats, each after one that is
-not counted), and the GPU's time in one search is listed by kernel.
+Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new ones. First ours is held against itself
+(`bench.decoding_checks`): what captured steps find must be what the eager search finds. Then the variants are timed
+(medians of repeats, each after one that is not counted), and the GPU's time in one search is listed by kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from typing import Any
 
 import torch
 
+from bench.decoding_checks import check_all
 from bench.machine import heading
-from regard.decoding import Hypothesis, Report, SearchRequest, search
+from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
@@ -32,8 +34,6 @@ from regard.models import Translator, build
 from regard.recipes.schema import Decoding, GPTSettings, TransformerSettings
 from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL
-
-CLOSE = 1e-4  # a decision by less than this may go either way in float32
 
 
 @dataclass(frozen=True)
@@ -126,48 +126,13 @@ def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any
 def variants(device: torch.device) -> dict[str, Runner | None]:
     """Ways to run a search, the plain one first."""
     if device.type != "cuda":
-        return {"step by step, fp32": None, "static, fp32": StaticRunner(sizes=True)}
+        return {"eager, fp32": None, "fixed shapes, fp32": StaticRunner(sizes=True)}
     return {
-        "step by step, fp32": None,
-        "static, fp32, not recorded": StaticRunner(sizes=True),
-        "recorded, fp32": CapturedRunner(bf16=False),
-        "recorded, bf16": CapturedRunner(bf16=True),
+        "eager, fp32": None,
+        "fixed shapes, fp32, not captured": StaticRunner(sizes=True),
+        "captured, fp32": CapturedRunner(bf16=False),
+        "captured, bf16": CapturedRunner(bf16=True),
     }
-
-
-def check(page: Page, name: str, model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> None:
-    """What a run finds against what is found step by step, for sentences of several lengths."""
-    sources = sentences(sizes, 7, sizes.source, uneven=True)
-    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
-    nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
-
-    def found(run: Runner | None) -> tuple[list[list[Hypothesis]], list[float]]:
-        report = Report()
-        row = TokenRow.of(sources).to(device)
-        request = SearchRequest(row, settings, nbest, banned=[FILL, BEGIN])
-        return search(model, request, report=report, run=run), report.margins
-
-    expected, margins = found(None)
-    for label, run in variants(device).items():
-        if run is None:
-            continue
-        for turn in ("first", "second", "third"):  # steps are recorded; the reading of sources too; all is played again
-            try:
-                got, _ = found(run)
-            except Exception:
-                page(f"  {name}: {label}, {turn}: FAILED\n{traceback.format_exc()}")
-                break
-            same = [[h.tokens for h in a] == [h.tokens for h in b] for a, b in zip(got, expected, strict=True)]
-            sure = [margin >= CLOSE for margin in margins]
-            wrong = sum(not s and c for s, c in zip(same, sure, strict=True))
-            pairs = [
-                (a, b) for x, y, s in zip(got, expected, same, strict=True) if s for a, b in zip(x, y, strict=True)
-            ]
-            apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)
-            verdict = "" if "bf16" in label else ("   WRONG" if wrong or apart > 1e-3 else "   right")
-            failed = ", NOT RECORDED" if isinstance(run, CapturedRunner) and run.failed else ""
-            counted = f"{sum(same)} of {len(same)} the same, scores apart {apart:.1e}"
-            page(f"  {name}: {label}, {turn}: {counted}{failed}{verdict}")
 
 
 # -- Hugging Face's ----------------------------------------------------------------------------------------------------
@@ -267,7 +232,7 @@ def phases(page: Page, model: Translator, sizes: Sizes, device: torch.device, re
     row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
     with torch.inference_mode():
         fp32 = median(seconds(lambda: model.start(row), device, repeats))
-        page(f"  of which reading the sources: {1e3 * fp32:.1f} ms in fp32, not recorded")
+        page(f"  of which reading the sources: {1e3 * fp32:.1f} ms in fp32, not captured")
 
 
 def main() -> None:
@@ -284,12 +249,8 @@ def main() -> None:
     page(heading())
     model, writer = translator(sizes, device), generator(sizes, device)
 
-    page("\nThe same as step by step?")
-    check(page, "beam 4", model, sizes, device, beam=4)
-    check(page, "greedy", model, sizes, device, beam=1)
-    check(page, "beam 4, rules", model, sizes, device, beam=4, no_repeat=2, repetition_penalty=1.2, min_length=5)
-    check(page, "GPT, beam 3", writer, sizes, device, beam=3)
-    check(page, "GPT, sampling", writer, sizes, device, method="sample", temperature=0.8, top_p=0.95)
+    page("\nThe same as the eager search?")
+    failures = check_all(page, device)
 
     for beam in (sizes.beam, 1):
         page(f"\nTranslation, beam {beam}, batch {sizes.batch}, {sizes.source} -> {sizes.target} tokens, sentences/s")
@@ -316,6 +277,7 @@ def main() -> None:
         work, write = translation(model, sizes, device, sizes.beam), generation(writer, sizes, device, **draws)
         profiled(page, f"Beam {sizes.beam}", partial(work, CapturedRunner(bf16=True)), device, sizes.target)
         profiled(page, "GPT-2, sampling", partial(write, CapturedRunner(bf16=True)), device, sizes.tokens)
+    sys.exit(min(failures, 1))
 
 
 if __name__ == "__main__":

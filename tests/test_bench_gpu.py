@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bench import gpu_peers
+import torch
+from bench import decoding_checks, gpu_peers
 from bench.gpu_training import CASES, lengths, packed
 
 
@@ -52,3 +53,23 @@ def test_gpt2_written_down_plainly_has_as_many_weights() -> None:
 def test_every_case_says_what_it_is() -> None:
     assert {"transformer-32k", "transformer-8k", "gpt2"} <= CASES.keys()
     assert all(case.flops > 1e8 for case in CASES.values())
+
+
+EVERYDAY = "beams are not reordered", "every step draws the same number"  # the others take seconds
+
+
+@pytest.mark.parametrize(
+    "mistake", [m if m in EVERYDAY else pytest.param(m, marks=pytest.mark.slow) for m in decoding_checks.PLANTS]
+)
+def test_a_mistake_in_captured_decoding_would_be_found(mistake: str) -> None:
+    """Made in the search in fixed shapes alone, and held against the eager search, without a GPU."""
+    device = torch.device("cpu")
+    name, how, *_ = decoding_checks.PLANTS[mistake]
+    assert all(result.verdict == "right" for _, result in decoding_checks.check(name, how, device))
+    assert decoding_checks.caught(mistake, device)
+
+
+def test_a_check_that_decides_nothing_fails() -> None:
+    hypotheses = [[]] * 5
+    close = decoding_checks.compared((hypotheses, [0.0] * 5), (hypotheses, [0.0] * 5))
+    assert close.verdict == "UNDECIDED"

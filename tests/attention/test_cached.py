@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import Allowed, Cached, Causal, Fixed, Mask, Packed, Segments, Strided, Window, attend
+from regard.attention import Allowed, BeamTree, Causal, Fixed, KVCache, Mask, Packed, Segments, Strided, Window, attend
 from regard.rows import Rows
 
 HEADS, WIDTH = 2, 4
@@ -37,12 +37,12 @@ def test_a_text_fed_in_pieces_is_one_pass(name: str, pieces: list[int]) -> None:
     rows = Rows([21])
     row = draw(rows)
     expected = attend(*row, Packed(rows, rows, MASKS[name] or Causal()))
-    cache, found = Cached(MASKS[name]), []
+    cache, found = KVCache(BeamTree(1, MASKS[name])), []
     for piece in zip(*(x.split(pieces) for x in row), strict=True):
         query, key, value = (x[None] if len(x) > 1 else x for x in piece)  # [1, T, H, D], or a step [1, H, D]
         found.append(attend(query, key, value, cache).reshape(-1, HEADS, WIDTH))
     torch.testing.assert_close(torch.cat(found), expected)
-    assert cache.length == cache.held == 21
+    assert cache.tree.length == cache.tree.entries == 21
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -52,14 +52,14 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
     random = Random(2)
     prompts = [4, 0, 6, 1]
     texts = [[torch.randn(3, HEADS, WIDTH).double() for _ in range(n)] for n in prompts]  # each token: q, k, v
-    cache = Cached(MASKS[name], torch.tensor([6 - n for n in prompts]))
+    cache = KVCache(BeamTree(4, MASKS[name], torch.tensor([6 - n for n in prompts])))
     rubbish = torch.full((3, HEADS, WIDTH), 7.0).double()
     padded = torch.stack([torch.stack([rubbish] * (6 - len(t)) + t) for t in texts])  # [B, 6, 3, H, D]
     out = attend(*padded.unbind(2), cache)
     assert out.shape == (4, 6, HEADS, WIDTH) and out.isfinite().all()
     for _ in range(14):
-        places = cache.places(1, torch.device("cpu"))
-        assert places.flatten().tolist() == [len(t) for t in texts]
+        cache.tree.enter(None, torch.device("cpu"))
+        assert cache.tree.position.index.tolist() == [len(t) for t in texts]
         texts = [[*t, torch.randn(3, HEADS, WIDTH).double()] for t in texts]
         out = attend(*torch.stack([t[-1] for t in texts]).unbind(1), cache)
         for n, text in enumerate(texts):
@@ -67,7 +67,7 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
             alone = attend(*torch.stack(text).unbind(1), Packed(rows, rows, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
         beams = [random.randrange(len(texts)) for _ in range(random.randint(1, 4))]
-        cache.take(torch.tensor(beams))
+        cache = cache.keep(torch.tensor(beams), cache.tree.keep(torch.tensor(beams)))
         texts = [texts[n] for n in beams]
 
 
@@ -77,19 +77,21 @@ def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: in
     rows = Rows([17])
     row = draw(rows)
     expected = attend(*row, Packed(rows, rows, Segments(length, memory)))
-    cache, found = Cached(memory=memory), []
+    cache, found = KVCache(BeamTree(1)), []
     for piece in zip(*(x.split(length) for x in row), strict=True):
+        cache.trim(memory)
+        cache.tree.entries = min(cache.tree.entries, memory)
         found.append(attend(*(x[None] for x in piece), cache)[0])
-        assert cache.store is not None and cache.held == cache.store.shape[3] <= memory + length
+        assert cache.key is not None and cache.tree.entries == cache.key.shape[2] <= memory + length
     torch.testing.assert_close(torch.cat(found), expected)
-    assert cache.length == 17
+    assert cache.tree.length == 17
 
 
 def test_nothing_padded_and_nothing_masked_needs_no_table() -> None:
-    cache = Cached()
+    cache = KVCache(BeamTree(2))
     one, several = torch.randn(2, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
     assert cache.open(one, one, one)[3] == Allowed(full=True)
     assert cache.open(several, several, several)[3] == Allowed(causal=True, full=True)
-    padded = Cached(padding=torch.tensor([0, 2]))
+    padded = KVCache(BeamTree(2, padding=torch.tensor([0, 2])))
     padded.open(several, several, several)
     assert padded.open(one, one, one)[3].full  # a new token at least sees itself

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import Allowed, Cached, Causal, Packed, Relative, Rotary, Score, attend, kernel, placed
+from regard.attention import Allowed, BeamTree, Causal, KVCache, Packed, Relative, Rotary, Score, attend, kernel, placed
 from regard.attention.kernels import fused, plain
 from regard.errors import UserError
 from regard.rows import Rows
@@ -125,7 +125,7 @@ def test_empty_places_before_a_text_change_no_distance(kind: str, name: str) -> 
         parts = [part[:n] for part, n in zip(rows.split(x), lengths, strict=True)]
         return torch.stack([torch.cat([torch.full((5 - len(p), HEADS, WIDTH), 9.0).double(), p]) for p in parts])
 
-    cache = Cached(padding=padding)
+    cache = KVCache(BeamTree(3, padding=padding))
     with kernel(name):
         expected = rows.split(attend(query, key, value, Packed(rows, rows, Causal()), score=score))
         prompt = attend(early(query), early(key), early(value), cache, score=score)

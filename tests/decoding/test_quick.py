@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import products
-from regard.attention import Ancestry, Cached, Pooled, attend, kernel
+from regard.attention import BeamTree, Dense, KVCache, attend, kernel
 from regard.decoding import Report, SearchRequest, search
 from regard.decoding.topk import GROUP, topk
 from regard.models import Translator, build
@@ -113,42 +113,48 @@ def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "fused", "few"])
-def test_beams_of_a_pool_see_what_beams_of_a_cache_see(name: str) -> None:
-    """Beams multiply, change places and sentences leave: the pool that never moves gives what moving keys gives."""
+@pytest.mark.parametrize("prompt", [0, 3])
+def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, prompt: int) -> None:
+    """Beams multiply, change places and sentences leave: entries that never move give what moving keys gives."""
     torch.manual_seed(3)
     random, heads, width = Random(3), 2, 4
-    sentences, beams = 3, 1
-    ancestry = Ancestry(sentences)
-    pools, cache = [Pooled(ancestry), Pooled(ancestry)], [Cached(), Cached()]
+    sentences, beams, layers = 3, 1, range(2)
+    tree = BeamTree(sentences)
+    caches = [KVCache(tree) for _ in layers]
+    moved = [torch.empty(2, sentences, heads, 0, width) for _ in layers]  # keys and values of each beam
     with torch.no_grad(), kernel(name):
-        for _ in range(24):
-            assert pools[0].places(1, torch.device("cpu")).tolist() == cache[0].places(1, torch.device("cpu")).tolist()
-            for pool, kept in zip(pools, cache, strict=True):
-                token = torch.randn(3, sentences * beams, heads, width)
-                torch.testing.assert_close(attend(*token, pool), attend(*token, kept))
+        if prompt:
+            for n in layers:
+                tokens = torch.randn(3, sentences, prompt, heads, width)
+                attend(*tokens, caches[n])
+                moved[n] = tokens[1:].transpose(2, 3)
+        for step in range(24):
+            for n in layers:
+                query, *new = torch.randn(3, sentences * beams, heads, width)
+                moved[n] = torch.cat([moved[n], torch.stack(new).unsqueeze(3)], 3)
+                expected = attend(query.unsqueeze(2), *moved[n], Dense()).squeeze(2)
+                torch.testing.assert_close(attend(query, *new, caches[n]), expected)
+            assert tree.position.index.tolist() == [prompt + step]
             after = random.randint(1, 4)
             parents = torch.randint(0, beams, (sentences, after))
             rows = (torch.arange(sentences)[:, None] * beams + parents).flatten()
-            ancestry.follow(parents)
-            for kept in cache:
-                kept.take(rows)
-            beams = after
+            tree.follow(parents)
+            moved, beams = [kept.index_select(1, rows) for kept in moved], after
             if random.random() < 0.2 and sentences > 1:
                 stay = torch.tensor([0, sentences - 1][: sentences - 1])
-                ancestry.keep(stay)
-                for pool, kept in zip(pools, cache, strict=True):
-                    pool.keep(stay)
-                    kept.take((stay[:, None] * beams + torch.arange(beams)).flatten())
-                sentences = len(stay)
-    assert ancestry.entries == pools[0].held == pools[1].held > 24
+                tree = tree.keep(stay)
+                caches = [cache.keep(stay, tree) for cache in caches]
+                rows = (stay[:, None] * beams + torch.arange(beams)).flatten()
+                moved, sentences = [kept.index_select(1, rows) for kept in moved], len(stay)
+    assert tree.entries > 24 + prompt and tree.length == 24 + prompt
 
 
 def test_one_beam_needs_no_table() -> None:
-    ancestry = Ancestry(2)
-    pool, token = Pooled(ancestry), torch.randn(2, 1, 4)
+    tree = BeamTree(2)
+    cache, token = KVCache(tree), torch.randn(2, 1, 4)
     for _ in range(3):
-        allowed = pool.open(token, token, token)[3]
-        ancestry.follow(torch.zeros(2, 1, dtype=torch.long))
+        allowed = cache.open(token, token, token)[3]
+        tree.follow(torch.zeros(2, 1, dtype=torch.long))
     assert allowed.table is None and allowed.full
 
 

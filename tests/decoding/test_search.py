@@ -270,13 +270,14 @@ def repeats(tokens: tuple[int, ...], size: int) -> bool:
 
 
 def slow_beam(model: FakeModel, source: tuple[int, ...], settings: Decoding, banned: list[int], limit: int) -> list:
-    """Beam search with lists: (score, tokens with their EOS), best first; and all that finished on the way.
+    """Beam search with lists: (score, tokens with their EOS), best first.
 
-    At each step the best candidates are kept, as many as there are beams; those that end are put aside.
+    At each step the best of candidates and finished ones are kept, as many as there are beams; those that end are put
+    aside, and never dropped.
     """
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[tuple[float, tuple[int, ...]]] = []
-    for _ in range(limit):
+    for step in range(limit):
         candidates = []
         for _, tokens in live:
             row = model.logits(source, (BEGIN, *tokens))
@@ -290,8 +291,8 @@ def slow_beam(model: FakeModel, source: tuple[int, ...], settings: Decoding, ban
             for v in following or [END]:
                 total = sum(logp(model, source, (*tokens, v)))
                 candidates.append((total / penalty(len(tokens) + 1, settings.length_penalty), (*tokens, v)))
-        kept = sorted(candidates, reverse=True)[: settings.beam]
-        finished += [(value, tokens) for value, tokens in kept if tokens[-1] == END]
+        kept = sorted(finished + candidates, reverse=True)[: settings.beam]
+        finished += [(value, tokens) for value, tokens in kept if tokens[-1] == END and len(tokens) == step + 1]
         live = [(value, tokens) for value, tokens in kept if tokens[-1] != END]
     return sorted(finished + live, reverse=True)
 

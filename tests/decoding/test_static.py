@@ -17,12 +17,13 @@ from regard.attention import kernel
 from regard.decoding import Hypothesis, Report, SearchRequest, cuda_graphs, search, static_search
 from regard.decoding.beam_state import Beams
 from regard.decoding.constraints import NONE, repeats
-from regard.decoding.cuda_graphs import CapturedRunner, capturable, is_inference
+from regard.decoding.cuda_graphs import CapturedRunner, is_inference, obstacle
 from regard.decoding.search import Runner, Watch, select_runner
 from regard.decoding.static_search import StaticRunner, rounded
 from regard.decoding.topk import topk
 from regard.models import Translator, build
 from regard.models.ensemble import Ensemble
+from regard.models.gpt import GPT
 from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL
@@ -39,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128),
     "window": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128, mask="window", reach=3),
     "rotary": dict(family="gpt", width=16, heads=2, layers=1, inner=24, max_positions=128, positions="rotary"),
+    "relative": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128, positions="relative"),
     "lstm": dict(family="recurrent", cell="lstm", width=12, encoder_width=8, embedding=10, attention="additive"),
     "gru": dict(family="recurrent", cell="gru", width=12, encoder_width=8, embedding=10, attention="none"),
     "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="heads", heads=2),
@@ -275,7 +277,9 @@ recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 
 @recorders
 @pytest.mark.parametrize("how", ["beam", "penalised", "drawn from few"])
-@pytest.mark.parametrize("name", ["transformer", "gpt", "lstm", "ensemble", "of two families"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "gpt", "window", "rotary", "relative", "lstm", "ensemble", "of two families"]
+)
 def test_what_was_recorded_for_one_batch_serves_others(
     monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str, name: str, how: str
 ) -> None:
@@ -424,17 +428,24 @@ def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.M
     assert_same(got, found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
 
 
-def test_what_has_no_constant_shape_goes_step_by_step_and_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_constant_shape_runs_eagerly_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GPT, "has_static_state", False)
     model, lines, run = model_of("rotary"), sources(5), Taped(bf16=False)
     for _ in range(2):
         assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], None))
-    assert not run.steps and not run.prefills and not capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert not run.steps and not run.prefills
+    assert said.count("\n") == 1 and "GPT has no decoding state of constant shapes" in said
 
 
 def test_nobody_looks_into_a_recorded_step() -> None:
     """Who listens, asks for a kernel, or trains gets every step as it is."""
     model = model_of("transformer")
-    assert capturable(model) and not capturable(model_of("rotary")) and not capturable(nn.Linear(2, 2))
+    assert all(obstacle(model_of(name)) is None for name in [*MODELS, *ENSEMBLES])
+    assert obstacle(nn.Linear(2, 2)) == "Linear has no decoding state of constant shapes"
+    assert obstacle(Ensemble([model_of("gpt"), model_of("lstm")])) is not None  # which count positions differently
     assert is_inference(model)
     with taps.listen(lambda module, kind, value: None):
         assert not is_inference(model)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import weights
-from regard.attention import Packed, kernel
-from regard.attention import caches as caches_module
+from regard.attention import Packed, kernel, kv_cache
 from regard.errors import UserError
 from regard.models import build
 from regard.models.gpt import GPT
@@ -265,8 +264,8 @@ def test_prompts_of_one_length_leave_no_empty_places(prompts: list[list[int]]) -
     made = model()
     state = made.start(TokenRow.of(prompts, size=5))
     for cache in state.own:
-        assert cache.padding is None and cache.length == len(prompts[0])
-        assert (cache.store is None) == (not prompts[0])  # nothing was run for an empty prompt
+        assert cache.tree.padding is None and cache.tree.length == len(prompts[0])
+        assert (cache.key is None) == (not prompts[0])  # nothing was run for an empty prompt
     logits, _ = made.step(state, torch.tensor([[8], [9]]))
     torch.testing.assert_close(logits[1, 0], alone(made, [*prompts[1], 9])[-1])
 
@@ -298,15 +297,15 @@ def test_a_long_text_in_segments_is_one_pass_under_their_mask(
     made = model(positions=positions, mask="segments", reach=length, memory=memory, layers=layers).float()
     texts = text(23, 23)
     held = []
-    watched = caches_module.Cached.open
+    watched = kv_cache.KVCache.open
 
     def watch(self: Any, *arguments: Any) -> Any:
         opened = watched(self, *arguments)
-        held.append(self.store.shape[3])
+        held.append(self.key.shape[2])
         return opened
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches_module.Cached, "open", watch)
+        patch.setattr(kv_cache.KVCache, "open", watch)
         parts = list(made.segments(torch.tensor(texts)))
         assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
         for n, tokens in enumerate(texts):

@@ -1,9 +1,9 @@
 """The one attention: score, mask, weigh, sum. Every model goes through `attend`."""
 
 from regard.attention.allowed import Allowed
-from regard.attention.caches import Ancestry, Branched, Cached, Lineage, Memory, Pooled
 from regard.attention.heads import MultiHead
 from regard.attention.kernels import attend, kernel, plain_weights
+from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
 from regard.attention.layouts import Dense, Flat, Layout, Packed, pack
 from regard.attention.masks import (
     Causal,
@@ -22,10 +22,8 @@ from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, S
 __all__ = [
     "Additive",
     "Allowed",
-    "Ancestry",
+    "BeamTree",
     "Bilinear",
-    "Branched",
-    "Cached",
     "Causal",
     "Dense",
     "Dot",
@@ -33,20 +31,19 @@ __all__ = [
     "Fixed",
     "Flat",
     "Given",
+    "KVCache",
     "Layout",
-    "Lineage",
     "Mask",
-    "Memory",
     "MultiHead",
     "Packed",
     "Places",
-    "Pooled",
     "Relative",
     "Rotary",
     "SameSentence",
     "ScaledDot",
     "Score",
     "Segments",
+    "SourceCache",
     "Strided",
     "Window",
     "attend",

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import gpu, taps
-from regard.attention.caches import Memory
 from regard.attention.kernels import attend
+from regard.attention.kv_cache import SourceCache
 from regard.attention.layouts import Layout, Packed
 from regard.attention.scores import ScaledDot, Score
 from regard.devices import matrix_dtype
@@ -93,13 +93,20 @@ class MultiHead(nn.Module):
         heads = taps.tap(self, "heads", heads).flatten(-2)
         return self.out(heads) if biased else F.linear(heads, self.out.weight)
 
-    def remember(self, source: Tensor, rows: Rows) -> Memory:
+    def cached_like(self) -> tuple[Tensor, Tensor]:
+        """Empty keys and values [0, H, 0, D], as a cache of self-attention keeps them."""
+        weight, width = self.query_key_value.weight, self.width // self.heads
+        widths = self.score.cached_width(width), width
+        key, value = (weight.new_empty(0, self.heads, 0, each) for each in widths)
+        return key, value
+
+    def remember(self, source: Tensor, rows: Rows) -> SourceCache:
         """The source's keys and values, computed once a sentence, for decoding."""
         key, value = self._in_parts(self.key_value, source, 2)
         if self.qk_norm:
             key = _normed(self.key_norm, key)
         key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))
-        return Memory(key, value, Packed(rows, rows).allowed)
+        return SourceCache(key, value, Packed(rows, rows).allowed)
 
 
 def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:

@@ -214,6 +214,9 @@ def attend(
     The layout says how the tensors lie and who may see whom; `owner` is the module whose tap shows the weights. A
     listener that writes other weights [..., Q, K] at the tap replaces the kernel's work by `weights @ values`.
     """
+    positions = layout.positions(query)
+    if positions is not None and key is not None:
+        query, key, score = score.at(query, key, positions)
     q, k, v, allowed = layout.open(query, key, value)
     if owner is not None and taps.listening():
         written = taps.offer(owner, "weights", Weights(q, k, v, allowed, score, layout))

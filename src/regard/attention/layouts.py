@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.allowed import Allowed, Ranges, Sparse
 from regard.attention.masks import Causal, Everything, Mask, Places, SameSentence
+from regard.attention.scores import TokenPositions
 from regard.rows import Rows, StaticRows
 
 LOT = 128  # queries that a sparse kernel takes at a time
@@ -21,6 +22,10 @@ LOT = 128  # queries that a sparse kernel takes at a time
 
 class Layout(Protocol):
     """Opens queries, keys and values for a dense kernel and closes its result."""
+
+    def positions(self, query: Tensor) -> TokenPositions | None:
+        """Where the tokens of `query` stand, if keys are cached with their positions; None: as they lie when opened."""
+        ...
 
     def open(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
@@ -38,6 +43,9 @@ class Dense:
 
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
         self.allowed = Allowed(table, causal)
+
+    def positions(self, query: Tensor) -> None:
+        return None
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
         assert key is not None and value is not None
@@ -61,6 +69,9 @@ class Packed:
         self.queries, self.keys = queries, keys
         self.mask = mask if mask is not None else Everything()
         self.lot = lot
+
+    def positions(self, query: Tensor) -> None:
+        return None
 
     @cached_property
     def allowed(self) -> Allowed:

@@ -14,8 +14,24 @@ from torch import Tensor, nn
 from regard.errors import UserError
 
 
+class TokenPositions:
+    """Positions [...] of tokens in their sentences, and what layers with equal settings make of them, made once."""
+
+    def __init__(self, index: Tensor) -> None:
+        self.index = index
+        self.made: dict[object, tuple[Tensor, Tensor]] = {}
+
+
 class Score(nn.Module):
     """A score function. Those that come down to a dot product say so, and may then use the fused kernels."""
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        """Queries and keys [..., H, D] of tokens at known positions, as a cache keeps them, and the score of those."""
+        return query, key, self
+
+    def cached_width(self, width: int) -> int:
+        """Features of a key of `width` features as a cache keeps it."""
+        return width
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         """`(q, k, scale)` such that the score is `scale * q @ k^T`."""
@@ -43,6 +59,9 @@ class ScaledDot(Score):
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         return query, key, 1.0 / math.sqrt(query.shape[-1])
+
+
+_DOT, _SCALED_DOT = Dot(), ScaledDot()
 
 
 class Bilinear(Score):
@@ -78,8 +97,22 @@ class Waves:
     """cos and sin of place / base^(2f/D), [L, F] each: made in float64, kept, and made anew when more are asked for."""
 
     def __init__(self, width: int, base: float) -> None:
+        self._settings = width, base
         self.frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
         self._kept: tuple[Tensor, Tensor] | None = None
+        self._moved: dict[torch.device, Tensor] = {}  # they stay where they are, as CUDA graphs require
+
+    def at(self, positions: TokenPositions, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for tokens at these positions [...], [..., 1, F] each."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        key, device = (self._settings, dtype), positions.index.device
+        if key not in positions.made:
+            if device not in self._moved:
+                with torch.inference_mode(False):
+                    self._moved[device] = self.frequencies.to(device)
+            angle = positions.index[..., None, None] * self._moved[device]
+            positions.made[key] = angle.cos().to(dtype), angle.sin().to(dtype)
+        return positions.made[key]
 
     def __call__(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -110,6 +143,10 @@ class Rotary(Score):
         first = key.shape[-2] - query.shape[-2]
         turned = _turn(query, cos[first:], sin[first:]), _turn(key, cos, sin)
         return *turned, 1.0 / math.sqrt(query.shape[-1])
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        cos, sin = self.waves.at(positions, query)
+        return _turn(query, cos, sin), _turn(key, cos, sin), _SCALED_DOT
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -148,6 +185,18 @@ class Relative(Score):
         places = torch.cat([sin, cos], dim=-1).to(key.dtype)
         k = torch.cat([key, places.expand(*key.shape[:-1], -1)], dim=-1)
         return q, k, 1.0 / math.sqrt(query.shape[-1])
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        cos, sin = self.waves.at(positions, query)
+        asked = torch.einsum("...hd,hdf->...hf", query + self.distance, self.weight)
+        for_sin, for_cos = asked.chunk(2, dim=-1)
+        turned = [for_cos * sin - for_sin * cos, for_sin * sin + for_cos * cos]
+        q = torch.cat([query + self.content, *turned], dim=-1) / math.sqrt(query.shape[-1])
+        places = torch.cat([sin, cos], dim=-1).expand(*key.shape[:-1], -1)
+        return q.to(query.dtype), torch.cat([key, places.to(key.dtype)], dim=-1), _DOT
+
+    def cached_width(self, width: int) -> int:
+        return width + 2 * len(self.waves.frequencies)
 
 
 def placed(kind: str, width: int, heads: int, base: float = 10000.0) -> Callable[[], Score] | None:

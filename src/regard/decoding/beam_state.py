@@ -1,8 +1,10 @@
 """The state of a search, one step of it, and the hypotheses it hands back.
 
-Live hypotheses can still be extended; finished ones are kept apart, so that no live one can displace them. A step
-changes tensors in place, with no branch on their values where they are on a GPU, so that it can be captured as a CUDA
-graph. Shapes: N sentences, K beams (or samples) each, F finished hypotheses, T tokens of capacity, V the vocabulary.
+Live hypotheses can still be extended; finished ones are kept apart, so that no live one can displace them, though they
+count when the K best of both are found and the others dropped. A step changes tensors in place, with no branch on their
+values where they are on a GPU, so that it can be captured as a CUDA graph.
+
+Shapes: N sentences, K beams (or samples) each, F finished hypotheses, T tokens of capacity, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -123,6 +125,7 @@ class SearchState:
         """For the sentences of `constraints`; to be started by `restart`."""
         device, count = constraints.limit.device, len(constraints.limit)
         beams = settings.beam if settings.method == "beam" else nbest
+        finished = max(beams, nbest + 1)  # one more than is wanted, for the margin of the ranking
         tracked = settings.method == "beam" and beams > 1 and (watched or constraints.read_history)
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -140,8 +143,8 @@ class SearchState:
             step=new(dtype=torch.long),
             done=new(dtype=torch.bool),
             margin=new(),
-            best=new(nbest + 1),  # one more than is wanted, for the margin of the ranking
-            ends=new(nbest + 1, dtype=torch.long),
+            best=new(finished),
+            ends=new(finished, dtype=torch.long),
             penalty=length_penalties(settings.length_penalty, capacity + 1).to(device),
             max_penalty=new(),
             keys=None,
@@ -207,8 +210,8 @@ class SearchState:
             self,
             constraints=self.constraints.keep(sentences),
             keys=None if self.keys is None else self.keys[sentences.cpu().numpy()],
-            history=None if self.history is None else self.history[sentences],
-            **{name: getattr(self, name)[sentences] for name in (*names, "max_penalty", "uniform")},
+            history=None if self.history is None else self.history.index_select(0, sentences),
+            **{name: getattr(self, name).index_select(0, sentences) for name in (*names, "max_penalty", "uniform")},
         )
 
     def grown(self, capacity: int) -> SearchState:
@@ -237,7 +240,8 @@ class SearchState:
         The logits are written over. They may be [N, 1, V] at the first step, of the one beam there is.
         """
         history = self._read_history(logits.shape[1])
-        logits = self.constraints.penalize_repetition(logits if self.static else logits.float(), history)
+        exact = not self.static or self.constraints.repetition != 1  # else only the best are converted
+        logits = self.constraints.penalize_repetition(logits.float() if exact else logits, history)
         choose = self._best_candidates if self.settings.method == "beam" else self._draw
         parents, tokens, logprobs, total, margin = choose(logits, history)
         self._commit(parents, tokens, logprobs, total, margin)
@@ -250,10 +254,12 @@ class SearchState:
         return history[:, :beams, : self.capacity if self.static else self.fed]
 
     def _best_candidates(self, logits: Tensor, history: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The K likeliest of all K * V candidates: parents, tokens, log-probabilities and totals [N, K], margins [N].
+        """The best of all K * V candidates: parents, tokens, log-probabilities and totals [N, K], margins [N].
 
-        All candidates of a sentence have the same length, so the length penalty does not change their order. The K + 1
-        best of all are among the K + 1 best of every beam; log-probabilities are the logits less an offset.
+        A candidate is kept if it is among the K best of candidates and finished hypotheses together, by the score it
+        would have if it ended here; the total of others is -inf. All candidates of a sentence have the same length, so
+        the length penalty does not change their order. The K + 1 best of all are among the K + 1 best of every beam;
+        log-probabilities are the logits less an offset.
         """
         offset: Tensor | float = 0.0
         if self.static:
@@ -275,13 +281,15 @@ class SearchState:
         if count <= self.beams:  # a vocabulary smaller than the beam
             total = F.pad(total, (0, self.beams + 1 - count), value=-math.inf)
         top = total.topk(self.beams + 1)
-        kept, rejected = top.values[:, -2], top.values[:, -1]
-        margin = (kept - rejected) / self.penalty[self.step + 1]
-        margin = margin.masked_fill(rejected == -math.inf, math.inf)
+        score = top.values / self.penalty[self.step + 1][:, None]
+        ranked = torch.cat([self.best[:, : self.beams], score], 1).topk(self.beams + 1).values
+        kept, rejected = ranked[:, -2:-1], ranked[:, -1]
+        margin = (kept[:, 0] - rejected).masked_fill(rejected == -math.inf, math.inf)
+        total = top.values.masked_fill(score < kept, -math.inf)[:, :-1]
         index = top.indices[:, :-1].clamp(max=count - 1)
         self.moved = self.beams > 1
         token, value = (x.flatten(1).gather(1, index) for x in (token, value))
-        return index // each, token, value, top.values[:, :-1], margin
+        return index // each, token, value, total, margin
 
     def _draw(self, logits: Tensor, history: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """A random token for every beam, as `_best_candidates` returns the best."""
@@ -379,43 +387,40 @@ class SearchState:
     def results(self, sentences: Sequence[int]) -> list[tuple[list[Hypothesis], float]]:
         """Of these sentences, which are done: hypotheses, best first, `nbest` at most, and the margin of the search."""
         index = torch.tensor(list(sentences), device=self.done.device)
-        names = ("total", "best", "ends", "step", "margin", "tokens", "parents", "logprobs")
-        host = {name: getattr(self, name)[index].cpu() for name in names}
-        if bool(host["total"].isnan().any()):
+
+        def read(x: Tensor) -> Tensor:
+            return x.index_select(0, index).cpu()
+
+        total, step, limit = read(self.total), read(self.step), read(self.constraints.limit)
+        if bool(total.isnan().any()):
             raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-        cut = (host["step"] >= self.constraints.limit[index].cpu())[:, None] & (host["total"] > -math.inf)
-        live = (host["total"] / self.penalty.cpu()[host["step"]][:, None]).masked_fill(~cut, -math.inf)
-        scores = torch.cat([host["best"], live], 1).numpy()
-        last = (host["step"][:, None] - 1) * self.beams + torch.arange(self.beams)
-        ends = torch.cat([host["ends"], last], 1).numpy()
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.nbest + 1]  # of equals finished ones first
-        rows, picks = np.nonzero(np.take_along_axis(scores, order, 1) > -math.inf)
-        columns = order[rows, picks]
-        trail = {name: host[name].numpy() for name in ("tokens", "parents", "logprobs")}
-        paths = _follow(trail, rows, ends[rows, columns], self.beams)
-        found: list[list[Hypothesis]] = [[] for _ in sentences]
-        for row, column, (tokens, logprobs) in zip(rows.tolist(), columns.tolist(), paths, strict=True):
-            finished = tokens[-1] == END
-            words = tokens[:-1] if finished else tokens
-            found[row].append(Hypothesis(tuple(words), tuple(logprobs), float(scores[row, column]), finished))
-        margins = host["margin"].tolist()
-        return [(some[: self.nbest], min(m, _margin(some))) for some, m in zip(found, margins, strict=True)]
+        longest = int(step.max())
+        trail = [read(x[..., :longest]).numpy() for x in (self.tokens, self.parents, self.logprobs)]
+        live = (total / self.penalty.cpu()[step][:, None]).masked_fill((step < limit)[:, None], -math.inf)
+        last = (step[:, None] - 1) * self.beams + torch.arange(self.beams)
+        scores = torch.cat([read(self.best), live], 1).tolist()  # those that are cut compete; of equals finished first
+        ends = torch.cat([read(self.ends), last], 1).tolist()
+        found = []
+        for n, margin in enumerate(read(self.margin).tolist()):
+            order = sorted((k for k, score in enumerate(scores[n]) if score > -math.inf), key=lambda k: -scores[n][k])
+            ranked = [
+                self._hypothesis([x[n] for x in trail], ends[n][k], scores[n][k]) for k in order[: self.nbest + 1]
+            ]
+            found.append((ranked[: self.nbest], min(margin, _margin(ranked))))
+        return found
 
-
-def _follow(
-    trail: dict[str, NDArray[Any]], rows: NDArray[Any], ends: NDArray[Any], beams: int
-) -> Iterator[tuple[list[int], list[float]]]:
-    """The tokens and log-probabilities of the hypotheses of sentences `rows` [M] that ended at `ends` [M]."""
-    last, beam = ends // beams, ends % beams
-    steps = int(last.max(initial=-1)) + 1
-    tokens = np.zeros((len(rows), steps), dtype=np.int64)
-    logprobs = np.zeros((len(rows), steps), dtype=np.float64)
-    for step in range(steps - 1, -1, -1):
-        tokens[:, step] = trail["tokens"][rows, beam, step]
-        logprobs[:, step] = trail["logprobs"][rows, beam, step]
-        beam = np.where(step <= last, trail["parents"][rows, beam, step], beam)
-    for row, end in enumerate(last.tolist()):
-        yield tokens[row, : end + 1].tolist(), logprobs[row, : end + 1].tolist()
+    def _hypothesis(self, trail: list[NDArray[Any]], end: int, score: float) -> Hypothesis:
+        """The hypothesis that ended at `end`, from a sentence's tokens, parents and log-probabilities [K, t]."""
+        last, beam = divmod(end, self.beams)
+        beams = [beam] * (last + 1)
+        if self.settings.method == "beam" and self.beams > 1:
+            parents = trail[1].tolist()
+            for step in range(last, 0, -1):
+                beams[step - 1] = beam = parents[beam][step]
+        steps = np.arange(last + 1)
+        tokens, logprobs = (x[beams, steps].tolist() for x in (trail[0], trail[2]))
+        finished = tokens[-1] == END
+        return Hypothesis(tuple(tokens[:-1] if finished else tokens), tuple(logprobs), score, finished)
 
 
 def _margin(ranked: list[Hypothesis]) -> float:

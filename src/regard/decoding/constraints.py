@@ -102,7 +102,7 @@ class Constraints:
 
     def keep(self, sentences: Tensor) -> Constraints:
         """Only these sentences, [M] indices into the present N."""
-        limit, prefix, prompt = (rows[sentences] for rows in (self.limit, self.prefix, self.prompt))
+        limit, prefix, prompt = (x.index_select(0, sentences) for x in (self.limit, self.prefix, self.prompt))
         return replace(self, limit=limit, prefix=prefix, prompt=prompt)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:

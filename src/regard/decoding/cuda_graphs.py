@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -28,9 +28,9 @@ from regard.decoding.beam_state import StepKey
 from regard.decoding.constraints import Constraints
 from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
 from regard.decoding.static_search import Setup, StaticRunner, StaticSearch
-from regard.decoding.static_state import Caches, Padded, Parts, Shape, possible, reads_again
+from regard.models.family import StaticShape, Translator
 from regard.positions import Positions
-from regard.rows import TokenRow
+from regard.rows import Rows, TokenRow
 from regard.text import END
 
 MAX_GRAPHS = 24  # captured steps, of as many kinds of searches; the least recently used are dropped
@@ -69,19 +69,57 @@ class CapturedPrefill:
 
     def run(self, model: Any) -> None:
         """Encode the sources, and lay everything out for the first step."""
-        assert isinstance(self.search.state, Caches | Parts)
-        self.search.state.restart(model, self.source.ids, self.source.rows.length)
+        rows = PaddedRows(self.source.rows.length, self.source.rows.longest)  # new ones: rows cache what they compute
+        model.restart(self.search.state, TokenRow(self.source.ids, rows))
         self.search.beams.reset(self.begin)
 
 
-def _padded(source: TokenRow, shape: Shape) -> TokenRow:
+class PaddedRows(Rows):
+    """Rows of which the host knows only how many sentences they have, and how long these may be.
+
+    Every sentence has `longest` positions, of which the first `length` [N] are real and the rest is padding.
+    """
+
+    def __init__(self, length: Tensor, longest: int) -> None:
+        super().__init__([longest] * len(length), device=length.device)
+        self.length = length
+
+    @property
+    def even(self) -> bool:
+        return False
+
+    @property
+    def filled(self) -> bool:
+        return True
+
+    @cached_property
+    def real(self) -> Tensor:
+        return self.present.flatten()
+
+    @cached_property
+    def position(self) -> Tensor:
+        place = torch.arange(self.longest, device=self.device)
+        return torch.where(self.present, place, 0).flatten()  # padding may go beyond the positions that a model has
+
+    @cached_property
+    def sentence(self) -> Tensor:
+        return torch.arange(len(self), device=self.device)[:, None].expand(-1, self.longest).flatten()
+
+    def pad(self, flat: Tensor) -> Tensor:
+        return flat.unflatten(0, (len(self), self.longest))
+
+    def flatten(self, padded: Tensor) -> Tensor:
+        return padded.flatten(0, 1)
+
+
+def _padded(source: TokenRow, shape: StaticShape) -> TokenRow:
     """Sentences in rows of constant size; those to spare are a single token."""
     ids = source.ids.new_full((shape.sentences, shape.source), END)
     length = source.rows.length.new_ones(shape.sentences)
     rows = source.rows.pad(source.ids)  # [N, L]
     ids[: len(rows), : rows.shape[1]] = rows
     length[: len(rows)] = source.rows.length
-    return TokenRow(ids.flatten(), Padded(length, shape.source))
+    return TokenRow(ids.flatten(), PaddedRows(length, shape.source))
 
 
 class Bf16Copy:
@@ -131,7 +169,7 @@ class CapturedRunner(StaticRunner):
         self._stream: torch.cuda.Stream | None = None  # graphs share it, and so its memory too
         self._where: list[int] = []  # the addresses that graphs read weights from
         self._weights: list[Tensor] = []  # the model's own
-        self._capturable = False  # whether the model with those can be captured
+        self._obstacle: str | None = None  # why the model with those cannot be captured
 
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
@@ -144,7 +182,7 @@ class CapturedRunner(StaticRunner):
             for _ in range(2):
                 try:
                     used = self._ready(model)
-                    if not self._capturable:
+                    if self._obstacle is not None:
                         break
                     with self._precision(device.type):
                         return self._run(used, request, constraints, watch)
@@ -161,8 +199,10 @@ class CapturedRunner(StaticRunner):
         where = [tensor.data_ptr() for tensor in self._weights]
         if self._where != where:  # weights that moved are not where what is recorded looks for them
             self._clear()
-            self._where, self._capturable, self.half = [], capturable(model), None
-            self.half = Bf16Copy(model) if self.bf16 and self._capturable else None
+            self._where, self._obstacle, self.half = [], obstacle(model), None
+            self.half = Bf16Copy(model) if self.bf16 and self._obstacle is None else None
+            if self._obstacle is not None:
+                self._warn(self._obstacle)
             self._where = where  # last: where there was no memory for all this, it is tried again
         return model if self.half is None else self.half.model  # type: ignore[return-value]
 
@@ -175,13 +215,13 @@ class CapturedRunner(StaticRunner):
         """Whatever the precision around this is: the one that was asked for."""
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
-    def opened(self, model: Stepper, setup: Setup) -> StaticSearch:
+    def opened(self, model: Translator, setup: Setup) -> StaticSearch:
         """The first search of a kind is made as usual; after that, reading other sources is captured, too."""
-        if self.failed or not reads_again(model):
+        if self.failed or not model.can_restart:
             self._follow()
             return super().opened(model, setup)
         request, source = setup.request, _padded(setup.request.source, setup.shape)
-        key = StepKey.of(request.settings, request.nbest, setup.watched), setup.shape, setup.capacity
+        key = StepKey.of(request.settings, request.nbest, setup.watched), setup.shape
         kind = *key, tuple(x.shape for x in setup.constraints.tensors())
         prefill = self.prefills.pop(kind, None)
         if prefill is None:
@@ -273,9 +313,13 @@ def _drop_oldest(kept: dict[object, Any]) -> None:
 _runners: WeakKeyDictionary[nn.Module, dict[bool, CapturedRunner]] = WeakKeyDictionary()
 
 
-def capturable(model: nn.Module) -> bool:
-    """Whether a model's steps can be captured: its state has fixed shapes, and it is on one GPU as a whole."""
-    return possible(model) and all(type(parameter) is nn.Parameter for parameter in model.parameters())
+def obstacle(model: nn.Module) -> str | None:
+    """Why a model's steps cannot be captured; None: they can."""
+    if not isinstance(model, Translator) or not model.has_static_state:
+        return f"{type(model).__name__} has no decoding state of constant shapes"
+    if not all(type(parameter) is nn.Parameter for parameter in model.parameters()):
+        return "the model's weights are not plain tensors on one GPU"
+    return None
 
 
 def is_inference(model: object) -> bool:

@@ -19,7 +19,7 @@ from regard import cancel
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import NONE, Constraints
 from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly
-from regard.decoding.static_state import Shape, Steady, possible, reads_on, steady
+from regard.models.family import StaticShape, StaticState, Translator
 
 POLL_STEPS = 8  # steps between two looks at which sentences are done
 MIN_BEAMS_TO_SHRINK = 128  # beams up to which a step takes the same time however many they are
@@ -41,12 +41,12 @@ class StaticSearch:
     """A whole search, of hypotheses and the model's state. A step changes it in place."""
 
     beams: SearchState
-    state: Steady
+    state: StaticState
 
     def advance(self, model: Any) -> None:
         """One step. No branch depends on the value of a tensor on a GPU."""
-        logits = self.state.feed(model, self.beams.last)
-        self.state.follow(self.beams.advance(logits))
+        logits, state = model.step(self.state, self.beams.last)
+        self.state = state.reorder(self.beams.advance(logits))
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it consists of, in a fixed order."""
@@ -70,9 +70,9 @@ class StaticSearch:
         index = torch.tensor(sentences, device=self.beams.done.device)
         return StaticSearch(self.beams.keep(index), self.state.keep(index))
 
-    def grown(self, capacity: int, before: int) -> StaticSearch:
-        """A new search with capacity for so many tokens, after `before` prompt tokens."""
-        return StaticSearch(self.beams.grown(capacity), self.state.grown(before + capacity))
+    def grown(self, capacity: int) -> StaticSearch:
+        """A new search with capacity for so many tokens."""
+        return StaticSearch(self.beams.grown(capacity), self.state.grown(capacity))
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,13 @@ class Setup:
     constraints: Constraints
     begin: Tensor  # [N]
     lines: list[int]
-    shape: Shape
-    capacity: int  # tokens of each hypothesis
+    shape: StaticShape
     watched: bool
 
-    def create(self, state: Steady) -> StaticSearch:
+    def create(self, state: StaticState) -> StaticSearch:
         request = self.request
         beams = SearchState.create(
-            request.settings, request.nbest, self.constraints, self.capacity, watched=self.watched, static=True
+            request.settings, request.nbest, self.constraints, self.shape.capacity, watched=self.watched, static=True
         )
         beams.restart(self.constraints, self.begin, self.lines, request.seed)
         return StaticSearch(beams, state)
@@ -110,17 +109,16 @@ class StaticRunner:
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
     ) -> Results:
-        run = self._run if possible(model) else run_eagerly
+        run = self._run if isinstance(model, Translator) and model.has_static_state else run_eagerly
         return run(model, request, constraints, watch)
 
     def _size(self, size: int, least: int) -> int:
         return rounded(size, least) if self.sizes else size
 
-    def _setup(self, model: Stepper, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
+    def _setup(self, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
         count, rows = len(request.source.rows), request.source.rows
-        before = rows.longest if reads_on(model) else 0
+        capacity = min(self._size(CAPACITY, 16), self._size(constraints.longest, 16))
         sentences = self._size(count, 1)
-        capacity = min(self._size(before + CAPACITY, 16), self._size(before + constraints.longest, 16)) - before
         beams = request.settings.beam if request.settings.method == "beam" else request.nbest
         every = [*range(count), *[count - 1] * (sentences - count)]
         device = constraints.limit.device
@@ -132,8 +130,7 @@ class StaticRunner:
             self._padded(constraints),
             torch.tensor([first[n] for n in every], device=device),
             [lines[n] for n in every],
-            Shape(sentences, beams, before + capacity, self._size(rows.longest, 16)),
-            capacity,
+            StaticShape(sentences, beams, capacity, self._size(rows.longest, 16)),
             watched,
         )
 
@@ -147,7 +144,7 @@ class StaticRunner:
 
         return replace(constraints, prefix=wide(prefix), prompt=wide(prompt))
 
-    def opened(self, model: Stepper, setup: Setup) -> StaticSearch:
+    def opened(self, model: Translator, setup: Setup) -> StaticSearch:
         """The search before its first step."""
         source, shape = setup.request.source, setup.shape
         with torch.inference_mode(False), torch.no_grad():  # tables that the source's rows cache may be kept
@@ -155,19 +152,18 @@ class StaticRunner:
             if len(source.rows) < shape.sentences:
                 spare = torch.arange(shape.sentences, device=setup.begin.device).clamp(max=len(source.rows) - 1)
                 state = state.keep(spare)
-        return setup.create(steady(model, state, shape))
+        return setup.create(model.static_state(state, shape))
 
     def _run(self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
+        assert isinstance(model, Translator)
         with torch.inference_mode():
-            setup = self._setup(model, request, constraints, watch is not None)
+            setup = self._setup(request, constraints, watch is not None)
             running = self.opened(model, setup)
             count = len(request.source.rows)
             running.beams.done[count:] = True
-            return self._steps(model, running, count, constraints.longest, setup.shape.room - setup.capacity, watch)
+            return self._steps(model, running, count, constraints.longest, watch)
 
-    def _steps(
-        self, model: Stepper, running: StaticSearch, count: int, longest: int, before: int, watch: Watch | None
-    ) -> Results:
+    def _steps(self, model: Stepper, running: StaticSearch, count: int, longest: int, watch: Watch | None) -> Results:
         inside = list(range(count))  # the sentences in the batch, spare ones not counted
         going = list(range(count))  # those of them that are not done, by their rows in the batch
         results: Results = {}
@@ -198,8 +194,7 @@ class StaticRunner:
                 running.beams.done[len(going) :] = True
                 inside, going = [inside[n] for n in going], list(range(len(going)))
             if steps == capacity < longest:
-                larger = min(2 * (before + capacity), self._size(before + longest, 16)) - before
-                running = running.grown(larger, before)
+                running = running.grown(min(2 * capacity, self._size(longest, 16)))
 
     def _poll(self, running: StaticSearch) -> Callable[[], list[bool]]:
         """Ask which sentences are done now. The answer may be waited for while something else runs."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.models.family import State, Translator
+from regard.models.family import StaticShape, Translator
 from regard.rows import PairBatch, TokenRow
 
 
@@ -34,16 +35,23 @@ def agreed(opinions: Iterable[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Together:
+class EnsembleState:
     """The members' states, which follow the same choices."""
 
-    states: list[State]
+    states: list[Any]
 
-    def reorder(self, parents: Tensor) -> Together:
-        return Together([state.reorder(parents) for state in self.states])
+    def reorder(self, parents: Tensor) -> EnsembleState:
+        return EnsembleState([state.reorder(parents) for state in self.states])
 
-    def keep(self, sentences: Tensor) -> Together:
-        return Together([state.keep(sentences) for state in self.states])
+    def keep(self, sentences: Tensor) -> EnsembleState:
+        return EnsembleState([state.keep(sentences) for state in self.states])
+
+    def grown(self, capacity: int) -> EnsembleState:
+        return EnsembleState([state.grown(capacity) for state in self.states])
+
+    def tensors(self) -> Iterator[Tensor]:
+        for state in self.states:
+            yield from state.tensors()
 
 
 class Ensemble(Translator):
@@ -52,15 +60,27 @@ class Ensemble(Translator):
     def __init__(self, members: Sequence[Translator]) -> None:
         super().__init__()
         self.members: Sequence[Translator] = nn.ModuleList(members)  # type: ignore[assignment]
+        kinds = {member.is_decoder_only for member in members}  # which count positions alike
+        self.has_static_state = len(kinds) == 1 and all(member.has_static_state for member in members)
+        self.is_decoder_only = any(kinds)
+        self.can_restart = all(member.can_restart for member in members)
 
     def forward(self, batch: PairBatch) -> Tensor:
         return agreed(member(batch) for member in self.members)
 
-    def start(self, source: TokenRow) -> Together:
-        return Together([member.start(source) for member in self.members])
+    def start(self, source: TokenRow) -> EnsembleState:
+        return EnsembleState([member.start(source) for member in self.members])
 
-    def step(self, state: Together, tokens: Tensor) -> tuple[Tensor, Together]:
-        after: list[State] = []
+    def static_state(self, state: EnsembleState, shape: StaticShape) -> EnsembleState:
+        pairs = zip(self.members, state.states, strict=True)
+        return EnsembleState([member.static_state(own, shape) for member, own in pairs])
+
+    def restart(self, state: EnsembleState, source: TokenRow) -> None:
+        for member, own in zip(self.members, state.states, strict=True):
+            member.restart(own, source)
+
+    def step(self, state: EnsembleState, tokens: Tensor) -> tuple[Tensor, EnsembleState]:
+        after: list[Any] = []
 
         def opinions() -> Iterator[Tensor]:
             for member, own in zip(self.members, state.states, strict=True):
@@ -68,4 +88,4 @@ class Ensemble(Translator):
                 after.append(then)
                 yield logits
 
-        return agreed(opinions()), Together(after)
+        return agreed(opinions()), EnsembleState(after)

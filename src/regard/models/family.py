@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard import losses, taps, weights
-from regard.attention import Cached
+from regard.attention import BeamTree, KVCache, MultiHead, SourceCache
+from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
 from regard.blocks import Stream, Sum, computed_twice, normed, unsummed
 from regard.products import Product
 from regard.rows import PairBatch, TokenRow
@@ -33,25 +34,93 @@ class State(Protocol):
         ...
 
 
-class CachedState:
-    """N sentences of K beams that attend to what they were fed: a growing cache a layer, of N * K rows."""
+@dataclass(frozen=True)
+class StaticShape:
+    """What is constant in a state for CUDA graphs: N sentences of K beams, and capacities in tokens."""
 
-    def __init__(self, own: list[Cached]) -> None:
-        self.own = own
-        self.beams = 1
+    sentences: int
+    beams: int
+    capacity: int  # of the output
+    source: int
 
-    def _take(self, rows: Tensor) -> None:
-        for cache in self.own:
-            cache.take(rows.flatten())
+
+class StaticState(State, Protocol):
+    """A decoding state in tensors of constant shapes and addresses, which steps and `reorder` change in place."""
+
+    def grown(self, capacity: int) -> Self:
+        """A new one with capacity for so many output tokens."""
+        ...
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it consists of, in a fixed order."""
+        ...
+
+
+class DecoderState:
+    """The state of a decoder that attends to what it was fed: a key-value cache a layer, and what it sees of a source.
+
+    `length` [N] are the source lengths of an encoder-decoder; None for a decoder alone, which was fed the source.
+    """
+
+    def __init__(
+        self, tree: BeamTree, own: list[KVCache], cross: Sequence[SourceCache] = (), length: Tensor | None = None
+    ) -> None:
+        self.tree, self.own, self.cross, self.length = tree, own, cross, length
+
+    @classmethod
+    def start(
+        cls, layers: int, tree: BeamTree, cross: Sequence[SourceCache] = (), length: Tensor | None = None
+    ) -> Self:
+        return cls(tree, [KVCache(tree) for _ in range(layers)], cross, length)
 
     def reorder(self, parents: Tensor) -> Self:
-        self._take(torch.arange(len(parents), device=parents.device)[:, None] * self.beams + parents)
-        self.beams = parents.shape[1]
+        self.tree.follow(parents)
         return self
 
-    def keep(self, sentences: Tensor) -> Self:
-        self._take(sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device))
-        return self
+    def keep(self, sentences: Tensor) -> DecoderState:
+        tree = self.tree.keep(sentences)
+        own = [cache.keep(sentences, tree) for cache in self.own]
+        length = None if self.length is None else self.length[sentences]
+        return DecoderState(tree, own, keep_sources(self.cross, sentences), length)
+
+    def fixed(self, shape: StaticShape, attentions: Sequence[MultiHead]) -> DecoderState:
+        """A state of constant shapes and addresses, whose layers' self-attentions are given."""
+        prompt = shape.source if self.length is None else 0
+        like = [attention.cached_like() for attention in attentions]
+        tree = self.tree.fixed(shape.beams, shape.capacity, prompt, like[0][0].device)
+        own = [cache.fixed(tree, empty) for cache, empty in zip(self.own, like, strict=True)]
+        return DecoderState(tree, own, fixed_sources(self.cross, shape.source), self.length)
+
+    def grown(self, capacity: int) -> DecoderState:
+        tree = self.tree.grown(capacity)
+        return DecoderState(tree, [cache.grown(tree) for cache in self.own], self.cross, self.length)
+
+    def restart(self, started: DecoderState) -> None:
+        """Become as a state of other sources that was just started, in the tensors that are here."""
+        assert self.length is not None and started.length is not None
+        size = self.cross[0].key.shape[2]
+        for own, new in zip(
+            source_tensors(self.cross), source_tensors(fixed_sources(started.cross, size)), strict=True
+        ):
+            own.copy_(new)
+        self.length.copy_(started.length)
+        self.tree.restart()
+        for cache in self.own:
+            for tensor in cache.tensors():
+                tensor.zero_()
+
+    def trim(self, entries: int) -> None:
+        """Keep only the last so many entries of what was fed, in a state of one beam a sentence."""
+        for cache in self.own:
+            cache.trim(entries)
+        self.tree.entries = min(self.tree.entries, entries)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.tree.tensors()
+        for cache in self.own:
+            yield from cache.tensors()
+        yield from source_tensors(self.cross)
+        yield from () if self.length is None else (self.length,)
 
 
 @dataclass(frozen=True)
@@ -80,6 +149,9 @@ class Translator(nn.Module):
 
     checkpoint_activations = False  # compute blocks again in the backward pass instead of keeping what is inside them
     compiled: Compiled | None = None  # for training steps
+    has_static_state = False  # whether decoding states have a form of constant shapes, for CUDA graphs
+    is_decoder_only = False  # whether the source is a prompt, which the output continues in the same cache
+    can_restart = False  # whether a static state can begin anew with other sources (`restart`)
     linear: Product = staticmethod(F.linear)  # type: ignore[arg-type]  # what the output projection multiplies with
 
     def forward(self, batch: PairBatch) -> Tensor:
@@ -108,6 +180,14 @@ class Translator(nn.Module):
         The logits are the caller's to write over.
         """
         raise NotImplementedError  # each family's own
+
+    def static_state(self, state: Any, shape: StaticShape) -> Any:
+        """What `start` gave, in constant shapes, as a `StaticState`."""
+        raise NotImplementedError  # of families that have one
+
+    def restart(self, state: Any, source: TokenRow) -> None:
+        """Let a static state begin anew with other sources, in rows of constant size."""
+        raise NotImplementedError  # of families that can
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         """What the model would say if it stopped here: logits from the stream at any depth of a pass over `batch`.

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Cached, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
+from regard.attention import BeamTree, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
 from regard.blocks import BlockSettings, EncoderBlock, Stream
 from regard.errors import UserError
 from regard.models.embedding import Embedding
-from regard.models.family import CachedState, Translator
+from regard.models.family import DecoderState, StaticShape, Translator
 from regard.recipes.schema import GPTSettings
 from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
@@ -65,6 +66,7 @@ class GPT(Translator):
     One embedding table serves input and output when they are tied; a source with a vocabulary of its own has its own.
     """
 
+    has_static_state = is_decoder_only = True
     unused: Tensor
 
     def __init__(self, settings: GPTSettings, source_size: int, target_size: int, shared: bool = True) -> None:
@@ -142,29 +144,35 @@ class GPT(Translator):
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         return self.logits(self.decoder_norm(stream))
 
-    def start(self, source: TokenRow) -> CachedState:
-        """The prompts go in together, the shorter ones with empty places before them, so that all end at one place."""
+    def start(self, source: TokenRow) -> DecoderState:
+        """The prompts go in together, the shorter ones with padding before them, so that all end together."""
         rows = source.rows
         padding = None if rows.even else rows.longest - rows.length
-        state = CachedState([Cached(self.mask, padding) for _ in self.decoder])
+        state = DecoderState.start(len(self.decoder), BeamTree(len(rows), self.mask, padding))
         if rows.longest:
-            place = state.own[0].places(rows.longest, rows.device).clamp(min=0)
-            ids = rows.pad(source.ids).gather(1, place.expand(len(rows), -1))
+            state.tree.enter(rows.longest, rows.device)
+            position = state.tree.position.index.clamp(min=0)
+            ids = rows.pad(source.ids).gather(1, position.expand(len(rows), -1))
             self._extend(state, self.source_embedding, ids)
         return state
 
-    def step(self, state: CachedState, tokens: Tensor) -> tuple[Tensor, CachedState]:
-        x = self._extend(state, self.embedding, tokens.flatten()[:, None])  # [N, K] -> [N*K, 1, D]
-        return self.logits(self._end(self.decoder_norm, x, exact=False).squeeze(1)).unflatten(0, tokens.shape), state
+    def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
+        return state.fixed(shape, [cast(EncoderBlock, block).own for block in self.decoder])
 
-    def _extend(self, state: CachedState, embedding: nn.Module, ids: Tensor) -> Stream:
-        """Feed the cache with [B, P] tokens: [B, P, D]."""
-        place = state.own[0].places(ids.shape[1], ids.device).clamp(min=0)
-        if state.own[0].length + ids.shape[1] > self.settings.max_positions:  # then some row may have run out of places
-            self._has_places(int(place.max()) + 1)
-        if self.settings.positions == "learned":  # on a board of constant size, what is done is still fed, to no end
-            place = place.clamp(max=self.settings.max_positions - 1)
-        x = self._begin(self._embed(embedding, ids, place.expand_as(ids)), self.decoder[0])
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        state.tree.enter(None, tokens.device)
+        x = self._extend(state, self.embedding, tokens.flatten())  # [N, K] -> [N*K, D]
+        return self.logits(self._end(self.decoder_norm, x, exact=False)).unflatten(0, tokens.shape), state
+
+    def _extend(self, state: DecoderState, embedding: nn.Module, ids: Tensor) -> Stream:
+        """Feed tokens that the tree knows of, [N*K] of a step or [N, T] of prompts: [..., D]."""
+        tree, most = state.tree, self.settings.max_positions
+        position = tree.position.index.clamp(min=0)
+        if tree.cursor is None and tree.length > most:  # then some sentence may have run out of positions
+            self._has_places(int(position.max()) + 1)
+        if self.settings.positions == "learned":  # in constant shapes, sentences that are done are still fed, to no end
+            position = position.clamp(max=most - 1)
+        x = self._begin(self._embed(embedding, ids, position.expand_as(ids)), self.decoder[0])
         for block, own in zip(self.decoder, state.own, strict=True):
             x = block(x, own)
         return x
@@ -179,6 +187,8 @@ class GPT(Translator):
             raise UserError(
                 f'only a model with mask = "segments" reads in segments, and this one has {self.settings.mask!r}'
             )
-        state = CachedState([Cached(memory=self.mask.memory) for _ in self.decoder])
+        state = DecoderState.start(len(self.decoder), BeamTree(len(ids)))
         for segment in ids.split(self.mask.length, dim=1):
+            state.trim(self.mask.memory)
+            state.tree.enter(segment.shape[1], ids.device)
             yield self.logits(self._end(self.decoder_norm, self._extend(state, self.embedding, segment)))

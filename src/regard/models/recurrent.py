@@ -11,7 +11,7 @@ beams), I inputs, D width, E encoder width, V vocabulary. The recurrent layers t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard import taps
-from regard.attention import Additive, Bilinear, Dot, Layout, Memory, MultiHead, Packed, Score, attend, kernel
+from regard.attention import Additive, Bilinear, Dot, Layout, MultiHead, Packed, Score, SourceCache, attend, kernel
 from regard.attention.kernels import Weights
+from regard.attention.kv_cache import keep_sources, source_tensors
 from regard.dropout import dropout
-from regard.models.family import Translator
+from regard.models.family import StaticShape, Translator
 from regard.recipes.schema import RecurrentSettings
 from regard.recurrence import Recurrence, States, before, turning
 from regard.rows import PairBatch, Rows, TokenRow
@@ -116,10 +117,10 @@ class Cross(nn.Module):
             heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
         return taps.tap(self, "heads", heads).flatten(-2)
 
-    def remember(self, source: Tensor, rows: Rows) -> Memory:
+    def remember(self, source: Tensor, rows: Rows) -> SourceCache:
         """The source's keys and values, computed once a sentence."""
         key, value = (rows.pad(t)[:, None].contiguous() for t in (self.key(source), source))
-        return Memory(key, value, Packed(rows, rows).allowed)
+        return SourceCache(key, value, Packed(rows, rows).allowed)
 
 
 def _possible(score: Score) -> AbstractContextManager[None]:
@@ -149,7 +150,7 @@ class LookingLayer(DecoderLayer):
         return taps.tap(self, "stream", rows.flatten(outputs)), rows.flatten(seen)
 
     def _write(
-        self, x: Tensor, states: States, memory: Memory, gates: Tensor | None = None, seen: Tensor | None = None
+        self, x: Tensor, states: States, memory: SourceCache, gates: Tensor | None = None, seen: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x [N, L, I] -> outputs [N, L, D] and what was seen [N, L, E]; gates or what is seen may be given."""
         weight = self.ahead.weights[0][:, x.shape[-1] :].t()  # for what was seen
@@ -167,7 +168,7 @@ class LookingLayer(DecoderLayer):
         return torch.stack(outputs, 1), torch.stack(contexts, 1)
 
     def _show(
-        self, x: Tensor, states: States, memory: Memory, layout: Packed, outputs: Tensor, seen: Tensor
+        self, x: Tensor, states: States, memory: SourceCache, layout: Packed, outputs: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Offer the weights and gates of the whole loop at once; where others were written, the loop is run with them.
 
@@ -186,7 +187,7 @@ class LookingLayer(DecoderLayer):
         return outputs, seen
 
     def _show_weights(
-        self, states: States, memory: Memory, layout: Packed, outputs: Tensor, seen: Tensor
+        self, states: States, memory: SourceCache, layout: Packed, outputs: Tensor, seen: Tensor
     ) -> Tensor | None:
         """Offer what all places looked at, as one attention; what they are to see instead [N, L, E], or None."""
         query = before(states[0], outputs)[:, None]  # [N, 1, L, D]
@@ -200,7 +201,7 @@ class LookingLayer(DecoderLayer):
             return layout.queries.pad(changed[:, 0])
         return None if written is None else seen
 
-    def look(self, x: Tensor, states: States, memory: Memory) -> tuple[Tensor, Tensor, States]:
+    def look(self, x: Tensor, states: States, memory: SourceCache) -> tuple[Tensor, Tensor, States]:
         """One place of every beam: x [B, I] -> its output [B, D], what was seen [B, E], the states after it."""
         context = self.cross(states[0], memory)
         outputs, states = self.step(torch.cat([x, context], -1), states)
@@ -236,29 +237,57 @@ class Readout(nn.Module):
 
 
 class RecurrentState:
-    """Where N sentences of K beams are: each layer's states (beams); source vector and keys (sentences)."""
+    """Where N sentences of K beams are: each layer's states (beams); source vector and keys (sentences).
 
-    def __init__(self, layers: list[States], summary: Tensor, memory: Memory | None) -> None:
+    In constant shapes (`fixed`), the states after a step are copied to where those before it were.
+    """
+
+    def __init__(self, layers: list[States], summary: Tensor, memory: SourceCache | None, beams: int = 1) -> None:
         self.layers = layers  # each tensor [N*K, D]
         self.summary = summary  # [N, E]
         self.memory = memory
-        self.beams = 1
+        self.beams = beams
+        self._constant: list[States] | None = None
 
     def _take(self, beams: Tensor) -> None:
         self.layers = [tuple(s.index_select(0, beams) for s in states) for states in self.layers]
 
     def reorder(self, parents: Tensor) -> RecurrentState:
-        first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
-        self._take((first + parents).flatten())
+        if self.beams > 1 or parents.shape[1] > 1:
+            first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
+            self._take((first + parents).flatten())
         self.beams = parents.shape[1]
+        if self._constant is not None:
+            for constant, states in zip(self._constant, self.layers, strict=True):
+                for own, new in zip(constant, states, strict=True):
+                    own.copy_(new)
+            self.layers = list(self._constant)
         return self
 
     def keep(self, sentences: Tensor) -> RecurrentState:
         beams = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
-        self._take(beams.flatten())
-        self.summary = self.summary.index_select(0, sentences)
-        self.memory = None if self.memory is None else self.memory.keep(sentences)
+        layers = [tuple(s.index_select(0, beams.flatten()) for s in states) for states in self.layers]
+        memory = None if self.memory is None else keep_sources([self.memory], sentences)[0]
+        kept = RecurrentState(layers, self.summary.index_select(0, sentences), memory, self.beams)
+        kept._constant = None if self._constant is None else list(layers)
+        return kept
+
+    def fixed(self, shape: StaticShape) -> RecurrentState:
+        """A state of constant shapes and addresses, of beams that all begin alike."""
+        layers = [tuple(x.repeat_interleave(shape.beams, 0) for x in states) for states in self.layers]
+        memory = None if self.memory is None else self.memory.fixed(shape.source)
+        made = RecurrentState(layers, self.summary, memory, shape.beams)
+        made._constant = list(layers)
+        return made
+
+    def grown(self, capacity: int) -> RecurrentState:
         return self
+
+    def tensors(self) -> Iterator[Tensor]:
+        for states in self.layers:
+            yield from states
+        yield self.summary
+        yield from source_tensors([] if self.memory is None else [self.memory])
 
 
 class Recurrent(Translator):
@@ -267,6 +296,8 @@ class Recurrent(Translator):
     The source vector (the encoder's last states, from either end) starts every layer of the decoder; with feed =
     "every" it also stands beside each target token and each state that is read out.
     """
+
+    has_static_state = True
 
     def __init__(self, settings: RecurrentSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
@@ -334,6 +365,9 @@ class Recurrent(Translator):
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         """Of a recurrent model, only what is read out speaks: [..., features of the output projection]."""
         return self.logits(stream)
+
+    def static_state(self, state: RecurrentState, shape: StaticShape) -> RecurrentState:
+        return state.fixed(shape)
 
     def start(self, source: TokenRow) -> RecurrentState:
         encoded, summary = self.encode(source)

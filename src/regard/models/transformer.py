@@ -1,43 +1,23 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017): encoder, decoder, and its decoding state.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017): encoder and decoder.
 
 T target tokens and S source tokens in flat rows, D width, V vocabulary, N sentences, K beams.
 """
 
 from __future__ import annotations
 
-from typing import Self, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Ancestry, Causal, Memory, Pooled, pack
+from regard.attention import BeamTree, Causal, pack
 from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
 from regard.models.embedding import Embedding
-from regard.models.family import Translator
+from regard.models.family import DecoderState, StaticShape, Translator
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
-
-
-class TransformerState:
-    """Where N sentences of K beams are: a pool of keys a layer, and stored source keys a layer."""
-
-    def __init__(self, own: list[Pooled], cross: list[Memory], length: Tensor) -> None:
-        self.own, self.cross = own, cross
-        self.length = length  # [N] source lengths
-
-    def reorder(self, parents: Tensor) -> Self:
-        self.own[0].ancestry.follow(parents)
-        return self
-
-    def keep(self, sentences: Tensor) -> Self:
-        self.own[0].ancestry.keep(sentences)
-        for pool in self.own:
-            pool.keep(sentences)
-        self.cross = [memory.keep(sentences) for memory in self.cross]
-        self.length = self.length[sentences]
-        return self
 
 
 class Transformer(Translator):
@@ -45,6 +25,8 @@ class Transformer(Translator):
 
     One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
     """
+
+    has_static_state = can_restart = True
 
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
@@ -94,15 +76,22 @@ class Transformer(Translator):
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         return self.logits(self._end(self.decoder_norm, stream))
 
-    def start(self, source: TokenRow) -> TransformerState:
+    def start(self, source: TokenRow) -> DecoderState:
         memory = self.encode(source)
         cross = [cast(DecoderBlock, block).cross.remember(memory, source.rows) for block in self.decoder]
-        ancestry = Ancestry(len(source.rows))
-        return TransformerState([Pooled(ancestry) for _ in self.decoder], cross, source.rows.length)
+        return DecoderState.start(len(self.decoder), BeamTree(len(source.rows)), cross, source.rows.length)
 
-    def step(self, state: TransformerState, tokens: Tensor) -> tuple[Tensor, TransformerState]:
-        place = state.own[0].places(1, tokens.device)  # [N*K, 1], or [1, 1] for all
-        position = place if len(place) == 1 else place.view(tokens.shape)
+    def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
+        return state.fixed(shape, [cast(DecoderBlock, block).own for block in self.decoder])
+
+    def restart(self, state: DecoderState, source: TokenRow) -> None:
+        state.restart(self.start(source))
+
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        assert state.length is not None
+        state.tree.enter(None, tokens.device)
+        position = state.tree.position.index  # [N*K], or [1] for all
+        position = position[None] if len(position) == 1 else position.view(tokens.shape)
         embedded = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
         x = self._begin(embedded, self.decoder[0])
         for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):

@@ -1,0 +1,267 @@
+"""Does the search in fixed shapes, captured or not, find what the eager one finds? For every model family.
+
+    python -m bench.decoding_checks [--device cuda] [--plant]
+    python -m bench.decoding_checks --old PATH        # then also tokens/s beside an older checkout (decoding_versions)
+
+A difference counts where the eager search decided by more than rounding. With fresh random weights hardly a decision
+is, and hardly one depends on anything but the last token: so noise is added to all weights, and the logits are
+multiplied by 12. A check in which fewer than half of the sentences are decisive fails. With --plant, mistakes are made
+on purpose, one after the other, and each has to be found. Exits with status 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from bench.machine import heading
+from regard.attention import BeamTree
+from regard.decoding import Hypothesis, Report, SearchRequest, search
+from regard.decoding.beam_state import SearchState
+from regard.decoding.constraints import Constraints
+from regard.decoding.cuda_graphs import CapturedRunner
+from regard.decoding.search import Runner
+from regard.decoding.static_search import StaticRunner
+from regard.models import Translator, build
+from regard.models.ensemble import Ensemble
+from regard.recipes.schema import Decoding, Recipe
+from regard.rows import TokenRow
+from regard.text import BEGIN, END, FILL
+
+CLOSE = 1e-4  # a decision by less than this may go either way in float32
+APART = 1e-3  # by so much scores of equal output may differ
+SCALE, NOISE = 12.0, 0.2  # of the logits, and in the weights
+USED = 64  # ids that are not banned, so that EOS is not too rare
+WORDS, SENTENCES, LONGEST = 1000, 9, 25
+SIZE = {"width": 128, "heads": 4, "inner": 256}
+RECURRENT = {"family": "recurrent", "width": 128, "encoder_width": 128, "embedding": 128}
+GPT = {"family": "gpt", **SIZE, "layers": 3, "max_positions": 256}
+MODELS: dict[str, dict[str, Any]] = {
+    "Transformer": {"family": "transformer", **SIZE, "encoder_layers": 2, "decoder_layers": 3},
+    "LSTM, additive": {**RECURRENT, "cell": "lstm", "attention": "additive"},
+    "GRU, no attention": {**RECURRENT, "cell": "gru", "attention": "none"},
+    "GPT, learned": {**GPT, "positions": "learned"},
+    "GPT, sinusoidal": {**GPT, "positions": "sinusoidal"},
+    "GPT, rotary": {**GPT, "positions": "rotary"},
+    "GPT, relative": {**GPT, "positions": "relative"},
+    "GPT, window": {**GPT, "positions": "rotary", "mask": "window", "reach": 5},
+}
+ENSEMBLES = {"two Transformers": ("Transformer", "Transformer"), "two GPTs": ("GPT, learned", "GPT, rotary")}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam": 1},
+    "beam 4": {"beam": 4},
+    "sampling": {"method": "sample", "temperature": 0.8, "top_p": 0.95},
+    "rules": {"beam": 4, "no_repeat": 2, "repetition_penalty": 1.2, "min_length": 5},
+}
+
+
+def model_of(name: str, device: torch.device, seed: int = 1, scale: float = SCALE) -> Translator:
+    if name in ENSEMBLES:
+        members = enumerate(ENSEMBLES[name])  # two that are sure of different tokens would make a tie
+        return Ensemble([model_of(member, device, seed + n, SCALE / 4) for n, member in members]).eval()
+    torch.manual_seed(seed)
+    recipe = Recipe.model_validate({"data": {"corpus": "copy"}, "model": {"dropout": 0.0, **MODELS[name]}})
+    model = build(recipe.model, WORDS, WORDS, True)
+    last = dict(model.named_parameters()).get("decoder_norm.weight")  # a recurrent model has none
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=NOISE)
+        (model.target_embedding.table if last is None else last).mul_(scale)  # type: ignore[union-attr, operator]
+    return model.eval().to(device)
+
+
+def sentences(count: int = SENTENCES) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.randint(3, LONGEST + 1, (count,), generator=draw).tolist()
+    words = torch.randint(4, WORDS, (count, LONGEST), generator=draw).tolist()
+    return [[*row[: n - 1], END] for row, n in zip(words, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one way of searching found, against the eager search."""
+
+    same: int
+    decisive: int
+    wrong: int  # decisive sentences that differ
+    apart: float  # largest difference of scores of equal output
+    count: int
+
+    @property
+    def verdict(self) -> str:
+        if self.wrong or self.apart > APART:
+            return "WRONG"
+        return "right" if 2 * self.decisive >= self.count else "UNDECIDED"
+
+    def __str__(self) -> str:
+        counts = f"{self.same} of {self.count} the same, {self.decisive} decisive, scores apart {self.apart:.1e}"
+        return f"{counts}   {self.verdict}"
+
+
+Found = tuple[list[list[Hypothesis]], list[float]]
+
+
+def found(model: Translator, how: dict[str, Any], run: Runner | None, device: torch.device) -> Found:
+    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
+    nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
+    report, row = Report(), TokenRow.of(sentences()).to(device)
+    request = SearchRequest(row, settings, nbest, banned=[FILL, BEGIN, *range(USED, WORDS)], seed=5)
+    return search(model, request, report=report, run=run), report.margins
+
+
+def compared(got: Found, expected: Found) -> Check:
+    same = [[h.tokens for h in a] == [h.tokens for h in b] for a, b in zip(got[0], expected[0], strict=True)]
+    decisive = [margin >= CLOSE for margin in expected[1]]
+    wrong = sum(not s and c for s, c in zip(same, decisive, strict=True))
+    pairs = [p for x, y, s in zip(got[0], expected[0], same, strict=True) if s for p in zip(x, y, strict=True)]
+    apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)
+    return Check(sum(same), sum(decisive), wrong, apart, len(same))
+
+
+def runners(device: torch.device) -> dict[str, Runner]:
+    if device.type != "cuda":
+        return {"fixed shapes": StaticRunner(sizes=True)}
+    return {"fixed shapes": StaticRunner(sizes=True), "captured": CapturedRunner(bf16=False)}
+
+
+def check(name: str, how: str, device: torch.device, expected: Found | None = None) -> Iterator[tuple[str, Check]]:
+    """Each way of searching, three times: steps are captured, then the prefill, then all is replayed."""
+    model = model_of(name, device)
+    expected = found(model, SEARCHES[how], None, device) if expected is None else expected
+    for label, run in runners(device).items():
+        for turn in range(3 if isinstance(run, CapturedRunner) else 1):
+            result = compared(found(model, SEARCHES[how], run, device), expected)
+            captured = not isinstance(run, CapturedRunner) or (run.steps and not run.failed)
+            yield f"{label}{f', turn {turn + 1}' if turn else ''}{'' if captured else ', NOT CAPTURED'}", result
+
+
+def check_all(say: Callable[[str], None], device: torch.device) -> int:
+    """Check every family and search; return how many checks failed."""
+    failures = 0
+    for name in (*MODELS, *ENSEMBLES):
+        for how in SEARCHES:
+            try:
+                for label, result in check(name, how, device):
+                    failures += result.verdict != "right" or "NOT" in label
+                    say(f"  {name}, {how}: {label}: {result}")
+            except Exception:
+                failures += 1
+                say(f"  {name}, {how}: FAILED\n{traceback.format_exc()}")
+    return failures
+
+
+# -- mistakes on purpose -----------------------------------------------------------------------------------------------
+
+
+def _fixed_only(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a tree or a search state that makes its mistake in fixed shapes alone."""
+
+    def method(self: Any, *arguments: Any) -> Any:
+        fixed = self.static if isinstance(self, SearchState) else self.cursor is not None
+        return (instead if fixed else original)(self, *arguments)
+
+    return method
+
+
+def _late(self: BeamTree) -> None:
+    """Positions that are one too large."""
+    self.fed.add_(1)  # type: ignore[union-attr]
+    ENTER(self)
+    self.fed.sub_(1)  # type: ignore[union-attr]
+
+
+def _same_draws(self: SearchState, logits: Tensor, history: Tensor) -> Any:
+    """The random numbers of the first step at every step."""
+    column = SearchState._column
+    with mock.patch.object(SearchState, "_column", lambda own: torch.zeros_like(column(own))):
+        return DRAW(self, logits, history)
+
+
+def _no_top_p(self: SearchState, logits: Tensor, history: Tensor) -> Any:
+    settings, self.settings = self.settings, self.settings.model_copy(update={"top_p": 1.0})
+    try:
+        return DRAW(self, logits, history)
+    finally:
+        self.settings = settings
+
+
+ENTER, DRAW, FOLLOW, FINISH = BeamTree._enter_fixed, SearchState._draw, BeamTree.follow, SearchState._finish
+PENALIZE = Constraints.penalize_repetition
+
+
+def _unrestrained(self: Constraints, logits: Tensor, history: Tensor) -> Tensor:
+    return PENALIZE(self, logits, history.flip(1))
+
+
+PLANTS: dict[str, tuple[str, str, Any, str, Callable[..., Any]]] = {
+    "beams are not reordered": (
+        "Transformer", "beam 4", BeamTree, "follow", _fixed_only(FOLLOW, lambda self, parents: None)
+    ),
+    "beams of a GPT are not reordered": (
+        "GPT, rotary", "beam 4", BeamTree, "follow", _fixed_only(FOLLOW, lambda self, parents: None)
+    ),
+    "positions are one too large": ("GPT, learned", "greedy", BeamTree, "_enter_fixed", _late),
+    "rotary positions are one too large": ("GPT, rotary", "greedy", BeamTree, "_enter_fixed", _late),
+    "relative positions are one too large": ("GPT, relative", "sampling", BeamTree, "_enter_fixed", _late),
+    "every step draws the same number": (
+        "GPT, learned", "sampling", SearchState, "_draw", _fixed_only(DRAW, _same_draws)
+    ),
+    "top-p is ignored": ("GPT, learned", "sampling", SearchState, "_draw", _fixed_only(DRAW, _no_top_p)),
+    "finished hypotheses are dropped": (
+        "two GPTs", "beam 4", SearchState, "_finish",
+        _fixed_only(FINISH, lambda self, which: self.total.masked_fill_(which, -torch.inf)),
+    ),
+    "the repetition penalty reads another beam": (
+        "Transformer", "rules", Constraints, "penalize_repetition", _unrestrained
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def planted(mistake: str) -> Iterator[None]:
+    _, _, owner, name, method = PLANTS[mistake]
+    with mock.patch.object(owner, name, method):
+        yield
+
+
+def caught(mistake: str, device: torch.device) -> bool:
+    """Whether the check fails with this mistake in the search in fixed shapes."""
+    name, how, *_ = PLANTS[mistake]
+    expected = found(model_of(name, device), SEARCHES[how], None, device)
+    with planted(mistake):
+        return any(result.verdict == "WRONG" for _, result in check(name, how, device, expected))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--plant", action="store_true", help="also make mistakes on purpose, which have to be found")
+    parser.add_argument("--old", metavar="PATH", help="a checkout of another version, to be timed beside this one")
+    given = parser.parse_args()
+    device, say = torch.device(given.device), partial(print, flush=True)
+    say(heading() + "\n\nThe same as the eager search?")
+    failures = check_all(say, device)
+    for mistake in PLANTS if given.plant else ():
+        found_out = caught(mistake, device)
+        failures += not found_out
+        say(f"  planted: {mistake}: {'caught' if found_out else 'NOT CAUGHT'}")
+    say(f"{failures} failures")
+    if given.old:
+        versions = [sys.executable, "-m", "bench.decoding_versions", given.old, "--device", given.device]
+        failures += subprocess.run(versions).returncode
+    sys.exit(min(failures, 1))
+
+
+if __name__ == "__main__":
+    main()

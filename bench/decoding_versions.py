@@ -1,0 +1,170 @@
+"""Decoding speed of this version beside another checkout's, with the same random weights, taking turns.
+
+    python -m bench.decoding_versions PATH [--device cuda|cpu] [--repeats 5] [--only WORDS] [--precision int8]
+
+PATH is the root of the other checkout. Each version is a process of its own; both make the same requests alternately,
+each first once without counting. On a GPU in bf16 as `regard translate` decodes, on a CPU in float32 or int8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HOME = Path(__file__).parent.parent
+TRANSLATE: dict[str, Any] = {"vocabulary": 37000, "batch": 64, "source": 25, "tokens": 40}
+GENERATE: dict[str, Any] = {"vocabulary": 50257, "batch": 1, "source": 16, "tokens": 256}
+TRANSFORMER = {"family": "transformer", "size": "base"}
+RECURRENT = {"family": "recurrent", "cell": "lstm", "attention": "additive"}
+DRAWS = {"method": "sample", "temperature": 0.8, "top_p": 0.95}
+
+
+def gpt(positions: str) -> dict[str, Any]:
+    return {"family": "gpt", "size": "gpt2", "positions": positions, "max_positions": 1024}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "Transformer, greedy": {"model": TRANSFORMER, "how": {"beam": 1}, **TRANSLATE},
+    "Transformer, beam 4": {"model": TRANSFORMER, "how": {"beam": 4}, **TRANSLATE},
+    "Transformer, sampling": {"model": TRANSFORMER, "how": DRAWS, **TRANSLATE},
+    "two Transformers, beam 4": {"model": TRANSFORMER, "members": 2, "how": {"beam": 4}, **TRANSLATE},
+    "LSTM, greedy": {"model": RECURRENT, "how": {"beam": 1}, **TRANSLATE},
+    "LSTM, beam 4": {"model": RECURRENT, "how": {"beam": 4}, **TRANSLATE},
+    **{
+        f"GPT, {positions}, {name}": {"model": gpt(positions), "how": how, **GENERATE}
+        for positions in ("learned", "sinusoidal", "rotary", "relative")
+        for name, how in (("greedy", {"beam": 1}), ("beam 4", {"beam": 4}), ("sampling", DRAWS))
+    },
+}
+SMALL = {"vocabulary": 8000, "batch": 8, "source": 12, "tokens": 24}  # for a CPU
+SMALLER = {"base": "small", "gpt2": "nano"}
+
+
+def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
+    """A function without parameters that decodes the case with whichever version of regard is imported."""
+    import torch
+
+    import regard.decoding as decoding
+    from regard import products
+    from regard.models import build
+    from regard.models.ensemble import Ensemble
+    from regard.recipes.schema import Decoding, Recipe
+    from regard.rows import TokenRow
+
+    def made(seed: int) -> Any:
+        torch.manual_seed(seed)
+        settings = Recipe.model_validate({"data": {"corpus": "copy"}, "model": case["model"]}).model
+        model = build(settings, case["vocabulary"], case["vocabulary"], True).eval()
+        if device == "cpu":
+            products.prepare(model, precision)
+        return model.to(device)
+
+    members = [made(seed) for seed in range(1, 1 + case.get("members", 1))]
+    model = Ensemble(members).eval() if len(members) > 1 else members[0]
+    draw = torch.Generator().manual_seed(3)
+    words = torch.randint(4, case["vocabulary"], (case["batch"], case["source"]), generator=draw).tolist()
+    row = TokenRow.of([line[:-1] for line in words]).to(device)
+    begin = [line[-1] for line in words]
+    settings = Decoding(**case["how"], max_ratio=1e-9, max_extra=case["tokens"], min_length=case["tokens"])
+    new = hasattr(decoding, "SearchRequest")
+    module = sys.modules["regard.decoding.search"]
+    run = (module.select_runner if new else module.quickest)(model, precision if device == "cpu" else "auto")
+
+    def decode() -> list[tuple[int, ...]]:
+        if new:
+            request = decoding.SearchRequest(row, settings, begin=begin, banned=[0, 1])
+            found = decoding.search(model, request, run=run)
+        else:
+            found = decoding.search(model, row, settings, begin=begin, forbidden=[0, 1], run=run)
+        return [best.tokens for best, *_ in found]
+
+    return decode
+
+
+def serve(device: str, precision: str) -> None:
+    """Answer every case on standard input with the seconds it took, and the tokens."""
+    import torch
+
+    work: dict[str, Any] = {}
+    for line in sys.stdin:
+        if line not in work:
+            work = {line: prepared(json.loads(line), device, precision)}
+            for _ in range(3 if device == "cuda" else 1):  # steps and prefill are captured
+                work[line]()
+        began = time.perf_counter()
+        tokens = work[line]()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        print(json.dumps({"seconds": time.perf_counter() - began, "tokens": tokens}), flush=True)
+
+
+class Version:
+    """One checkout's decoding, in a process of its own."""
+
+    def __init__(self, root: Path, device: str, precision: str) -> None:
+        words = ["-", "--serve", "--device", device, "--precision", precision]
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])},
+        )
+
+    def ask(self, case: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(case), file=self.process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="the other checkout")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "int8"], help="on a CPU")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="only cases with this in their names")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        return serve(given.device, given.precision)
+    print(f"tokens/s on {given.device}: this version, the other, and the median ratio of {given.repeats} turns")
+    for name, case in CASES.items():
+        if given.only not in name:
+            continue
+        if given.device == "cpu":
+            size = case["model"].get("size")
+            case = {**case, **SMALL, "model": {**case["model"], **({"size": SMALLER[size]} if size else {})}}
+        versions = [Version(root, given.device, given.precision) for root in (HOME, Path(given.old))]
+        try:
+            turns = [[version.ask(case) for version in versions] for _ in range(given.repeats)]
+            rates = [case["batch"] * case["tokens"] / min(t[n]["seconds"] for t in turns) for n in (0, 1)]
+            ratio = median(old["seconds"] / new["seconds"] for new, old in turns)
+            same = sum(a == b for a, b in zip(*(answer["tokens"] for answer in turns[0]), strict=True))
+            print(
+                f"  {name:<28} {rates[0]:>9,.0f} {rates[1]:>9,.0f}   {ratio:.2f}   {same} of {case['batch']} the same",
+                flush=True,
+            )
+        except ValueError:
+            print(f"  {name:<28} FAILED: see above", flush=True)
+        finally:
+            for version in versions:
+                version.end()
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Key-value caches for decoding: of what the beams were fed before, and of the source.
+
+Shapes: N sentences, K beams each, H heads, D features of a head, E entries of a cache, T tokens fed at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.allowed import Allowed
+from regard.attention.masks import NOWHERE, Causal, Mask, Places, SameSentence
+from regard.attention.scores import TokenPositions
+
+
+class BeamTree:
+    """Which entries of their sentence's cache the beams descend from; shared by the caches of all layers.
+
+    A sentence's entries are those of its prompt and then K for each step, one a beam. Entries never move when beams are
+    reordered: `seen` [N, K, E] says which of them each beam sees (None: all, as long as there is one beam). Prompts of
+    different lengths end together: `padding` [N] is how many entries before a sentence's first token are empty. `mask`
+    is what tokens see of what came before (None: everything).
+
+    A tree grows with every token. `fixed` makes one of constant shapes and addresses, as CUDA graphs require: where the
+    next entries go (`cursor`) and how many tokens a sentence has (`fed`) are then tensors.
+    """
+
+    def __init__(self, sentences: int, mask: Mask | None = None, padding: Tensor | None = None) -> None:
+        self.sentences, self.mask, self.padding = sentences, mask, padding
+        self.beams = 1
+        self.length = 0  # tokens each beam was fed, padding counted
+        self.entries = 0
+        self.turn = 0  # how often tokens were fed
+        self.seen: Tensor | None = None
+        self.index: Tensor | None = None  # [E] which token of its beam an entry is, padding counted; for masks
+        self.cursor: Tensor | None = None  # [1]
+        self.fed: Tensor | None = None  # [N]
+        self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
+        self._queries = 1
+        self._allowed: Allowed | None = None
+        self._levels: Tensor | None = None  # 0 and -inf
+
+    def enter(self, tokens: int | None, device: torch.device) -> None:
+        """Every beam is fed one token (None), or every sentence, of one beam, so many tokens of its prompt."""
+        self.turn, self._allowed = self.turn + 1, None
+        if self.cursor is not None:
+            return self._enter_fixed()
+        count = 1 if tokens is None else tokens
+        new = torch.arange(self.length, self.length + count, device=device)
+        position = new[None] if self.padding is None else new - self.padding[:, None]  # [N or 1, T]
+        if self.padding is not None and self.seen is None:
+            self.seen = torch.ones(self.sentences, self.beams, self.entries, dtype=torch.bool, device=device)
+        if self.seen is not None:
+            own = torch.eye(self.beams, dtype=torch.bool, device=device)
+            visible = own.expand(self.sentences, -1, -1) if tokens is None else (position >= 0)[:, None]
+            self.seen = torch.cat([self.seen, visible.expand(self.sentences, -1, -1)], -1)
+        if self.mask is not None:
+            added = new.repeat_interleave(self.beams)
+            self.index = added if self.index is None else torch.cat([self.index, added])
+        if tokens is None:
+            position = position[:, 0].repeat_interleave(self.beams) if len(position) > 1 else position[:, 0]
+        self.position = TokenPositions(position)
+        self.entries += count * self.beams
+        self.length, self._queries = self.length + count, count
+        return None
+
+    def _enter_fixed(self) -> None:
+        assert self.cursor is not None and self.fed is not None and self.seen is not None
+        own = torch.arange(self.beams, device=self.cursor.device)
+        self.write = self.cursor + own  # the entries of this step
+        self.seen.index_copy_(2, self.write, (own[:, None] == own).expand(self.sentences, -1, -1))
+        self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())
+        self.cursor.add_(self.beams)
+        self.fed.add_(1)
+
+    def allowed(self, dtype: torch.dtype) -> Allowed:
+        """What the tokens fed last see; made once for all layers, whose scores have this type."""
+        if self._allowed is None:
+            self._allowed = self._prompt() if self._queries > 1 else self._step(dtype)
+        return self._allowed
+
+    def _prompt(self) -> Allowed:
+        if self.mask is None and self.seen is None:
+            return Allowed(causal=True, full=True)
+        index = torch.arange(self.length - self.entries, self.length, device=self.position.index.device)
+        position = index[None] if self.padding is None else index - self.padding[:, None]
+        places = Places(position, torch.where(position < 0, NOWHERE, 0))
+        mask = Causal() if self.mask is None else self.mask & Causal()
+        table = (mask & SameSentence()).table(places[:, -self._queries :], places)
+        return Allowed(table.unsqueeze(1))  # [N or 1, 1, Q, E]
+
+    def _step(self, dtype: torch.dtype) -> Allowed:
+        table = self.seen
+        if self.mask is not None:
+            assert self.index is not None
+            keys = self.index[None] if self.padding is None else self.index - self.padding[:, None]
+            here = self.position.index.view(len(keys), -1)[:, :1] if len(keys) > 1 else self.position.index[:1, None]
+            visible = self.mask.table(Places(here, torch.zeros_like(here)), Places(keys, torch.zeros_like(keys)))
+            table = visible if table is None else table & visible  # [N, K, E] & [N or 1, 1, E]
+        if table is None:
+            return Allowed(full=True)
+        table = table.unsqueeze(1)
+        if self.cursor is None:
+            return Allowed.shared(table, dtype)
+        if self._levels is None or self._levels.dtype != dtype:
+            self._levels = torch.tensor([0.0, -math.inf], dtype=dtype, device=table.device)
+        return Allowed(table, full=True, bias=torch.where(table, self._levels[0], self._levels[1]))
+
+    def follow(self, parents: Tensor) -> None:
+        """Beam k of sentence n continues beam `parents[n, k]`."""
+        before, self.beams = self.beams, parents.shape[1]
+        if self.seen is None:
+            if self.beams > 1:
+                self.seen = torch.ones(*parents.shape, self.entries, dtype=torch.bool, device=parents.device)
+        elif before > 1 or self.beams > 1:
+            seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[-1]))
+            self.seen = seen if self.cursor is None else self.seen.copy_(seen)
+
+    def keep(self, sentences: Tensor) -> BeamTree:
+        """A new tree with these sentences only, [M] indices into the present N."""
+        kept = copy.copy(self)
+        kept.sentences, kept._allowed = len(sentences), None
+        for name in ("seen", "padding", "fed"):
+            rows = getattr(self, name)
+            setattr(kept, name, None if rows is None else rows.index_select(0, sentences))
+        kept.cursor = None if self.cursor is None else self.cursor.clone()
+        return kept
+
+    def fixed(self, beams: int, capacity: int, prompt: int, device: torch.device) -> BeamTree:
+        """A new tree of constant shapes, for `capacity` more tokens of so many beams each, which all begin alike.
+
+        There are `prompt` entries for prompts, of which those to spare are never seen.
+        """
+        made = copy.copy(self)
+        made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, None
+        made.seen = torch.zeros(self.sentences, beams, prompt + beams * capacity, dtype=torch.bool, device=device)
+        made.seen[..., : self.entries] = True if self.seen is None else self.seen
+        made.cursor = torch.tensor([prompt], device=device)
+        made.fed = torch.full((self.sentences,), self.length, device=device)
+        made.padding = torch.zeros_like(made.fed) if self.padding is None else self.padding.clone()
+        made.fed -= made.padding
+        if self.mask is not None:
+            every = torch.arange(prompt + beams * capacity, device=device)
+            made.index = torch.where(every < prompt, every, self.length + (every - prompt) // beams)
+        return made
+
+    def grown(self, capacity: int) -> BeamTree:
+        """A new tree of constant shapes with capacity for so many tokens."""
+        assert self.seen is not None
+        made, more = copy.copy(self), self.entries + self.beams * capacity - self.seen.shape[-1]
+        made._allowed = None
+        made.seen = F.pad(self.seen, (0, more))
+        if self.index is not None:
+            after = torch.arange(more, device=self.index.device) // self.beams
+            made.index = torch.cat([self.index, self.index[-1:] + 1 + after])
+        return made
+
+    def restart(self) -> None:
+        """Forget everything, in a tree of constant shapes that began without prompts."""
+        assert self.seen is not None and self.cursor is not None and self.fed is not None
+        for tensor in (self.seen, self.cursor, self.fed):
+            tensor.zero_()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What a tree of constant shapes consists of, in a fixed order."""
+        for tensor in (self.seen, self.cursor, self.fed, self.padding):
+            assert tensor is not None
+            yield tensor
+        yield from () if self.index is None else (self.index,)
+
+
+class KVCache:
+    """The keys and values of one layer's self-attention, [N, H, E, D] each: beams see what they descend from.
+
+    The beams are folded into the query axis, and the tree says who sees what. A step brings one token a beam,
+    [N * K, H, D]; a prompt or a segment brings several a sentence, [N, T, H, D]. Capacity grows by doubling, unless the
+    tree is fixed; only entries in use are read then.
+    """
+
+    def __init__(self, tree: BeamTree, key: Tensor | None = None, value: Tensor | None = None) -> None:
+        self.tree, self.key, self.value = tree, key, value
+        self._turn = tree.turn
+        self._prompt = self._announced = False
+
+    def positions(self, query: Tensor) -> TokenPositions:
+        """Where these queries stand, [N * K, H, D] or [N, T, H, D], of which the tree hears here or from the model."""
+        self._prompt, self._announced = query.dim() == 4, True
+        if self._turn == self.tree.turn:
+            self.tree.enter(query.shape[1] if self._prompt else None, query.device)
+        self._turn = self.tree.turn
+        return self.tree.position
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+        assert key is not None and value is not None
+        if not self._announced:
+            self.positions(query)
+        self._announced = False
+        q, k, v = map(self._folded, (query, key, value))
+        tree = self.tree
+        if tree.cursor is None:
+            held = tree.entries - k.shape[2]
+            self.key = _with_capacity(self.key, k, held, self._prompt)
+            self.value = _with_capacity(self.value, v, held, self._prompt)
+            self.key[:, :, held : tree.entries], self.value[:, :, held : tree.entries] = k, v
+            k, v = self.key[:, :, : tree.entries], self.value[:, :, : tree.entries]
+        else:
+            assert self.key is not None and self.value is not None
+            self.key.index_copy_(2, tree.write, k.to(self.key.dtype))
+            self.value.index_copy_(2, tree.write, v.to(self.value.dtype))
+            k, v = self.key, self.value
+        return q, k, v, tree.allowed(q.dtype)
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
+        return (x if self._prompt else x.unflatten(0, (self.tree.sentences, -1))).transpose(1, 2)
+
+    def close(self, out: Tensor) -> Tensor:
+        out = out.transpose(1, 2)
+        return out if self._prompt else out.flatten(0, 1)
+
+    def lengths(self) -> None:
+        return None
+
+    def keep(self, sentences: Tensor, tree: BeamTree) -> KVCache:
+        """A new cache with these sentences only, whose tree is given."""
+        kept = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
+        return KVCache(tree, *kept)
+
+    def fixed(self, tree: BeamTree, like: tuple[Tensor, Tensor]) -> KVCache:
+        """A new cache of constant shapes for a fixed tree; `like` have the right heads, widths and type."""
+        assert tree.seen is not None
+        stores = []
+        for kept, empty in zip((self.key, self.value), like, strict=True):
+            store = empty.new_zeros(tree.sentences, empty.shape[1], tree.seen.shape[-1], empty.shape[3])
+            if kept is not None:
+                store[:, :, : self.tree.entries] = kept[:, :, : self.tree.entries]
+            stores.append(store)
+        return KVCache(tree, *stores)
+
+    def grown(self, tree: BeamTree) -> KVCache:
+        """A new cache of constant shapes with the capacity of a tree that has grown."""
+        assert tree.seen is not None and self.key is not None and self.value is not None
+        more = tree.seen.shape[-1] - self.key.shape[2]
+        return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)))
+
+    def trim(self, entries: int) -> None:
+        """Keep only the last so many entries; whoever holds the layers trims the tree after them."""
+        for name in ("key", "value"):
+            store = getattr(self, name)
+            if store is not None:
+                setattr(self, name, store[:, :, max(0, self.tree.entries - entries) : self.tree.entries])
+
+    def tensors(self) -> Iterator[Tensor]:
+        assert self.key is not None and self.value is not None
+        yield from (self.key, self.value)
+
+
+def _with_capacity(store: Tensor | None, new: Tensor, held: int, exact: bool) -> Tensor:
+    """A store [N, H, C, D] with capacity for `new` [N, H, T, D] after what it holds: the same, or a larger one."""
+    capacity = 0 if store is None else store.shape[2]
+    needed = held + new.shape[2]
+    if store is not None and needed <= capacity:
+        return store
+    grown = new.new_empty(*new.shape[:2], needed if exact else max(16, 2 * capacity, needed), new.shape[3])
+    if store is not None:
+        grown[:, :, :held] = store[:, :, :held]
+    return grown
+
+
+class SourceCache:
+    """The keys and values of one layer's cross-attention, [N, H, S, D] each, which the K beams of a sentence share.
+
+    The beams are folded into the query axis, so what belongs to a sentence is held once, not once a beam.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, allowed: Allowed) -> None:
+        self.key, self.value, self.allowed = key, value, allowed
+        if allowed.full and allowed.table is not None and allowed.bias is None:
+            self.allowed = Allowed.shared(allowed.table, key.dtype)  # once, for all steps
+
+    def positions(self, query: Tensor) -> None:
+        return None
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+        assert key is None and value is None
+        q = query.unflatten(0, (len(self.key), -1)).transpose(1, 2)  # [N*K, H, D] -> [N, K, H, D] -> [N, H, K, D]
+        return q, self.key, self.value, self.allowed
+
+    def close(self, out: Tensor) -> Tensor:
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def lengths(self) -> None:
+        return None
+
+    def fixed(self, size: int, allowed: Allowed | None = None) -> SourceCache:
+        """The same with capacity for `size` source tokens; `allowed` is the mask of another layer, to be shared."""
+        table, spare = self.allowed.table, size - self.key.shape[2]
+        if table is None:
+            table = torch.ones(len(self.key), 1, 1, self.key.shape[2], dtype=torch.bool, device=self.key.device)
+        key, value = (F.pad(x, (0, 0, 0, spare)) for x in (self.key, self.value))
+        return SourceCache(key, value, allowed or Allowed.shared(F.pad(table, (0, spare)), key.dtype))
+
+
+def fixed_sources(caches: Sequence[SourceCache], size: int) -> list[SourceCache]:
+    """The caches of all layers with capacity for `size` source tokens and one mask."""
+    made: list[SourceCache] = []
+    for cache in caches:
+        made.append(cache.fixed(size, made[0].allowed if made else None))
+    return made
+
+
+def source_tensors(caches: Sequence[SourceCache]) -> Iterator[Tensor]:
+    """What `fixed_sources` consist of, in a fixed order."""
+    for cache in caches:
+        yield from (cache.key, cache.value)
+    if caches:
+        assert caches[0].allowed.table is not None and caches[0].allowed.bias is not None
+        yield from (caches[0].allowed.table, caches[0].allowed.bias)
+
+
+def keep_sources(caches: Sequence[SourceCache], sentences: Tensor) -> list[SourceCache]:
+    """The caches of all layers with these sentences only, [M] indices into the present N. Shared masks stay shared."""
+    masks = {id(cache.allowed): cache.allowed for cache in caches}
+    kept = {number: allowed.keep(sentences) for number, allowed in masks.items()}
+    return [
+        SourceCache(c.key.index_select(0, sentences), c.value.index_select(0, sentences), kept[id(c.allowed)])
+        for c in caches
+    ]
