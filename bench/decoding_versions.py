@@ -142,27 +142,27 @@ def main() -> None:
     if given.serve:
         return serve(given.device, given.precision)
     print(f"tokens/s on {given.device}: this version, the other, and the median ratio of {given.repeats} turns")
+    roots = HOME, Path(given.old)
+    versions = [Version(root, given.device, given.precision) for root in roots]
     for name, case in CASES.items():
         if given.only not in name:
             continue
         if given.device == "cpu":
             size = case["model"].get("size")
             case = {**case, **SMALL, "model": {**case["model"], **({"size": SMALLER[size]} if size else {})}}
-        versions = [Version(root, given.device, given.precision) for root in (HOME, Path(given.old))]
         try:
             turns = [[version.ask(case) for version in versions] for _ in range(given.repeats)]
-            rates = [case["batch"] * case["tokens"] / min(t[n]["seconds"] for t in turns) for n in (0, 1)]
-            ratio = median(old["seconds"] / new["seconds"] for new, old in turns)
-            same = sum(a == b for a, b in zip(*(answer["tokens"] for answer in turns[0]), strict=True))
-            print(
-                f"  {name:<28} {rates[0]:>9,.0f} {rates[1]:>9,.0f}   {ratio:.2f}   {same} of {case['batch']} the same",
-                flush=True,
-            )
-        except ValueError:
+        except (ValueError, BrokenPipeError):
             print(f"  {name:<28} FAILED: see above", flush=True)
-        finally:
-            for version in versions:
-                version.end()
+            versions = [Version(root, given.device, given.precision) for root in roots]
+            continue
+        rates = [case["batch"] * case["tokens"] / min(t[n]["seconds"] for t in turns) for n in (0, 1)]
+        ratio = median(old["seconds"] / new["seconds"] for new, old in turns)
+        same = sum(a == b for a, b in zip(*(answer["tokens"] for answer in turns[0]), strict=True))
+        numbers = f"{rates[0]:>9,.0f} {rates[1]:>9,.0f}   {ratio:.2f}   {same} of {case['batch']} the same"
+        print(f"  {name:<28} {numbers}", flush=True)
+    for version in versions:
+        version.end()
     return None
 
 

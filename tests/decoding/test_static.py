@@ -350,8 +350,8 @@ def test_bf16_rounds_what_fp32_finds(recorder: type[CapturedRunner], device: str
     exact, _ = found(model, lines, dict(beam=1, min_length=9), None, device)
     for (one,), (two,) in zip(got, exact, strict=True):
         assert one.logprobs[0] == pytest.approx(two.logprobs[0], abs=0.1)
-    assert run.half is not None
-    kinds = {name: tensor.dtype for name, tensor in run.half.model.state_dict().items()}
+    assert run.copy is not None
+    kinds = {name: tensor.dtype for name, tensor in run.copy.model.state_dict().items()}
     assert {kinds[name] for name in kinds if "norm" in name} == {torch.float32}
     assert {kinds[name] for name in kinds if "weight" in name and "norm" not in name} == {torch.bfloat16}
     for name, tensor in model.state_dict().items():
@@ -424,7 +424,7 @@ def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     model, lines, run = model_of("transformer"), sources(5), Taped(bf16=True)
     got = found(model, lines, SETTINGS["beam"], run)
-    assert made == [False, True] and run.half is not None
+    assert made == [False, True] and run.copy is not None
     assert_same(got, found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
 
 

@@ -271,8 +271,9 @@ class SearchState:
         value, token = topk(logits, self.beams + 1)  # [N, K, C]
         if self.static:
             value = value - offset[..., None]  # type: ignore[index]
-        only, chosen, logp = self._single_candidates(value[..., 0], forced, end)
-        if not only.is_cpu or bool(only.any()):
+        single = self._single_candidates(value[..., 0], forced, end)
+        if single is not None:
+            only, chosen, logp = single
             first = torch.where(self._first[: value.shape[-1]], logp[..., None], -math.inf)
             value = torch.where(only[..., None], first, value)
             token = torch.where(only[..., None], chosen[..., None], token)
@@ -280,14 +281,18 @@ class SearchState:
         total = (self.total[:, : value.shape[1], None] + value).flatten(1)
         if count <= self.beams:  # a vocabulary smaller than the beam
             total = F.pad(total, (0, self.beams + 1 - count), value=-math.inf)
+        self.moved = self.beams > 1
+        if not self.moved:  # greedy: candidates are in order, and a sentence with a finished hypothesis is done
+            score = total / self._penalty(1)
+            margin = (score[:, 0] - score[:, 1]).masked_fill(score[:, 1] == -math.inf, math.inf)
+            return torch.zeros_like(self.last), token[:, 0, :1], value[:, 0, :1], total[:, :1], margin
         top = total.topk(self.beams + 1)
-        score = top.values / self.penalty[self.step + 1][:, None]
+        score = top.values / self._penalty(1)
         ranked = torch.cat([self.best[:, : self.beams], score], 1).topk(self.beams + 1).values
         kept, rejected = ranked[:, -2:-1], ranked[:, -1]
         margin = (kept[:, 0] - rejected).masked_fill(rejected == -math.inf, math.inf)
         total = top.values.masked_fill(score < kept, -math.inf)[:, :-1]
         index = top.indices[:, :-1].clamp(max=count - 1)
-        self.moved = self.beams > 1
         token, value = (x.flatten(1).gather(1, index) for x in (token, value))
         return index // each, token, value, total, margin
 
@@ -296,10 +301,11 @@ class SearchState:
         logp = log_softmax(logits) if not self.static else F.log_softmax(logits, -1, dtype=torch.float32)
         forced = self.constraints.forced(logp, 0.0, self.step)
         end = self.constraints.mask(logp, 0.0, self.step, history)
-        only, chosen, single = self._single_candidates(logp.amax(-1), forced, end)
-        if not only.is_cpu or bool(only.any()):
+        single = self._single_candidates(logp.amax(-1), forced, end)
+        if single is not None:
+            only, chosen, value = single
             nothing = torch.full_like(logp, -math.inf)
-            point = nothing.scatter_(-1, chosen[..., None], single[..., None])
+            point = nothing.scatter_(-1, chosen[..., None], value[..., None])
             logp = torch.where(only[..., None], point, logp)
         uniform = self.uniform.gather(-1, self._column().clamp(max=self.capacity - 1)).squeeze(-1)
         choice = draw(logp, uniform, self.settings)
@@ -309,16 +315,22 @@ class SearchState:
 
     def _single_candidates(
         self, best: Tensor, forced: tuple[Tensor, Tensor, Tensor] | None, end: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Beams with one candidate: [N, K] which they are, its token, and its log-probability.
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Beams with one candidate: [N, K] which they are, its token, and its log-probability; None: there are none.
 
         Where even the `best` is impossible the hypothesis ends; inside a prefix, the prefix's token is forced.
         """
         only = best == -math.inf
         if forced is None:
+            if only.is_cpu and not bool(only.any()):
+                return None
             return only, torch.full_like(only, END, dtype=torch.long), end
         inside, token, logp = forced
         return only | inside, torch.where(inside, token, END), torch.where(inside, logp, end)
+
+    def _penalty(self, ahead: int = 0) -> Tensor:
+        """The length penalty after so many more steps, [N, 1], or one for all."""
+        return self.penalty[self.step + ahead][:, None] if self.static else self.penalty[self.fed + ahead]
 
     def _column(self) -> Tensor:
         """[N, K, 1] where each sentence writes: at its step, or out of the way where it is done."""
@@ -326,31 +338,41 @@ class SearchState:
         return column[:, None, None].expand(-1, self.beams, 1)
 
     def _commit(self, parents: Tensor, tokens: Tensor, logprobs: Tensor, total: Tensor, margin: Tensor) -> None:
-        """Write down a choice. Sentences that are done keep what they have."""
-        going, column = ~self.done, self._column()
+        """Write down a choice. Sentences that are done, which an eager search has none of, keep what they have."""
+        ended = tokens == END
+        written = ((self.tokens, tokens), (self.parents, parents), (self.logprobs, logprobs))
         if self.history is not None:
             own = self.history.gather(1, parents[..., None].expand_as(self.history))
-            self.history.copy_(own.scatter_(2, column, tokens[..., None]))
-        self.tokens.scatter_(2, column, tokens[..., None])
-        self.parents.scatter_(2, column, parents[..., None])
-        self.logprobs.scatter_(2, column, logprobs[..., None])
-        self.last.copy_(tokens)
-        self.total.copy_(torch.where(going[:, None], total, self.total) if self.static else total)
-        self.margin.copy_(torch.minimum(self.margin, margin.masked_fill(self.done, math.inf)))
-        self.step.add_(going)
+            self.history.copy_(own.scatter_(2, self._column(), tokens[..., None]))
+        if self.static:
+            going, column = ~self.done, self._column()
+            for trail, new in written:
+                trail.scatter_(2, column, new[..., None])
+            self.last.copy_(tokens)
+            self.total.copy_(torch.where(going[:, None], total, self.total))
+            torch.minimum(self.margin, margin.masked_fill(self.done, math.inf), out=self.margin)
+            self.step.add_(going)
+            ended = ended & going[:, None]
+        else:
+            for trail, new in written:
+                trail[..., self.fed] = new
+            self.last, self.total, self.margin = tokens, total, torch.minimum(self.margin, margin)
+            self.step.add_(1)
         self.fed += 1
-        self._finish((tokens == END) & going[:, None])
+        self._finish(ended)
 
     def _finish(self, which: Tensor) -> None:
         """Put the live hypotheses `which` [N, K] with the finished ones, of which the F best are kept."""
         if which.is_cpu and not bool(which.any()):
             return
-        score = (self.total / self.penalty[self.step][:, None]).masked_fill(~which, -math.inf)
+        score = (self.total / self._penalty()).masked_fill(~which, -math.inf)
         end = (self.step[:, None] - 1) * self.beams + self._beam
         top = torch.cat([self.best, score], 1).topk(self.best.shape[1])
         self.best.copy_(top.values)
         self.ends.copy_(torch.cat([self.ends, end], 1).gather(1, top.indices))
-        self.total.masked_fill_(which, -math.inf)
+        self.total = (
+            self.total.masked_fill_(which, -math.inf) if self.static else self.total.masked_fill(which, -math.inf)
+        )
 
     def _update_done(self) -> None:
         """Sentences are done at the maximum length, without live hypotheses, or when no live one can still win.

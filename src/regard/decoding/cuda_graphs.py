@@ -163,7 +163,7 @@ class CapturedRunner(StaticRunner):
         self.bf16 = bf16
         self.steps: dict[object, CapturedStep] = {}  # by the kind of search; the last used comes last
         self.prefills: dict[object, CapturedPrefill] = {}
-        self.half: Bf16Copy | None = None
+        self.copy: Bf16Copy | None = None
         self.failed = False
         self._lock = Lock()  # a captured search serves one request at a time
         self._stream: torch.cuda.Stream | None = None  # graphs share it, and so its memory too
@@ -197,19 +197,19 @@ class CapturedRunner(StaticRunner):
         """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
         self._weights = _tensors(model)
         where = [tensor.data_ptr() for tensor in self._weights]
-        if self._where != where:  # weights that moved are not where what is recorded looks for them
+        if self._where != where:  # weights that moved are not where graphs read them
             self._clear()
-            self._where, self._obstacle, self.half = [], obstacle(model), None
-            self.half = Bf16Copy(model) if self.bf16 and self._obstacle is None else None
+            self._where, self._obstacle, self.copy = [], obstacle(model), None
+            self.copy = Bf16Copy(model) if self.bf16 and self._obstacle is None else None
             if self._obstacle is not None:
                 self._warn(self._obstacle)
             self._where = where  # last: where there was no memory for all this, it is tried again
-        return model if self.half is None else self.half.model  # type: ignore[return-value]
+        return model if self.copy is None else self.copy.model  # type: ignore[return-value]
 
     def _follow(self) -> None:
         """Bring the copy in bf16, if there is one, up to date."""
-        if self.half is not None:
-            self.half.follow(self._weights)
+        if self.copy is not None:
+            self.copy.follow(self._weights)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
         """Whatever the precision around this is: the one that was asked for."""
