@@ -39,7 +39,7 @@ from regard.recipes.schema import Decoding, Recipe
 from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL
 
-CLOSE = 1e-4  # a decision by less than this may go either way in float32
+CLOSE = 3e-4  # a decision by less than this may go either way in float32
 APART = 1e-3  # by so much scores of equal output may differ
 SCALE, NOISE = 12.0, 0.2  # of the logits, and in the weights
 USED = 64  # ids that are not banned, so that EOS is not too rare
