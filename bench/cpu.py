@@ -1,10 +1,10 @@
-"""Everything that is measured on a CPU, in one table: ours beside the peers', and the ratio to the best of them.
+"""Run all CPU benchmarks and print one table: regard, the other libraries, and the ratio to the best of them.
 
-    make bench                                   # sets the environment up, then
+    make bench                                   # creates the environment, then
     python -m bench.cpu [--quick] [--threads 2] [--out FILE.json]
 
-Medians of repeats in which all systems take turns; beside a ratio, half the spread of the repeats' ratios. A ratio
-above 1 is in our favour. --quick is a look: fewer repeats, and the small model alone.
+Figures are medians of repeats in which all systems take turns; after each ratio stands half the spread of the repeats'
+ratios. A ratio above 1 means that regard is faster. --quick uses fewer repeats and only the small model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.tables import Comparison, table
 
 
 def parts(quick: bool, threads: int) -> dict[str, Callable[[], list[Comparison]]]:
-    """What is measured, by name, in the order of the table."""
+    """Return the benchmarks by name, in the order of the table."""
     repeats = 2 if quick else 5
     sizes = cpu_decoding.SIZES[:1] if quick else cpu_decoding.SIZES
     return {
@@ -37,7 +37,7 @@ def parts(quick: bool, threads: int) -> dict[str, Callable[[], list[Comparison]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, the small model alone")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, only the small model")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--only", nargs="+", metavar="PART", help="training, decoding, packing, start-up")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")

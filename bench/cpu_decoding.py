@@ -1,12 +1,12 @@
-"""How fast a Transformer translates on a CPU, against CTranslate2 and Hugging Face's Marian with the same weights.
+"""Compare decoding on a CPU with CTranslate2 and Hugging Face's Marian, with the same weights.
 
     python -m bench.cpu_decoding [--repeats 5] [--threads 2] [--sizes small base] [--quick]
 
-Random weights in Marian's shape (norms after, silu, a bias on the logits, a shared and tied vocabulary of 37,000),
+Random weights in Marian's shape (post-norm, SiLU, a bias on the logits, a shared and tied vocabulary of 37,000) are
 written as a run, exported as a Hugging Face directory, and converted from there by CTranslate2's own converter. All
-translate the same 32 sentences of 15 to 35 tokens to exactly 30 tokens each, in one batch: from source tokens to output
-tokens, the encoder included. Each system is a process of its own; they take turns, and while one works the others
-sleep. What counts are output tokens a second, of the best hypothesis.
+systems translate the same 32 sentences of 15 to 35 tokens into exactly 30 tokens each, in one batch: from source tokens
+to output tokens, including the encoder. Each system runs in its own process; they take turns, and while one works the
+others sleep. The result is in output tokens per second, of the best hypothesis.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bench.machine import heading
 from bench.tables import Comparison, Measured, table
 
 VOCABULARY, SENTENCES, LENGTH = 37_000, 32, 30
-PAD = VOCABULARY - 1  # what Marian's decoder starts with; CTranslate2 takes it to be the last, with a vector of zeros
+PAD = VOCABULARY - 1  # Marian's decoder start token; CTranslate2 expects it last, with an all-zero embedding
 SIZES, BEAMS, PRECISIONS = ("small", "base"), (1, 4), ("fp32", "int8")
 Tokens = list[list[int]]
 System = Callable[[Tokens, int], Tokens]  # source tokens and a beam -> output tokens
 
 
 def sentences(seed: int = 1) -> Tokens:
-    """Random source tokens, end marks included."""
+    """Return random source tokens, including EOS."""
     from regard.marks import END
 
     draw = random.Random(seed)
@@ -45,7 +45,7 @@ def sentences(seed: int = 1) -> Tokens:
 
 
 def write(size: str, folder: Path) -> None:
-    """The model as a run, as a Hugging Face directory, and as CTranslate2's in float32 and int8."""
+    """Write the model as a run, as a Hugging Face directory, and for CTranslate2 in float32 and int8."""
     import torch
     from ctranslate2.converters import TransformersConverter
 
@@ -157,7 +157,7 @@ SYSTEMS = {"regard": ours, "CTranslate2": ctranslate2, "Hugging Face": hugging_f
 
 
 def serve(system: str, folder: Path, precision: str, threads: int) -> None:
-    """Answer every beam on standard input with seconds and tokens, a line each."""
+    """Answer every beam size on standard input with one line of seconds and tokens."""
     translate, sources = SYSTEMS[system](folder, precision, threads), sentences()
     for line in sys.stdin:
         begin = time.perf_counter()
@@ -166,7 +166,7 @@ def serve(system: str, folder: Path, precision: str, threads: int) -> None:
 
 
 class Worker:
-    """One system in a process of its own, which sleeps until it is asked."""
+    """One system in its own process, which sleeps until it receives a request."""
 
     def __init__(self, system: str, folder: Path, precision: str, threads: int) -> None:
         words = ["--serve", system, "--folder", str(folder), "--precision", precision, "--threads", str(threads)]
@@ -200,7 +200,7 @@ def measure(
     precisions: Sequence[str] = PRECISIONS,
     systems: Sequence[str] = tuple(SYSTEMS),
 ) -> list[Comparison]:
-    """Output tokens a second, ours and the peers', for every size, precision and beam."""
+    """Return output tokens per second of all systems, for every size, precision and beam size."""
     found = []
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="regard-bench-") as folder:
@@ -211,13 +211,13 @@ def measure(
                 cwd=Path(__file__).parent.parent,
             )
             for precision in precisions:
-                names = [name for name in systems if precision == "fp32" or name != "Hugging Face"]  # it has no int8
+                names = [name for name in systems if precision == "fp32" or name != "Hugging Face"]  # no int8 there
                 found += compare(size, precision, names, Path(folder), repeats, threads)
     return found
 
 
 def compare(size: str, precision: str, names: list[str], folder: Path, repeats: int, threads: int) -> list[Comparison]:
-    """The systems side by side, one line a beam; a first round, for what allocates and warms up, does not count."""
+    """Compare the systems, one row per beam size; the first round (allocation, warm-up) is discarded."""
     workers = {name: Worker(name, folder, precision, threads) for name in names}
     lines = []
     try:
@@ -240,7 +240,7 @@ def compare(size: str, precision: str, names: list[str], folder: Path, repeats: 
 
 
 def _equal(one: Tokens, other: Tokens) -> float:
-    """The share of sentences with the very same output."""
+    """Return the share of sentences with identical output."""
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="regard first")
-    parser.add_argument("--quick", action="store_true", help="the small model, two repeats")
+    parser.add_argument("--quick", action="store_true", help="only the small model, two repeats")
     for internal in ("--write", "--serve", "--folder", "--precision"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,13 +1,13 @@
-"""How fast a small Transformer trains on a CPU, against nn.Transformer and Hugging Face's Marian.
+"""Compare training of a small Transformer on a CPU with nn.Transformer and Hugging Face's Marian.
 
     python -m bench.cpu_training [--repeats 5] [--threads 2] [--steps 3] [--held]
 
-All train the same model (256 wide, 3 + 3 layers, 4 heads, 1,024 inner, a shared and tied vocabulary of 8,000, norms
-first but for Marian, dropout 0.1 where the paper has it) on the very same sentence pairs, batch by batch: lengths are
-log-normal with a mean of about 27 tokens, pairs alike in length together, about 4,000 real target tokens a step.
-Peers get the pairs as padded batches, ours as flat rows. A step is forward, backward, clipping and fused AdamW. What
-counts are real target tokens a second: padding earns nothing. `regard train` makes its process keep the memory that it
-frees (regard.devices.held_memory), which no peer does by itself; --held does it for them as well.
+All systems train the same model (width 256, 3 + 3 layers, 4 heads, ffn_width 1,024, a shared and tied vocabulary of
+8,000, pre-norm except for Marian, dropout 0.1 where the paper has it) on the same batches of sentence pairs: log-normal
+lengths with a mean of about 27 tokens, sorted by length, about 4,000 target tokens per step. The other libraries get
+padded batches, regard packed ones. A step is forward, backward, gradient clipping and fused AdamW. The result is in
+target tokens per second, without padding. `regard train` makes its process keep the memory that it frees
+(regard.devices.held_memory), which the other libraries do not do by default; --held does it for all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Step = Callable[[PairBatch], Tensor]
 
 
 def pairs(count: int, seed: int = 1) -> TokenStore:
-    """Random tokens in sentence pairs of log-normal length, mean about 27; a target is about as long as its source."""
+    """Return random sentence pairs of log-normal length, mean about 27; a target is about as long as its source."""
     random = np.random.default_rng(seed)
     source = np.exp(random.normal(3.15, 0.55, count))
     target = source * np.exp(random.normal(0.0, 0.2, count))
@@ -54,9 +54,9 @@ def pairs(count: int, seed: int = 1) -> TokenStore:
 
 
 def batches(count: int) -> list[PairBatch]:
-    """So many batches for all to train on, from those of short pairs to those of long ones.
+    """Return `count` batches for all systems, from short pairs to long ones.
 
-    They are cut from pairs for 64 batches sorted together, as training does it, so that little is padding.
+    Pairs for 64 batches are sorted together, as in training, so that there is little padding.
     """
     packer = Packer([pairs(10_000)], [1.0], target_budget=BUDGET, seed=1)
     stream = packer.batches()
@@ -65,7 +65,7 @@ def batches(count: int) -> list[PairBatch]:
 
 
 def padded(batch: PairBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What peers train on: source, inputs and labels [N, L], and where source and inputs hold tokens."""
+    """Pad a batch for the other libraries: source, inputs and labels [N, L], and the padding masks of the first two."""
     source, rows = batch.source.rows, batch.inputs.rows
     labels = rows.pad(batch.labels).masked_fill(~rows.present, -100)
     return source.pad(batch.source.ids), rows.pad(batch.inputs.ids), labels, source.present, rows.present
@@ -76,7 +76,7 @@ def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Torch(nn.Module):
-    """nn.Transformer between an embedding and its transpose, as the tutorials have it."""
+    """nn.Transformer with a tied embedding and output projection, as in the tutorials."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Torch(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        for module in self.body.modules():  # dropout in the same places as the others, which also lets attention fuse
+        for module in self.body.modules():  # the same dropout as the others; also enables fused attention
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
             elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -124,7 +124,7 @@ def _waves(longest: int, width: int) -> Tensor:
 
 
 class Marian(nn.Module):
-    """Hugging Face's MarianMTModel of the same size, with its quickest attention."""
+    """Hugging Face's MarianMTModel of the same size, with its fastest attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Marian(nn.Module):
 
 
 class Ours(nn.Module):
-    """regard's Transformer, on flat rows."""
+    """regard's Transformer, on packed batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ SYSTEMS: dict[str, Callable[[], nn.Module]] = {"regard": Ours, "nn.Transformer":
 
 
 def trainer(model: nn.Module) -> Step:
-    """One update: the same for all."""
+    """Return the optimiser step, the same for all systems."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
     model.train()
 
@@ -188,7 +188,7 @@ def trainer(model: nn.Module) -> Step:
 
 
 def work(name: str, threads: int, steps: int, held: bool) -> None:
-    """One system: every question is answered with its real target tokens a second over all batches."""
+    """Run one system, which answers every request with its target tokens per second over all batches."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     some, step = batches(steps), trainer(SYSTEMS[name]())
@@ -199,14 +199,14 @@ def work(name: str, threads: int, steps: int, held: bool) -> None:
             step(batch)
         return sum(batch.tokens for batch in some) / (time.perf_counter() - begin)
 
-    # `regard train` keeps freed memory in its process; a peer's training script would not.
+    # `regard train` keeps freed memory in its process; training scripts of other libraries do not.
     with held_memory(torch.device("cpu")) if held or name == "regard" else nullcontext():
-        step(some[0])  # the first allocates
+        step(some[0])  # the first step allocates memory
         serve(answer)
 
 
 def measure(repeats: int = 5, threads: int = 2, steps: int = 3, held: bool = False) -> list[Comparison]:
-    """All systems, repeat by repeat in turn, each on the same batches; a first round does not count."""
+    """Measure all systems in turn, on the same batches; the first round is discarded."""
     words = ["--steps", str(steps), "--threads", str(threads), *(["--held"] if held else [])]
     with ExitStack() as stack:
         workers = {
@@ -221,9 +221,9 @@ def measure(repeats: int = 5, threads: int = 2, steps: int = 3, held: bool = Fal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="updates a repeat")
+    parser.add_argument("--steps", type=int, default=3, help="optimiser steps per repeat")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held", action="store_true", help="let the peers' processes keep freed memory too")
+    parser.add_argument("--held", action="store_true", help="let all processes keep freed memory")
     parser.add_argument("--work", choices=SYSTEMS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -233,7 +233,7 @@ def main() -> None:
     full = np.mean([fill(batch)["padded"] for batch in some])
     print(heading(given.threads))
     print(
-        f"\n{sum(b.tokens for b in some) / len(some):,.0f} target tokens a step; padded batches are {full:.0%} full\n"
+        f"\n{sum(b.tokens for b in some) / len(some):,.0f} target tokens per step; padded batches are {full:.0%} full\n"
     )
     print(table(measure(given.repeats, given.threads, given.steps, given.held)))
 

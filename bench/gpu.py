@@ -1,10 +1,10 @@
-"""Everything that is measured on a GPU, in one run: training and decoding, ours beside the peers.
+"""Run all GPU benchmarks: training and decoding, regard and other libraries.
 
     python -m bench.gpu [--quick] [--out FOLDER]
-    python -m bench.gpu_training --help        python -m bench.gpu_decoding --help        # either part alone
+    python -m bench.gpu_training --help        python -m bench.gpu_decoding --help        # one part only
 
-The parts are processes of their own, one after the other, so that neither finds the other's memory or compiled code.
-Compiling the peers' steps for every length bucket takes minutes: about 15 in all, or 5 with --quick.
+The parts run in separate processes, one after the other, so that they share neither memory nor compiled code.
+Compiling the other libraries' steps for every length bucket takes minutes: about 15 in total, or 5 with --quick.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bench import machine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and the peers as they are, not compiled")
-    parser.add_argument("--out", type=Path, help="a folder for the numbers")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, other libraries eager only")
+    parser.add_argument("--out", type=Path, help="directory for the results")
     given = parser.parse_args()
     if machine.accelerator() is None:
-        sys.exit("no GPU that PyTorch can use is here: `make bench` measures on a CPU")
+        sys.exit("PyTorch finds no GPU: use `make bench` to measure on a CPU")
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
     files = {"gpu_training": "training.json", "gpu_decoding": "decoding.txt"}

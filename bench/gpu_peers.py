@@ -1,7 +1,7 @@
-"""The peers' training steps on a GPU: Hugging Face's Marian and GPT-2, PyTorch's nn.Transformer, eager and compiled.
+"""Training steps of other libraries on a GPU: Hugging Face's Marian and GPT-2, PyTorch's nn.Transformer.
 
-They get what suits them: pairs sorted by length into a few buckets, each padded to a fixed length, so that a compiled
-step has as many shapes as there are buckets and never another; bf16 autocast, fused AdamW, no waiting for the device.
+Each gets favourable conditions: pairs sorted by length into a few buckets, each padded to a fixed length, so that a
+compiled step has one shape per bucket; bf16 autocast, fused AdamW, no synchronisation with the device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 PAD, BEGIN = 0, 1
 Loss = Callable[[nn.Module, Any], Tensor]
-LONGEST = (16, 24, 32, 48, 72, 200)  # of the buckets: a pair goes into the first whose length holds both its sides
+LONGEST = (16, 24, 32, 48, 72, 200)  # bucket lengths: a pair goes into the first that holds both its sides
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Transformer base, unless it is to be tried out."""
+    """Transformer base and GPT-2 by default; TINY is for tests."""
 
     width: int = 512
     heads: int = 8
@@ -42,7 +42,7 @@ TINY = Sizes(32, 2, 1, 64, 300, 32, 32, 2, 1, 300)
 
 @dataclass(frozen=True)
 class Padded:
-    """Pairs alike in length, padded to one length: [N, L] each, and how many target tokens are real."""
+    """Pairs of similar length, padded to one length: [N, L] each, and the number of target tokens without padding."""
 
     source: Tensor
     target: Tensor
@@ -50,7 +50,7 @@ class Padded:
 
 
 def bucketed(pairs: list[tuple[int, int]], budget: int, vocabulary: int, device: str) -> list[Padded]:
-    """Made-up pairs of these lengths in batches of about `budget` real target tokens, one length a bucket."""
+    """Return random pairs of these lengths in batches of about `budget` target tokens, one length per bucket."""
     random, found = torch.Generator().manual_seed(1), []
     shortest = 0
     for longest in LONGEST:
@@ -73,7 +73,7 @@ def _padded(lengths: list[int], longest: int, vocabulary: int, random: torch.Gen
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer with what it lacks: embeddings, positions, and the tied output projection."""
+    """nn.Transformer with embeddings, positions and a tied output projection."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TorchTransformer(nn.Module):
 
 
 class Marian(nn.Module):
-    """Hugging Face's, with its fused attention kernel."""
+    """Hugging Face's Marian, with fused attention."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def _translated(model: nn.Module, batch: Padded) -> Tensor:
 
 
 class Training:
-    """Forward, backward, clip, AdamW on the batches in turn; a call says how many real target tokens there were."""
+    """Forward, backward, gradient clipping and AdamW, cycling through the batches; a call returns its target tokens."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Training:
         self.model, self.device = model.to(device).train(), device
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
         self.loss = torch.compile(loss, dynamic=False) if compiled else loss
-        if compiled:  # a shape a bucket, and none beside
+        if compiled:  # one shape per bucket
             torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 4 * len(LONGEST))
         self.turn = cycle(batches)
 
@@ -173,7 +173,7 @@ class Training:
 def translator(
     kind: type[nn.Module], pairs: list[tuple[int, int]], budget: int, *, compiled: bool, device: str, sizes: Sizes
 ) -> tuple[Training, int]:
-    """A training step of nn.Transformer or Marian, and how many different batches it takes in turn."""
+    """Return the training step of nn.Transformer or Marian, and the number of batches that it cycles through."""
     torch.manual_seed(1)
     batches = bucketed(pairs, budget, sizes.vocabulary, device)
     return Training(kind(sizes), _translated, batches, compiled, device), len(batches)
@@ -181,7 +181,7 @@ def translator(
 
 @dataclass(frozen=True)
 class Windows:
-    """Running text: [N, context + 1] tokens."""
+    """Windows of text: [N, context + 1] tokens."""
 
     ids: Tensor
 
@@ -207,7 +207,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """GPT-2 written down with PyTorch's own parts and no more, to be compiled whole: what nanoGPT does."""
+    """GPT-2 from standard PyTorch modules, compiled as a whole, as in nanoGPT."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def huggingface_gpt2(sizes: Sizes) -> nn.Module:
 
 
 def gpt2(windows: int, *, plain: bool, compiled: bool, device: str, sizes: Sizes) -> Training:
-    """A training step of GPT-2: the one written down plainly, or Hugging Face's."""
+    """Return the training step of GPT-2: the plain one, or Hugging Face's."""
     torch.manual_seed(1)
 
     def loss(model: nn.Module, batch: Windows) -> Tensor:

@@ -1,10 +1,10 @@
-"""Training speed on one GPU: ours, and the peers as they are and compiled on length buckets.
+"""Compare training speed on one GPU with other libraries, eager and compiled for length buckets.
 
     python -m bench.gpu_training [--quick] [--only NAME ...] [--profile] [--out FILE.json]
 
-Transformer base (512 wide, 6+6 layers, 8 heads, 2,048 inner, 37,000 shared pieces) on made-up sentence pairs with
-log-normal lengths of about 27 tokens; GPT-2 124M on windows of 1,024 tokens. A step is forward, backward, clip, fused
-AdamW, in bf16 with fp32 weights; counted are real target tokens a second, fill and padding left out.
+Transformer base (width 512, 6+6 layers, 8 heads, ffn_width 2,048, 37,000 shared subwords) on synthetic sentence pairs
+with log-normal lengths of about 27 tokens; GPT-2 124M on windows of 1,024 tokens. A step is forward, backward, gradient
+clipping and fused AdamW, in bf16 with fp32 weights. The result is in target tokens per second, without padding.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from bench import machine
 
 VOCABULARY = 37_000
 BASE = {"size": "base", "dropout": 0.1, "max_positions": 512}
-FLOPS_A_TOKEN = 0.38e9  # Transformer base: a target token with its source token, forward and backward
-GPT_FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # weights, and attention at context 1,024 (nanoGPT's way to count)
+FLOPS_A_TOKEN = 0.38e9  # Transformer base: one target token and its source token, forward and backward
+GPT_FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # weights, and attention at context 1,024 (nanoGPT's formula)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one way of training came to."""
+    """The result of one case."""
 
     name: str
-    tokens: float  # real target tokens a second, the median
+    tokens: float  # target tokens per second, without padding, the median
     spread: tuple[float, float]
-    milliseconds: float  # a step
-    real: float  # target tokens a step
-    gigabytes: float  # at the peak
-    ready: float  # seconds until it ran at speed: compiling and capturing
-    rate: float  # of the matrix rate
+    milliseconds: float  # per step
+    real: float  # target tokens per step
+    gigabytes: float  # peak
+    ready: float  # seconds of compilation, graph capture and warm-up
+    rate: float  # share of the matmul rate
 
     def __str__(self) -> str:
         return (
@@ -51,7 +51,7 @@ class Rate:
 
 
 def matrix_rate() -> float:
-    """bf16 multiply-adds a second of this GPU, times two, on matrices of 8,192."""
+    """Return the bf16 FLOP/s of this GPU in matmuls of 8,192 x 8,192."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     best = 0.0
     for _ in range(4):
@@ -65,7 +65,7 @@ def matrix_rate() -> float:
 
 
 def measured(name: str, step: Callable[[], int], flops: float, peak: float, *, warm: int, laps: int, each: int) -> Rate:
-    """Time `laps` times `each` steps, after `warm` of them; a step says how many real tokens it had."""
+    """Time `laps` laps of `each` steps after `warm` steps; `step` returns its number of target tokens."""
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     for _ in range(warm):
@@ -88,7 +88,7 @@ def measured(name: str, step: Callable[[], int], flops: float, peak: float, *, w
 
 
 def lengths(count: int, seed: int) -> list[tuple[int, int]]:
-    """Log-normal lengths of a source and a target, alike; about 27 on average."""
+    """Return log-normal lengths of sources and targets, correlated; about 27 on average."""
     random = torch.Generator().manual_seed(seed)
     log = 3.15 + 0.55 * torch.randn(count, generator=random)
     source = (log.exp() + 1).clamp(3, 200)
@@ -100,7 +100,7 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def packed(budget: int, batches: int) -> list[Any]:
-    """Static batches of random pairs, as `regard train` packs them."""
+    """Return static batches of random pairs, packed as in `regard train`."""
     from regard.data.packing import EVEN
     from regard.rows import PairBatch
 
@@ -121,7 +121,7 @@ def packed(budget: int, batches: int) -> list[Any]:
 
 
 def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -> Callable[[], int]:
-    """A training step of ours on batches in turn."""
+    """Return regard's training step, which cycles through the batches."""
     from regard.models.family import Compiled
     from regard.training.step import make
 
@@ -170,7 +170,7 @@ def gpt2(windows: int, kind: str) -> Callable[[], int]:
 
 
 def profile(step: Callable[[], int], rows: int = 25) -> str:
-    """What the time of a few steps went to, kernel by kernel."""
+    """Return the profile of a few steps by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -182,7 +182,7 @@ def profile(step: Callable[[], int], rows: int = 25) -> str:
 
 
 def idle(step: Callable[[], int], milliseconds: float) -> float:
-    """Share of two seconds of such steps in which no kernel ran."""
+    """Return the share of about two seconds of steps in which no kernel ran."""
     from regard.training.measure import idle_share
 
     def made(steps: int) -> float:
@@ -197,7 +197,7 @@ def idle(step: Callable[[], int], milliseconds: float) -> float:
 
 
 def peer(kind: str, budget: int, compiled: bool) -> tuple[Callable[[], int], int]:
-    """A training step of nn.Transformer or Marian, and how many steps see every bucket once."""
+    """Return the training step of nn.Transformer or Marian, and after how many steps every bucket was used."""
     from bench import gpu_peers
 
     made = {"nn.Transformer": gpu_peers.TorchTransformer, "Marian": gpu_peers.Marian}[kind]
@@ -214,7 +214,7 @@ def peer_gpt2(plain: bool) -> tuple[Callable[[], int], int]:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: what makes the step, and how many steps see every shape once."""
+    """One row of the table; `make` returns the step, and after how many steps every shape was used."""
 
     make: Callable[[], tuple[Callable[[], int], int]]
     flops: float
@@ -245,8 +245,8 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", help="of: " + ", ".join(CASES))
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and no peers that take minutes to compile")
-    parser.add_argument("--profile", action="store_true", help="also what the kernels took, and the time without one")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, no cases that take minutes to compile")
+    parser.add_argument("--profile", action="store_true", help="also list the time per kernel, and the idle time")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     given = parser.parse_args()
     print(machine.heading())
@@ -259,7 +259,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         try:
             step, shapes = case.make()
-            rounds = max(10, shapes)  # every lap sees every bucket
+            rounds = max(10, shapes)  # every lap uses every bucket
             rate = measured(
                 name, step, case.flops, peak, warm=max(6, shapes), laps=3 if given.quick else 7, each=rounds
             )

@@ -1,14 +1,14 @@
-"""Training text for the Hansards' word alignments, out of Europarl: written as the shared task wrote its sentences.
+"""Convert Europarl into training text for the Hansards word alignments, in the notation of the shared task.
 
     python -m bench.hansards DATA FOLDER
     regard train hansards-en-fr --data FOLDER           # and hansards-fr-en
     regard evaluate runs/hansards-en-fr --alignment --gold FOLDER/test.wa.xz --source FOLDER/test.e.xz \\
         --reference FOLDER/test.f.xz --dev FOLDER/dev.wa.xz FOLDER/dev.e.xz FOLDER/dev.f.xz  # fr-en: --swapped, f for e
 
-DATA has europarl-en-fr and alignments/hansards-en-fr. The shared task (NAACL 2003) has punctuation apart, hyphens too,
-and French written out: `de le` for `du`, `le opposition` for `l'opposition`. A model trained on raw Europarl would meet
-half of that for the first time. The test sentences are in the training text, which the task allows: it is about links,
-and those are not shown.
+DATA contains europarl-en-fr and alignments/hansards-en-fr. The shared task (NAACL 2003) separates punctuation and
+hyphens, and expands French contractions: `de le` for `du`, `le opposition` for `l'opposition`. A model trained on
+raw Europarl would not have seen much of that. The training text includes the test sentences, without their links, which
+the task allows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ ABBREVIATIONS = re.compile(r"\b(Mr|Mrs|Ms|Dr|St|M|Mme|No|hon) \.(?= )", re.IGNOR
 
 
 def _apart(line: str) -> str:
-    """Punctuation between spaces, numbers whole, abbreviations with their full stop."""
+    """Separate punctuation by spaces; keep numbers, and abbreviations with their full stop, whole."""
     parted = PUNCTUATION.sub(lambda found: f" {found[0]} ", line.replace("’", "'").replace("`", "'"))
     return ABBREVIATIONS.sub(r"\1.", " ".join(parted.split()))
 
 
 def english(line: str) -> str:
-    """
+    """Tokenise an English line.
+
     >>> english("Mr President, the Member's re-election isn't due (in 1,000 days).")
     "Mr President , the Member 's re - election is not due ( in 1,000 days ) ."
     """
@@ -50,7 +51,8 @@ def english(line: str) -> str:
 
 
 def french(line: str) -> str:
-    """
+    """Tokenise a French line and expand its contractions.
+
     >>> french("Aujourd'hui, l'opposition n'est qu'au début du débat, peut-être.")
     "Aujourd' hui , le opposition ne est que à le début de le débat , peut - être ."
     """

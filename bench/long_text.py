@@ -1,10 +1,10 @@
-"""What long texts cost: time and memory of a training step under each mask, as the text grows.
+"""Measure time and memory of a training step on long texts, for each attention mask.
 
     python bench/long_text.py [--out FILE.json] [--threads 2] [--kernel auto|fused] [--longest 8192]
 
-Two layers of width 256 and 4 heads, one text, forward and backward, on the CPU. Every case runs in a process of its
-own, so that the peak of its resident memory is its own too; what is shown is how far it rose above what the process
-held before the first step. The first step also finds out which keys each lot of queries sees; later ones know it.
+Two layers of width 256 with 4 heads, one text, forward and backward, on the CPU. Every case runs in its own process, so
+that its peak resident memory can be measured; the figure is the peak minus the memory before the first step. The first
+step also computes which keys each block of queries may attend to; later steps reuse this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCABULARY = 256
 
 
 def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, float]:
-    """Seconds of the first step and of a later one, and the megabytes that the steps needed at most."""
+    """Return the seconds of the first and of a later step, and the peak megabytes of the steps."""
     import torch
 
     from regard import attention
@@ -52,7 +52,7 @@ def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, floa
 
 
 def _peak() -> float:
-    """The most memory this process has had resident so far, in megabytes."""
+    """Return the peak resident memory of this process so far, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kernel", default="auto", help="auto, fused or blocks")
-    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="leave out longer texts")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="omit longer texts")
     parser.add_argument("--case", nargs=2, metavar=("MASK", "LENGTH"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
@@ -91,7 +91,7 @@ def main() -> None:
         for mask in MASKS:
             results[mask][length] = in_own_process(mask, length, given.threads, given.kernel)
             print(f"{mask} {length}: {results[mask][length]['seconds']:.2f} s", file=sys.stderr)
-    print(f"{about}\n\nseconds a step\n{table(results, 'seconds', '.2f')}")
+    print(f"{about}\n\nseconds per step\n{table(results, 'seconds', '.2f')}")
     print(f"\nseconds of the first step\n{table(results, 'first', '.2f')}")
     print(f"\nmegabytes at the peak\n{table(results, 'megabytes', '.0f')}")
     if given.out:

@@ -1,4 +1,4 @@
-"""Where and with what a measurement was made: every benchmark prints it above its numbers."""
+"""Describe the machine, the versions and the commit; every benchmark prints this above its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("regard", "torch", "numpy", "transformers", "ctranslate2")
 
 
 def processor() -> str:
-    """The processor's name, and how many cores of it this process may use."""
+    """Return the name of the processor and how many of its cores this process may use."""
     name = platform.processor() or platform.machine()
     facts = Path("/proc/cpuinfo")
     if facts.exists():
@@ -23,7 +23,7 @@ def processor() -> str:
 
 
 def vectors() -> str:
-    """The widest instructions that PyTorch uses here, and whether it has those for int8."""
+    """Return the widest vector instructions that PyTorch uses, and whether the processor has VNNI (int8)."""
     import torch
 
     facts = Path("/proc/cpuinfo")
@@ -32,14 +32,14 @@ def vectors() -> str:
 
 
 def accelerator() -> str | None:
-    """The GPU's name, where there is one."""
+    """Return the name of the GPU, or None."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def versions() -> str:
-    """Of Python and of what is measured; PyTorch's own word says which build it is, too, which its package may not."""
+    """Return the versions of Python and the packages; torch.__version__ also names the build, unlike its metadata."""
     import torch
 
     found = {"python": platform.python_version()}
@@ -52,7 +52,7 @@ def versions() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, and whether anything in the tree differs from it."""
+    """Return the commit that was measured, and whether the working tree differs from it."""
     home = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -61,11 +61,11 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short", "HEAD") + (", changed since" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown (no git here)"
+        return "unknown (not a git checkout)"
 
 
 def about(threads: int | None = None) -> dict[str, str]:
-    """Everything that a number depends on, in the order in which it is printed."""
+    """Return everything that a figure depends on, in the order in which it is printed."""
     facts = {"machine": f"{processor()}, {vectors()}"}
     if (device := accelerator()) is not None:
         facts["GPU"] = device

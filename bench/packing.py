@@ -1,9 +1,10 @@
-"""How fast the token cache is packed into batches, by one thread that does nothing else.
+"""Measure how fast batches are packed from the token cache, on one thread.
 
     python -m bench.packing [--repeats 5]
 
-A million pairs of log-normal length (mean about 27 tokens), in files mapped into memory as a token cache has them, into
-static rows of 32,768 target tokens. Real target tokens a second; a step must not eat more.
+A million pairs of log-normal length (mean about 27 tokens), in memory-mapped files as in a token cache, are packed into
+static batches of 32,768 target tokens. The result is in target tokens per second, without padding; training must not
+consume more than that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAIRS, BUDGET = 1_000_000, 32_768
 
 
 def mapped(store: TokenStore, folder: Path) -> TokenStore:
-    """The same tokens in files, as a token cache has them."""
+    """Return the same tokens, memory-mapped from files as in a token cache."""
     sides = []
     for name, side in (("source", store.source), ("target", store.target)):
         side.ids.tofile(folder / name)

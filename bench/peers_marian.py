@@ -1,14 +1,14 @@
-"""Hugging Face's Marian, trained from raw text within a budget of seconds, and scored: what ours is held against.
+"""Train Hugging Face's Marian from raw text within a time budget, and score it: the baseline of bench.quality.
 
     python -m bench.peers_marian --data DATA/europarl-en-de --seconds 300 [--compiled] [--out FILE.json]
-    python -m bench.peers_marian --data DATA/multi30k --tiny --device cpu --seconds 90      # to try it
+    python -m bench.peers_marian --data DATA/multi30k --tiny --device cpu --seconds 90      # to try the script
 
-The budget holds everything: imports, learning the vocabulary, tokenising, compiling, training, decoding the test lines
-and scoring them. It is written as one would write it who wants Marian to win: byte-level BPE as ours; length buckets
-whose tokens lie on the device as padded tables, so that a batch is one gather and the host never waits; bf16 autocast,
-the sdpa kernel, fused AdamW, label smoothing 0.1; a rate that warms up by steps and falls to zero by the clock, so that
-every second is used. `--compiled` compiles the step for the static shapes of every bucket (`whole`: forward and loss as
-one graph; `layers`: block by block, which compiles sooner). The files are train, dev and test, xz-compressed or plain.
+The budget includes everything: imports, learning the vocabulary, tokenising, compilation, training, decoding the test
+lines and scoring them. The script aims for the best result that Marian can reach: byte-level BPE as in regard; length
+buckets kept on the device as padded tensors, so that a batch is one gather and the host never waits; bf16 autocast, the
+sdpa kernel, fused AdamW, label smoothing 0.1; a learning rate that warms up by steps and decays to zero over the
+remaining time. `--compiled` compiles the step for the static shapes of every bucket (`whole`: forward and loss as
+one graph; `layers`: block by block, which compiles faster). The files are train, dev and test, xz-compressed or plain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 BEGAN = time.time()
 
-import argparse  # noqa: E402  the clock comes first
+import argparse  # noqa: E402  the time is taken before the imports
 import json  # noqa: E402
 import lzma  # noqa: E402
 import math  # noqa: E402
@@ -37,7 +37,7 @@ from torch import Tensor  # noqa: E402
 
 PAD, END, UNKNOWN = 0, 1, 2
 MARKS = ["<pad>", "</s>", "<unk>"]
-SYNC_EVERY = 20  # steps between waits for the device, so that the clock is not fooled by what is still queued
+SYNC_EVERY = 20  # steps between synchronisations, so that elapsed time includes queued work
 TEST_NAMES = ("test", "test_2016_flickr")
 VALID_NAMES = ("dev", "val")
 
@@ -64,7 +64,7 @@ def lines_of(folder: Path, names: tuple[str, ...], language: str) -> list[str]:
 
 
 def learn(texts: list[str], size: int) -> Any:
-    """Byte-level BPE without a space put in front, as ours."""
+    """Train byte-level BPE without a prefix space, as in regard."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -85,11 +85,11 @@ def encode(tokenizer: Any, texts: list[str], longest: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """All pairs of about one length, padded to it, on the device: source [n, S], target [n, T]."""
+    """All pairs of similar length, padded, on the device: source [n, S], target [n, T]."""
 
     source: Tensor
     target: Tensor
-    rows: int  # a batch
+    rows: int  # per batch
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         return self.source[chosen], self.target[chosen]
@@ -98,7 +98,7 @@ class Bucket:
 def make_buckets(
     sources: list[list[int]], targets: list[list[int]], count: int, batch_tokens: int, device: torch.device
 ) -> list[Bucket]:
-    """Cut by the longer side into `count` lengths that hold about equally many tokens; multiples of 8."""
+    """Split the pairs by their longer side into `count` buckets with about equally many tokens, of lengths 8 n."""
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     total, done, edges = sum(lengths), 0, []
@@ -119,7 +119,7 @@ def make_buckets(
 
 
 def _padded(sentences: list[list[int]], device: torch.device) -> Tensor:
-    """[n, longest, up to a multiple of 8]"""
+    """Pad to [n, L], L a multiple of 8."""
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
     table = np.full((len(sentences), math.ceil(lengths.max() / 8) * 8), PAD, np.int64)
     table[np.arange(table.shape[1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(sentences), np.int64)
@@ -127,7 +127,7 @@ def _padded(sentences: list[list[int]], device: torch.device) -> Tensor:
 
 
 def batches(buckets: list[Bucket], seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(bucket, rows of it) without end: every epoch visits all pairs but a few left over, in an order of its own."""
+    """Yield (bucket, row indices) endlessly: every epoch visits all full batches in a new random order."""
     mixed = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -178,7 +178,7 @@ def make_model(given: argparse.Namespace, vocabulary: int, longest: int) -> Any:
 
 
 def loss_of(model: Any, source: Tensor, target: Tensor) -> Tensor:
-    """Label-smoothed cross-entropy a real target token; the decoder starts with the padding token, as Marian's does."""
+    """Return the label-smoothed cross-entropy per target token; Marian's decoder starts with the padding token."""
     inputs = F.pad(target[:, :-1], (1, 0), value=PAD)
     hidden = model(
         input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=inputs, use_cache=False
@@ -187,8 +187,8 @@ def loss_of(model: Any, source: Tensor, target: Tensor) -> Tensor:
 
 
 def compiled(model: Any, how: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss as a function of a batch: eager, or compiled for static shapes, a graph a bucket."""
-    torch._dynamo.config.cache_size_limit = 64  # one entry a bucket
+    """Return the loss as a function of a batch: eager, or compiled for static shapes, one graph per bucket."""
+    torch._dynamo.config.cache_size_limit = 64  # one entry per bucket
     if how == "layers":
         for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
             layer.compile(dynamic=False)
@@ -204,7 +204,7 @@ def groups(model: Any, decay: float) -> list[dict[str, Any]]:
 
 
 def rate(given: argparse.Namespace, step: int, share: float) -> float:
-    """Warm-up by steps; stable, then a linear fall to zero over the last `--cooldown` of the time."""
+    """Warm up by steps, stay constant, then decay linearly to zero over the last `--cooldown` of the time."""
     falling = min((1 - share) / given.cooldown, 1.0) if given.cooldown else 1.0
     return given.learning_rate * min(step / given.warmup, 1.0) * max(falling, 0.0)
 
@@ -213,7 +213,7 @@ def rate(given: argparse.Namespace, step: int, share: float) -> float:
 
 
 def fit(given: argparse.Namespace, model: Any, buckets: list[Bucket], device: torch.device) -> dict[str, Any]:
-    """Train until the budget, less what decoding needs, is used up."""
+    """Train until the budget, minus the reserve for decoding, is used up."""
     step_loss = compiled(model, given.compiled or "")
     optimizer = torch.optim.AdamW(groups(model, given.weight_decay), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
@@ -228,7 +228,7 @@ def fit(given: argparse.Namespace, model: Any, buckets: list[Bucket], device: to
 
     model.train()
     if given.compiled:
-        for bucket in buckets:  # with a rate of zero: the weights stay as they are (and Adam's means are made anew)
+        for bucket in buckets:  # learning rate 0: the weights do not change, and Adam's state is cleared below
             update(bucket, torch.arange(bucket.rows, device=device))
             wait(device)
             say(f"compiled for {tuple(bucket.source.shape)} in batches of {bucket.rows}")
@@ -271,7 +271,7 @@ def wait(device: torch.device) -> None:
 
 @torch.inference_mode()
 def translate(given: argparse.Namespace, model: Any, tokenizer: Any, lines: list[str], longest: int) -> list[str]:
-    """Beam search, sentences of like length together, in bf16 on a GPU."""
+    """Translate by beam search in batches of similar length, in bf16 on a GPU."""
     device = next(model.parameters()).device
     model.eval()
     if device.type == "cuda":
@@ -314,14 +314,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--languages", nargs=2, default=["en", "de"], metavar=("SOURCE", "TARGET"))
-    parser.add_argument("--split", choices=["test", "valid"], default="test", help="what is translated and scored")
+    parser.add_argument("--split", choices=["test", "valid"], default="test", help="the split to translate and score")
     parser.add_argument("--seconds", type=float, default=300, help="the whole budget")
-    parser.add_argument("--reserve", type=float, default=20, help="of it, for decoding and scoring")
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many, if the time allows that many")
+    parser.add_argument("--reserve", type=float, default=20, help="seconds of the budget for decoding and scoring")
+    parser.add_argument("--steps", type=int, default=0, help="maximum number of steps [default: no limit]")
     parser.add_argument("--compiled", nargs="?", const="whole", choices=["whole", "layers"])
     parser.add_argument("--buckets", type=int, help="[default: 4 compiled, 16 eager]")
     parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--batch-tokens", type=int, default=32768, help="padded target tokens a step")
+    parser.add_argument("--batch-tokens", type=int, default=32768, help="padded target tokens per step")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--inner", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=8)
@@ -330,13 +330,13 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=300)
-    parser.add_argument("--cooldown", type=float, default=0.5, help="share of the time in which the rate falls")
+    parser.add_argument("--cooldown", type=float, default=0.5, help="share of the time with a decaying rate")
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--length-penalty", type=float, default=1.0)
     parser.add_argument("--decode-batch", type=int, default=256)
     parser.add_argument("--longest", type=int, default=256, help="longer pairs are dropped")
-    parser.add_argument("--count", type=int, help="use only so many pairs and test lines")
+    parser.add_argument("--count", type=int, help="use only this many pairs and test lines")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few pairs, to try the script")

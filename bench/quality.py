@@ -1,14 +1,13 @@
-"""Quality for time: what a budget of seconds buys, from raw text to a scored model, ours beside Hugging Face's Marian.
+"""Measure quality for time: the score reached from raw text within a time budget, with regard and with Marian.
 
     python -m bench.quality europarl --data DATA/europarl-en-de --steps 6000 [--seconds 300] [--peers eager compiled]
     python -m bench.quality multi30k --data DATA/multi30k [--seeds 1 2 3] [--seconds 90]
 
-Ours is `regard train` and then `regard evaluate`, as anyone would type them; Marian is bench/peers_marian.py. Every run
-is a fresh process with empty caches (of tokens and of compiled code), and its clock runs from the start of the first
-process to the printed score: imports, learning the vocabulary, tokenising, compiling, training, decoding, scoring.
-Ours trains a fixed number of steps: the table says how many would have filled the budget. `--set` and `--peer` change
-settings of either side (`--set training.steps=900`, `--peer learning-rate=0.0007`), so that both can have their best of
-a few, chosen with `--split valid`.
+regard runs as `regard train` and `regard evaluate`; Hugging Face's Marian is bench/peers_marian.py. Every run is a new
+process with empty caches (of tokens and of compiled code), timed from the start of the first process to the printed
+score: imports, learning the vocabulary, tokenising, compilation, training, decoding, scoring. regard trains for a fixed
+number of steps; the table shows how many would have filled the budget. `--set` and `--peer` change settings of either
+system (`--set training.steps=900`, `--peer learning-rate=0.0007`), so that both can be tuned with `--split valid`.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ PEERS = {"eager": [], "compiled": ["--compiled", "whole"], "compiled-layers": ["
 
 
 def fresh(folder: Path) -> dict[str, str]:
-    """An environment in which nothing is left of an earlier run."""
+    """Return an environment with empty cache directories."""
     caches = {"REGARD_CACHE": "tokens", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     return os.environ | {name: str(folder / part) for name, part in caches.items()}
 
 
 def run(command: list[str], environment: dict[str, str], log: Path) -> str:
-    """What a command prints. That goes to the log too, after what it says, whose lines have the seconds it then ran."""
+    """Run a command and return its standard output; log its standard error with timestamps, then its output."""
     with log.open("a", encoding="utf-8") as file:
         began = time.perf_counter()
 
@@ -66,7 +65,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> str:
 
 @contextmanager
 def kept(where: Path | None, name: str) -> Iterator[Path]:
-    """A folder for one run: a fresh one of this name, or one that goes when all is done."""
+    """Yield a directory for one run: a new one of this name under `where`, or a temporary one."""
     if where is None:
         with tempfile.TemporaryDirectory(prefix="quality-") as folder:
             yield Path(folder)
@@ -80,9 +79,9 @@ def tail(log: Path, lines: int = 15) -> list[str]:
 
 
 def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dict[str, Any]:
-    """`regard train` and `regard evaluate`; seconds in all, in training, and before its first step.
+    """Run `regard train` and `regard evaluate`; return scores, and the seconds in total, before, in and after training.
 
-    Of several members, which train at the same time, tokens are those of all; the other figures are the first one's.
+    With several members, which train concurrently, tokens are summed; the other figures are those of the first.
     """
     regard, settings = [sys.executable, "-m", "regard"], list(given.set or [])
     if given.steps:
@@ -111,7 +110,8 @@ def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dic
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if line["kind"] == "train"]
     last, first = steps[-1], steps[0]
-    pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)  # without the first: compiling
+    # The first logged steps include compilation.
+    pace = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)
     (given.logs / log.with_suffix(".metrics.jsonl").name).write_text("".join(json.dumps(x) + "\n" for x in lines))
     return {
         "who": f"regard, {recipe}" + (f", {given.members} together" if given.members > 1 else ""),
@@ -134,7 +134,7 @@ def ours(given: argparse.Namespace, recipe: str, seed: int, folder: Path) -> dic
 
 
 def marian(given: argparse.Namespace, how: str, seed: int, folder: Path) -> dict[str, Any]:
-    """bench/peers_marian.py with the same budget."""
+    """Run bench/peers_marian.py with the same budget."""
     changes = [word for setting in given.peer or [] for word in _option(setting)]
     command = [sys.executable, "-m", "bench.peers_marian", "--data", str(given.data), "--seconds", str(given.seconds)]
     command += ["--languages", *given.languages, "--split", given.split, "--seed", str(seed)]
@@ -194,20 +194,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["europarl", "multi30k"])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, help="the budget [default: europarl 300, multi30k 90]")
+    parser.add_argument("--seconds", type=float, help="the time budget [default: europarl 300, multi30k 90]")
     parser.add_argument("--seeds", type=int, nargs="+", help="[default: europarl 1, multi30k 1 2 3]")
-    parser.add_argument("--steps", type=int, help="updates of ours [default: the recipe's]")
-    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of ours; repeatable")
-    parser.add_argument("--members", type=int, default=1, help="train so many at once, which then decide together")
+    parser.add_argument("--steps", type=int, help="optimiser steps of regard [default: the recipe's]")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a recipe setting of regard; repeatable")
+    parser.add_argument("--members", type=int, default=1, help="train this many concurrently, decode as an ensemble")
     parser.add_argument("--recipe", help="[default: europarl-en-de, multi30k-en-de]")
-    parser.add_argument("--peers", nargs="*", choices=[*PEERS], default=[], help="which to run beside ours")
-    parser.add_argument("--peer", action="append", metavar="NAME=VALUE", help="an option of the peer's; repeatable")
+    parser.add_argument("--peers", nargs="*", choices=[*PEERS], default=[], help="variants of Marian to run as well")
+    parser.add_argument("--peer", action="append", metavar="NAME=VALUE", help="an option of peers_marian; repeatable")
     parser.add_argument("--languages", nargs=2, default=["en", "de"])
     parser.add_argument("--split", choices=["test", "valid"], default="test")
-    parser.add_argument("--no-ours", action="store_true", help="peers only")
+    parser.add_argument("--no-ours", action="store_true", help="run only the peers")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "quality", help="where logs go")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what was trained, in a folder each")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "quality", help="log directory")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the trained models, in one directory each")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     given = parser.parse_args()
     recipe, seconds, seeds = {
@@ -216,13 +216,13 @@ def main() -> None:
     }[given.task]
     vars(given).update(seconds=given.seconds or seconds, seeds=given.seeds or seeds)
     if given.members < 1 or (given.members > 1 and min(given.seeds) < 1):
-        parser.error("--members is 1 or more, and with more than one --seeds are")
+        parser.error("--members must be 1 or more; with several members --seeds must be 1 or more")
     given.logs.mkdir(parents=True, exist_ok=True)
     if given.keep and given.keep.exists():
-        parser.error(f"{given.keep} is there already")
+        parser.error(f"{given.keep} exists already: choose another directory")
     print(machine.heading(), flush=True)
     results: list[dict[str, Any]] = []
-    for seed in given.seeds:  # one after another: side by side they would share the time
+    for seed in given.seeds:  # sequentially: concurrent runs would share the time
         for how in [*([] if given.no_ours else ["ours"]), *given.peers]:
             with kept(given.keep, f"{how}-{seed}") as folder:
                 if how == "ours":

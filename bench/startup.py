@@ -1,9 +1,9 @@
-"""How long `regard translate` takes to its first translation, beyond what a bare `import torch` takes.
+"""Measure the time from starting `regard translate` to its first translation, minus that of a bare `import torch`.
 
     python -m bench.startup [--repeats 5] [--threads 2]
 
-A small Transformer (a vocabulary of 8,000, random weights) translates one short sentence to at most 12 tokens, in a
-process of its own on the CPU, from the start of Python to the end of its output. In turn with it, `import torch` alone.
+A small Transformer (a vocabulary of 8,000, random weights) translates one short sentence into at most 12 tokens on the
+CPU. The time is that of the whole process. Runs alternate with `import torch` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCABULARY = 8000
 
 
 def write(folder: Path) -> None:
-    """A run with random weights."""
+    """Write a run with random weights."""
     import torch
 
     from regard import weights
@@ -54,7 +54,7 @@ def seconds(words: list[str], threads: int) -> float:
 
 
 def measure(repeats: int = 5, threads: int = 2) -> list[Comparison]:
-    """Both in turn; a first round, in which files come from the disk, does not count."""
+    """Run both commands in turn; the first round, which reads files from disk, is discarded."""
     with tempfile.TemporaryDirectory(prefix="regard-bench-") as home:
         run = Path(home) / "run"
         write(run)

@@ -1,4 +1,4 @@
-"""Repeated measurements side by side: medians, their spread, and how ours compares with the best of the others."""
+"""Tables of repeated measurements: medians, their spread, and the ratio to the best other library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Measured:
-    """One system's results, one a repeat, of which the median counts."""
+    """The results of one system, one per repeat."""
 
     name: str
     values: Sequence[float]
@@ -20,13 +20,13 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Half of the way from the lowest to the highest, as a share of the median."""
+        """Half the difference between the highest and the lowest value, relative to the median."""
         return (max(self.values) - min(self.values)) / 2 / self.median
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a table: what was measured, ours, and the peers'. The ratio is above 1 where ours is better."""
+    """One row of a table: what was measured, our result and the others'. A ratio above 1 means that ours is better."""
 
     what: str
     unit: str
@@ -41,13 +41,14 @@ class Comparison:
 
     @property
     def ratio(self) -> Measured:
-        """Ours over the best peer's, repeat by repeat: what disturbs the machine for a while disturbs both."""
+        """Our result relative to the best other one, per repeat, since a disturbance of the machine affects both."""
         pairs = zip(self.ours.values, self.best.values, strict=True)
         return Measured("ratio", [b / a if self.less_is_better else a / b for a, b in pairs])
 
 
 def shown(value: float) -> str:
-    """
+    """Format a figure.
+
     >>> shown(12345.6), shown(97.25), shown(1.2345)
     ('12,346', '97', '1.23')
     """
@@ -55,7 +56,7 @@ def shown(value: float) -> str:
 
 
 def table(lines: Sequence[Comparison]) -> str:
-    """The comparisons as a Markdown table: medians, half the spread of the ratio beside it."""
+    """Format the comparisons as a Markdown table: medians, and after each ratio half its spread."""
     head = ["measured", "unit", "regard", "peers", "ratio to the best"]
     rows = [[line.what, line.unit, shown(line.ours.median), _peers(line), _ratio(line)] for line in lines]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]

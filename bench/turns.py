@@ -1,6 +1,6 @@
-"""Systems that take turns: each is a process of its own, which sleeps until it is asked.
+"""Benchmark systems in separate processes that take turns; each sleeps until it receives a request.
 
-So none is helped or hurt by what another did to the process: its memory, its threads, its settings.
+Separate processes keep the memory, threads and settings of one system from affecting another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Answer = Callable[[Any], Any]
 
 
 class Worker:
-    """`python -m MODULE WORDS...`, which answers every JSON line on its standard input with another."""
+    """Runs `python -m MODULE WORDS...`, which answers every JSON line on its standard input with a JSON line."""
 
     def __init__(self, module: str, *words: str, threads: int) -> None:
         self.process = subprocess.Popen(
@@ -51,10 +51,10 @@ class Worker:
 
 
 def serve(answer: Answer) -> None:
-    """The worker's side: answer until nobody asks any more."""
+    """Answer requests in the worker process until standard input is closed."""
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
 
 
-if __name__ == "__main__":  # for the tests: it repeats what it is asked
+if __name__ == "__main__":  # for the tests: echoes every request
     serve(lambda question: question)

@@ -1,6 +1,6 @@
-"""Makes the pictures of docs/draw.md: `python docs/pictures/draw.py [FOLDER OF RUNS]` writes docs/pictures/draw/*.svg.
+"""Make the pictures of docs/draw.md: `python docs/pictures/draw.py [FOLDER OF RUNS]` writes docs/pictures/draw/*.svg.
 
-The runs are those of `regard train ladder-transformer`, `ladder-additive` and `ladder-gru`.
+The runs come from `regard train ladder-transformer`, `ladder-additive` and `ladder-gru`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SENTENCE = "this cat is very large"
 
 
 def pictures(runs: Path) -> dict[str, Picture]:
-    """Every picture by its name."""
+    """Return all pictures by name."""
     transformer, additive, gru = (runs / f"ladder-{name}" for name in ("transformer", "additive", "gru"))
     trace = regard.load(transformer, device="cpu").trace(SENTENCE)
     recurrent = regard.load(additive, device="cpu").trace(SENTENCE)

@@ -1,8 +1,8 @@
-"""Makes the pictures of docs/look.md: `python docs/pictures/page.py [FOLDER OF RUNS]` writes docs/pictures/page/*.png.
+"""Take screenshots for docs/look.md: `python docs/pictures/page.py [FOLDER OF RUNS]` writes docs/pictures/page/*.png.
 
-A browser (Debian's chromium, driven by playwright) opens `regard look` and photographs its views. The runs are those of
-`regard train ladder-transformer`, `ladder-additive` and `stories`: a quarter of an hour on two CPU cores. It needs
-`pip install -e '.[dev]'` and chromium.
+Playwright opens `regard look` in Debian's chromium and takes a screenshot of each view. The runs come from
+`regard train ladder-transformer`, `ladder-additive` and `stories`, a quarter of an hour on two CPU cores. The script
+needs `pip install -e '.[dev]'` and chromium.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HERE = Path(__file__).parent / "page"
 RUNS = ("ladder-transformer", "ladder-additive", "stories")
 SENTENCE = "he lives behind one very dusty plate"
 PROMPT = "Once upon a time a small"
-COLOURS, EXACT = 256, 64  # of a picture, and those kept as they are: half the bytes, and no difference to be seen
-SIDE = 12  # pixels left around what is shown
+COLOURS, EXACT = 256, 64  # palette size, and colours kept exactly: halves the file without a visible difference
+SIDE = 12  # margin in pixels
 CURVES = "figure:has(h3:text('Insertion'))"
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: an address, a window, and from where to where on the page."""
+    """One screenshot: the address, the window, and the first and last element to include."""
 
     view: str
     fields: dict[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Shot:
     width: int = 1180
     first: str = ".top"
     last: str = "main .view"
-    cell: tuple[int, int] | None = None  # the cell of the first map that the cursor stands on
+    cell: tuple[int, int] | None = None  # the cell of the first map that has the focus
     wait_for: str = "main"
 
 
@@ -68,7 +68,7 @@ SHOTS = {
 
 
 def photograph(browser: Browser, address: str, shot: Shot) -> bytes:
-    """One view, as a PNG."""
+    """Return a screenshot of one view as PNG."""
     page = browser.new_page(
         viewport={"width": shot.width, "height": 900},
         color_scheme="dark" if shot.theme == "dark" else "light",
@@ -83,7 +83,7 @@ def photograph(browser: Browser, address: str, shot: Shot) -> bytes:
         for key, times in zip(("ArrowDown", "ArrowRight"), shot.cell, strict=True):
             for _ in range(times):
                 page.keyboard.press(key)
-    page.evaluate("scrollTo(0, document.body.scrollHeight)")  # what is drawn only when it comes near is drawn now
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")  # draws the parts that are drawn lazily
     page.wait_for_timeout(500)
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(500)
@@ -93,7 +93,7 @@ def photograph(browser: Browser, address: str, shot: Shot) -> bytes:
 
 
 def _between(page: Page, first: str, last: str) -> FloatRect:
-    """The whole width of the page, from the top of one part to the end of another."""
+    """Return the rectangle of full page width from the top of one element to the bottom of another."""
     begin, end = (page.locator(part).first.bounding_box() for part in (first, last))
     assert begin is not None and end is not None
     top = max(0, begin["y"] - SIDE)
@@ -102,9 +102,9 @@ def _between(page: Page, first: str, last: str) -> FloatRect:
 
 
 def save(picture: bytes, file: Path) -> None:
-    """Written with few colours: the commonest as they are, and means of the rest, each of which counts alike.
+    """Write the picture with a palette: the most common colours exactly, the others quantised with equal weight.
 
-    Flat areas so keep their colours, and a legend, which is small and has many, its steps.
+    This keeps the colours of flat areas and the steps of colour legends, which are small and have many colours.
     """
     pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
     colours, which, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)

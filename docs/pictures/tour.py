@@ -1,7 +1,7 @@
-"""Makes the pictures of the tour: `python docs/pictures/tour.py [NAME ...]` writes docs/pictures/tour/NAME.svg.
+"""Make the pictures of the tour: `python docs/pictures/tour.py [NAME ...]` writes docs/pictures/tour/NAME.svg.
 
-What a picture shows is computed by the code that stands in the tour: `chapter` runs a chapter's blocks and hands over
-their names. The rest are diagrams of structure.
+Pictures of data are computed by the code of the tour: `chapter` runs the code blocks of a chapter and returns their
+variables. The others are diagrams.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PALE = "#f4f6f8"
 
 @functools.cache
 def chapter(name: str) -> Any:
-    """The names that the blocks of a chapter leave behind."""
+    """Run the code blocks of a chapter and return their variables."""
     text = TOUR.read_text(encoding="utf-8").split(f"\n## {name}\n")[1].split("\n## ")[0]
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -71,7 +71,7 @@ def chapter(name: str) -> Any:
 
 
 class Card:
-    """A diagram in the look of the maps: a card with a title, boxes, arrows, words and small matrices."""
+    """A diagram in the style of the attention maps: a card with a title, boxes, arrows, text and small matrices."""
 
     def __init__(self, width: float, height: float, title: str, about: str) -> None:
         self.width, self.height, self.name, self.about = width, height, title, about
@@ -99,7 +99,7 @@ class Card:
         )
 
     def box(self, x: float, y: float, width: float, height: float, words: str = "", *, fill: str = "") -> None:
-        """A rounded box, its words in the middle."""
+        """Draw a rounded box with centred text."""
         paint = f'fill="{fill}"' if fill else f'class="box" fill="{PALE}" stroke="#c3c9d1"'
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8" {paint}/>')
         if words:
@@ -108,7 +108,7 @@ class Card:
     def line(
         self, *places: tuple[float, float], arrow: bool = True, paint: str = "", width: float = 1.6, opacity: float = 1
     ) -> None:
-        """A line through places, with a head at its end; in the quiet colour unless `paint` says another."""
+        """Draw a line through points, with an arrow head at its end; grey unless `paint` gives a colour."""
         path = "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
         stroke = f'stroke="{paint}"' if paint else f'class="line" stroke="{QUIET}"'
         fade = f' stroke-opacity="{opacity:.2f}"' if opacity < 1 else ""
@@ -124,17 +124,17 @@ class Card:
             self.parts.append(f'<path d="{tip}Z" {fill}{fade.replace("stroke", "fill")}/>')
 
     def bend(self, x0: float, y0: float, x1: float, y1: float, *, paint: str, width: float = 1.8) -> None:
-        """A line that leaves upwards and arrives from the left."""
+        """Draw a curve that starts upwards and ends from the left."""
         path = f"M{x0:g} {y0:g}C{x0:g} {y1:g} {x0 + (x1 - x0) / 3:g} {y1:g} {x1:g} {y1:g}"
         self.parts.append(f'<path d="{path}" fill="none" stroke="{paint}" stroke-width="{width:g}"/>')
 
     def dot(self, x: float, y: float, sign: str, *, radius: float = 13, fill: str = GREEN) -> None:
-        """A sign in a circle."""
+        """Draw a character in a circle."""
         self.parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{fill}"/>')
         self.text(x, y + 6, sign, fill="#ffffff", size=17)
 
     def bar(self, x: float, y: float, long: float, high: float, *, fill: str = BLUE) -> None:
-        """A bar to the right; one of no length stays visible as a line."""
+        """Draw a horizontal bar; one of length zero stays visible as a line."""
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{max(long, 1.5):.2f}" height="{high:g}" rx="2" fill="{fill}"/>'
         )
@@ -150,7 +150,7 @@ class Card:
         scale: Callable[[float], tuple[str, str]],
         written: str = "",
     ) -> None:
-        """A matrix as coloured cells; `scale` gives the colour and ink of a number, `written` how it is formatted."""
+        """Draw a matrix as coloured cells; `scale` returns fill and text colour, `written` is the number format."""
         gap = 2.0 if down >= 16 else 0.5
         for r, row in enumerate(table):
             for c, number in enumerate(row):
@@ -182,7 +182,7 @@ class Card:
 
 
 def share(number: float) -> tuple[str, str]:
-    """The colour of a weight between 0 and 1, and the ink to write on it."""
+    """Return the fill of a weight between 0 and 1, and the text colour on it."""
     return colour(number), ink(number)
 
 
@@ -191,14 +191,14 @@ def yes_or_no(number: float) -> tuple[str, str]:
 
 
 def signed(number: float, largest: float = 1.0) -> tuple[str, str]:
-    """Blue below zero, pale at it, orange above; and the ink to write on it."""
+    """Return a fill (blue below zero, pale at zero, orange above) and the text colour on it."""
     part = max(-1.0, min(1.0, number / largest))
     end = (0xD5, 0x5E, 0x00) if part > 0 else (0x00, 0x72, 0xB2)
     mixed = [round(pale + (e - pale) * abs(part)) for pale, e in zip((0xF4, 0xF6, 0xF8), end, strict=True)]
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#ffffff" if abs(part) > 0.75 else INK
 
 
-# -- from one word to another ------------------------------------------------------------------------------------------
+# -- attention, step by step -------------------------------------------------------------------------------------------
 
 
 def smallest() -> str:
@@ -248,7 +248,7 @@ def bottleneck() -> str:
 
 
 def distance() -> str:
-    """The tour's measurement with a Transformer beside it, over several initialisations."""
+    """Plot the tour's gradient measurement and that of a Transformer, over several initialisations."""
 
     def reaching(settings: RecurrentSettings | TransformerSettings, words: int, seed: int) -> float:
         torch.manual_seed(seed)
@@ -272,7 +272,7 @@ def distance() -> str:
 
 
 def spread_over_seeds(name: str, xs: Sequence[int], measure: Callable[[int, int], float]) -> Series:
-    """The geometric mean and the range of `measure(x, seed)` over ten seeds."""
+    """Return the geometric mean and the range of `measure(x, seed)` over ten seeds."""
     points = []
     for x in xs:
         logs = [math.log(measure(x, seed)) for seed in range(10)]
@@ -353,7 +353,7 @@ def heads() -> str:
     return card.svg()
 
 
-# -- who may look at whom ----------------------------------------------------------------------------------------------
+# -- masks and positions -----------------------------------------------------------------------------------------------
 
 
 def masks() -> str:
@@ -401,11 +401,11 @@ def positions() -> str:
     return card.svg()
 
 
-# -- the way through ---------------------------------------------------------------------------------------------------
+# -- residuals, norms, output ------------------------------------------------------------------------------------------
 
 
 def reaching(depth: int, how: str, seed: int) -> float:
-    """The gradient's norm at the input of so many encoder blocks, whole or without their way around."""
+    """Return the gradient norm at the input of `depth` encoder blocks, with or without residual connections."""
     torch.manual_seed(seed)
     blocks = [EncoderBlock(BlockSettings(width=32, heads=4, inner=64)) for _ in range(depth)]
     first = torch.randn(8, 32, requires_grad=True)
@@ -501,7 +501,7 @@ def last() -> str:
 
 def gates() -> str:
     here = chapter("Gates")
-    with torch.no_grad(), here.Recorder(here.model) as seen:  # the chapter has recorded something else since
+    with torch.no_grad(), here.Recorder(here.model) as seen:  # the chapter has used its recorder again since
         here.model(here.asked([here.read]))
     mean = seen.values["encoder.0.ahead.gates"][0, : len(here.read)].mean(-1)
     card = Card(760, 330, "What an LSTM lets in, keeps and shows", "Three gates over eight words, as a heat map.")

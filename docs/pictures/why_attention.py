@@ -1,11 +1,11 @@
-"""Why attention trains better, measured: three figures and the numbers behind them.
+"""Measure why attention trains better: three figures and their numbers.
 
-    python docs/pictures/why_attention.py gradient             # untrained models of the ladder's recipes
-    python docs/pictures/why_attention.py gradient runs/a ...  # trained ones
+    python docs/pictures/why_attention.py gradient             # untrained models of the ladder recipes
+    python docs/pictures/why_attention.py gradient runs/a ...  # trained models
     python docs/pictures/why_attention.py loss runs/a runs/b ...
     python docs/pictures/why_attention.py speed
 
-Each writes docs/pictures/why-NAME.svg (--out FOLDER writes elsewhere) and prints its numbers, as JSON with --json.
+Each writes docs/pictures/why-NAME.svg (or to --out FOLDER) and prints its numbers, with --json as JSON.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from regard.runs import Run
 from regard.text import BEGIN, END
 
 RUNGS = ["ladder-lstm", "ladder-gru", "ladder-dot", "ladder-additive", "ladder-transformer"]
-LENGTHS = [4, 8, 16, 32, 64, 128]  # of source and target, in tokens
-LONGER = [8, 16, 32, 64, 128, 256]  # where speed is measured
-SENTENCES = 16  # whose gradients are measured at each length
-BATCH = 2048  # target tokens, and as many source tokens, of a batch whose speed is measured
+LENGTHS = [4, 8, 16, 32, 64, 128]  # tokens in source and target
+LONGER = [8, 16, 32, 64, 128, 256]  # for the speed measurement
+SENTENCES = 16  # per length, for the gradients
+BATCH = 2048  # target tokens, and as many source tokens, per batch of the speed measurement
 REPEATS = 5
-LOSSES = [2.0, 1.0, 0.5, 0.2, 0.1]  # to be reached
-SMOOTH = 3  # logged losses averaged into one: each is the mean of 50 steps
+LOSSES = [2.0, 1.0, 0.5, 0.2, 0.1]  # thresholds of the table
+SMOOTH = 3  # logged losses per moving average; each is the mean of 50 steps
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("figure", choices=["gradient", "loss", "speed"])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--device", default="cpu", help="where speed is measured")
+    parser.add_argument("--device", default="cpu", help="device of the speed measurement")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.figure == "loss" and not given.runs:
@@ -69,18 +69,19 @@ def as_json(chart: Chart) -> dict[str, object]:
     return {"title": chart.title} | {line.name: [[p.x, p.y] for p in line.points] for line in chart.series}
 
 
-# -- how much of the loss reaches the first word ----------------------------------------------------------------------
+# -- gradient at the first source token ------------------------------------------------------------------------------
 
 
 def gradient(runs: Sequence[Path]) -> tuple[list[Chart], str]:
-    """|d loss of the last target token / d vector of the first source token|, source and target growing together.
+    """Compute |d loss of the last target token / d embedding of the first source token| against length.
 
-    The last target token is the farthest from the first source token: in a recurrent model without attention, what it
-    needs from there has to come through every state in between. The median over random sentences. Untrained encoders
-    read one way here: one that also reads from the end has the first token next to the vector it hands over.
+    Source and target have the same length. The last target token is the farthest from the first source token: in a
+    recurrent model without attention, its information has to pass through every state in between. The figure shows the
+    median over random sentences. Untrained encoders are unidirectional here, since in a bidirectional one the first
+    token is adjacent to the final state of the backward direction.
     """
     series = []
-    for name, model, vocabulary in _models(runs, one_way=True):  # in double precision: single would lose the smallest
+    for name, model, vocabulary in _models(runs, one_way=True):  # double precision: float32 would underflow
         points = []
         for length in LENGTHS:
             norms = sorted(first_gradients(model.double(), random_batch(length, SENTENCES, vocabulary)))
@@ -103,7 +104,7 @@ def gradient(runs: Sequence[Path]) -> tuple[list[Chart], str]:
 
 
 def first_gradients(model: Translator, batch: PairBatch) -> list[float]:
-    """For each sentence, the length of the gradient of its last token's loss at its first source token's vector."""
+    """Return, per sentence, the gradient norm of its last token's loss at the embedding of its first source token."""
     vectors: list[torch.Tensor] = []
     hook = model.source_embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
     try:
@@ -112,12 +113,12 @@ def first_gradients(model: Translator, batch: PairBatch) -> list[float]:
         hook.remove()
     last = batch.inputs.rows.offsets[1:] - 1
     losses = torch.nn.functional.cross_entropy(logits[last], batch.labels[last], reduction="sum")
-    (found,) = torch.autograd.grad(losses, vectors[0])  # sentences do not touch one another: the sum keeps them apart
+    (found,) = torch.autograd.grad(losses, vectors[0])  # independent sentences: this is per sentence
     return found[batch.source.rows.offsets[:-1]].norm(dim=1).tolist()
 
 
 def random_batch(length: int, count: int, vocabulary: int) -> PairBatch:
-    """Sentences of random words with their end marks: `length` tokens on either side, the same every time."""
+    """Return random sentences with EOS, `length` tokens per side, seeded by the length."""
     generator = torch.Generator().manual_seed(length)
     words = torch.randint(10, vocabulary, (2, count, length - 1), generator=generator).tolist()
     sources, targets = ([[*sentence, END] for sentence in side] for side in words)
@@ -125,7 +126,7 @@ def random_batch(length: int, count: int, vocabulary: int) -> PairBatch:
 
 
 def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Translator, int]]:
-    """The models of runs, or fresh ones of the ladder's recipes, each with its name and the size of its vocabulary."""
+    """Return (name, model, vocabulary size) of the runs, or of untrained models of the ladder recipes."""
     if runs:
         opened = [Run(path) for path in runs]
         return [(in_words(run.recipe.model), run.model(), len(run.tokenizers[0])) for run in opened]
@@ -139,11 +140,11 @@ def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Tran
     return found
 
 
-# -- how soon it learns -----------------------------------------------------------------------------------------------
+# -- training loss ----------------------------------------------------------------------------------------------------
 
 
 def loss(runs: Sequence[Path]) -> tuple[list[Chart], str]:
-    """Training loss against steps and against seconds, and when each run first reached a given loss."""
+    """Plot training loss against steps and seconds, and tabulate when each run first reached a given loss."""
     curves = dict(zip(distinct_names(list(runs)), map(_curve, runs), strict=True))
     charts = [
         Chart(
@@ -161,7 +162,7 @@ def loss(runs: Sequence[Path]) -> tuple[list[Chart], str]:
 
 
 def _curve(run: Path) -> list[tuple[int, float, float]]:
-    """(step, seconds, loss) of a run, a few logged losses averaged into one."""
+    """Return (step, seconds, loss) of a run, with a moving average of the loss."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     logged = [facts for facts in map(json.loads, lines) if facts["kind"] == "train"]
     found = []
@@ -176,18 +177,18 @@ def _reached(curve: Sequence[tuple[int, float, float]], wanted: float) -> str:
     return "never" if step is None else f"{step:,} steps, {seconds:.0f} s"
 
 
-# -- how fast it is ---------------------------------------------------------------------------------------------------
+# -- speed ------------------------------------------------------------------------------------------------------------
 
 
 def speed(runs: Sequence[Path], device: torch.device) -> tuple[list[Chart], str]:
-    """Target tokens a second, forward and backward, as sentences grow and the batch stays equally large."""
+    """Measure target tokens per second, forward and backward, against sentence length at a constant batch size."""
     series = []
     for name, model, vocabulary in _models(runs):
         model.to(device).train()
         found = []
         for length in LONGER:
             batch = random_batch(length, BATCH // length, vocabulary).to(device)
-            seconds = [_seconds(model, batch) for _ in range(REPEATS + 1)][1:]  # the first one warms up
+            seconds = [_seconds(model, batch) for _ in range(REPEATS + 1)][1:]  # the first is the warm-up
             found.append(BATCH / statistics.median(seconds))
         series.append(Series.of(name, LONGER, found))
     threads = torch.get_num_threads()
@@ -219,7 +220,7 @@ def _seconds(model: Translator, batch: PairBatch) -> float:
 
 
 def stacked(pictures: Sequence[str]) -> str:
-    """Several SVG documents in one, below one another."""
+    """Stack several SVG documents vertically in one."""
     if len(pictures) == 1:
         return pictures[0]
     sizes = [tuple(map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', p).groups())) for p in pictures]  # type: ignore[union-attr]
