@@ -1,12 +1,12 @@
-"""Does the search in fixed shapes, captured or not, find what the eager one finds? For every model family.
+"""Check that the static-shape search, captured or not, finds what the eager search finds, for every model family.
 
     python -m bench.decoding_checks [--device cuda] [--plant]
-    python -m bench.decoding_checks --old PATH        # then also tokens/s beside an older checkout (decoding_versions)
+    python -m bench.decoding_checks --old PATH        # also compare tokens/s with an older checkout (decoding_versions)
 
-A difference counts where the eager search decided by more than rounding. With fresh random weights hardly a decision
-is, and hardly one depends on anything but the last token: so noise is added to all weights, and the logits are
-multiplied by 12. A check in which fewer than half of the sentences are decisive fails. With --plant, mistakes are made
-on purpose, one after the other, and each has to be found. Exits with status 1 if anything is wrong.
+A difference counts where the margin of the eager search's decision exceeds rounding. With freshly initialised weights
+few margins do, and few decisions depend on more than the last token, so noise is added to all weights and the logits are
+multiplied by 12. A check fails if fewer than half of its sentences are decisive. With --plant, errors are planted one
+after the other, and each must be detected. The exit status is 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from regard.rows import TokenRow
 from regard.text import BEGIN, END, FILL
 
 CLOSE = 3e-4  # a decision by less than this may go either way in float32
-APART = 1e-3  # by so much scores of equal output may differ
-SCALE, NOISE = 12.0, 0.2  # of the logits, and in the weights
+APART = 1e-3  # tolerance for scores of equal outputs
+SCALE, NOISE = 12.0, 0.2  # factor of the logits, and standard deviation of the noise in the weights
 USED = 64  # ids that are not banned, so that EOS is not too rare
 WORDS, SENTENCES, LONGEST = 1000, 9, 25
 SIZE = {"width": 128, "heads": 4, "inner": 256}
@@ -68,12 +68,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 def model_of(name: str, device: torch.device, seed: int = 1, scale: float = SCALE) -> Translator:
     if name in ENSEMBLES:
-        members = enumerate(ENSEMBLES[name])  # two that are sure of different tokens would make a tie
+        members = enumerate(ENSEMBLES[name])  # members that are sure of different tokens would tie
         return Ensemble([model_of(member, device, seed + n, SCALE / 4) for n, member in members]).eval()
     torch.manual_seed(seed)
     recipe = Recipe.model_validate({"data": {"corpus": "copy"}, "model": {"dropout": 0.0, **MODELS[name]}})
     model = build(recipe.model, WORDS, WORDS, True)
-    last = dict(model.named_parameters()).get("decoder_norm.weight")  # a recurrent model has none
+    last = dict(model.named_parameters()).get("decoder_norm.weight")  # None in recurrent models
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
@@ -90,7 +90,7 @@ def sentences(count: int = SENTENCES) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Check:
-    """What one way of searching found, against the eager search."""
+    """The result of one variant of the search, compared with the eager search."""
 
     same: int
     decisive: int
@@ -136,7 +136,7 @@ def runners(device: torch.device) -> dict[str, Runner]:
 
 
 def check(name: str, how: str, device: torch.device, expected: Found | None = None) -> Iterator[tuple[str, Check]]:
-    """Each way of searching, three times: steps are captured, then the prefill, then all is replayed."""
+    """Check each variant three times: steps are captured, then the prefill, then everything is replayed."""
     model = model_of(name, device)
     expected = found(model, SEARCHES[how], None, device) if expected is None else expected
     for label, run in runners(device).items():
@@ -161,11 +161,11 @@ def check_all(say: Callable[[str], None], device: torch.device) -> int:
     return failures
 
 
-# -- mistakes on purpose -----------------------------------------------------------------------------------------------
+# -- planted errors ----------------------------------------------------------------------------------------------------
 
 
 def _fixed_only(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a tree or a search state that makes its mistake in fixed shapes alone."""
+    """Return a method of a beam tree or search state that is wrong only with static shapes."""
 
     def method(self: Any, *arguments: Any) -> Any:
         fixed = self.static if isinstance(self, SearchState) else self.cursor is not None
@@ -175,14 +175,14 @@ def _fixed_only(original: Callable[..., Any], instead: Callable[..., Any]) -> Ca
 
 
 def _late(self: BeamTree) -> None:
-    """Positions that are one too large."""
+    """Shift positions by one."""
     self.fed.add_(1)  # type: ignore[union-attr]
     ENTER(self)
     self.fed.sub_(1)  # type: ignore[union-attr]
 
 
 def _same_draws(self: SearchState, logits: Tensor, history: Tensor) -> Any:
-    """The random numbers of the first step at every step."""
+    """Use the random numbers of the first step at every step."""
     column = SearchState._column
     with mock.patch.object(SearchState, "_column", lambda own: torch.zeros_like(column(own))):
         return DRAW(self, logits, history)
@@ -236,7 +236,7 @@ def planted(mistake: str) -> Iterator[None]:
 
 
 def caught(mistake: str, device: torch.device) -> bool:
-    """Whether the check fails with this mistake in the search in fixed shapes."""
+    """Return whether the check fails with this error in the static-shape search."""
     name, how, *_ = PLANTS[mistake]
     expected = found(model_of(name, device), SEARCHES[how], None, device)
     with planted(mistake):

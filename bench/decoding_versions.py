@@ -1,9 +1,9 @@
-"""Decoding speed of this version beside another checkout's, with the same random weights, taking turns.
+"""Compare the decoding speed of this version with another checkout, with the same random weights, in turns.
 
     python -m bench.decoding_versions PATH [--device cuda|cpu] [--repeats 5] [--only WORDS] [--precision int8]
 
-PATH is the root of the other checkout. Each version is a process of its own; both make the same requests alternately,
-each first once without counting. On a GPU in bf16 as `regard translate` decodes, on a CPU in float32 or int8.
+PATH is the root of the other checkout. Each version runs in its own process; both get the same requests in turn, after
+one warm-up each. Decoding is in bf16 on a GPU, as in `regard translate`, and in float32 or int8 on a CPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALLER = {"base": "small", "gpt2": "nano"}
 
 
 def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
-    """A function without parameters that decodes the case with whichever version of regard is imported."""
+    """Return a function without parameters that decodes the case with the imported version of regard."""
     import torch
 
     import regard.decoding as decoding
@@ -106,7 +106,7 @@ def serve(device: str, precision: str) -> None:
 
 
 class Version:
-    """One checkout's decoding, in a process of its own."""
+    """Decoding with one checkout, in its own process."""
 
     def __init__(self, root: Path, device: str, precision: str) -> None:
         words = ["-", "--serve", "--device", device, "--precision", precision]

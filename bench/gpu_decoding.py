@@ -1,12 +1,12 @@
-"""Decoding on a GPU: ours and Hugging Face's, models of the same sizes with random weights, in the same run.
+"""Compare decoding on a GPU with Hugging Face, with models of the same sizes and random weights, in one run.
 
     python -m bench.gpu_decoding [--quick] [--out FILE.txt]
-    python -m bench.gpu_decoding --device cpu --tiny          # to try it where there is no GPU
+    python -m bench.gpu_decoding --device cpu --tiny          # to try the script without a GPU
 
-Translation: Transformer base, 37,000 pieces, beam 4, batch 64, 25 source tokens, 40 output tokens (no more, no fewer).
-Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new ones. First ours is held against itself
-(`bench.decoding_checks`): what captured steps find must be what the eager search finds. Then the variants are timed
-(medians of repeats, each after one that is not counted), and the GPU's time in one search is listed by kernel.
+Translation: Transformer base, 37,000 subwords, beam 4, batch 64, 25 source tokens, exactly 40 output tokens.
+Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new tokens. First the captured search is compared with the eager search
+(`bench.decoding_checks`): both must find the same outputs. Then the variants are timed (medians of repeats after one
+warm-up), and the GPU time of one search is listed by kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from regard.text import BEGIN, END, FILL
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured."""
+    """Sizes of models and inputs."""
 
     vocabulary: int = 37000
     translator: str = "base"
@@ -57,7 +57,7 @@ Work = Callable[[Runner | None], list[list[Hypothesis]]]
 
 
 class Page:
-    """Prints, and writes the same to a file as it goes."""
+    """Prints text and appends it to a file."""
 
     def __init__(self, out: Path | None) -> None:
         self.out = out
@@ -124,7 +124,7 @@ def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any
 
 
 def variants(device: torch.device) -> dict[str, Runner | None]:
-    """Ways to run a search, the plain one first."""
+    """Return the ways to run a search, the eager one first."""
     if device.type != "cuda":
         return {"eager, fp32": None, "fixed shapes, fp32": StaticRunner(sizes=True)}
     return {
@@ -188,7 +188,7 @@ def _generate(model: Any, ids: torch.Tensor, **how: Any) -> object:
 def timed(
     page: Page, name: str, work: Callable[[], object], device: torch.device, repeats: int, amount: float, unit: str
 ) -> None:
-    """One line: how much a second, and what was needed to get going."""
+    """Print one line: the rate, its spread, and the time of the first call."""
     try:
         settled(device)
         began = time.perf_counter()
@@ -205,7 +205,7 @@ def timed(
 
 
 def profiled(page: Page, title: str, work: Callable[[], object], device: torch.device, steps: int) -> None:
-    """Where the GPU's time goes in one search, by kernel, and how much of the search it is idle."""
+    """Print the GPU time of one search by kernel, and how much of the search it is busy."""
     if device.type != "cuda":
         return
     from torch.profiler import ProfilerActivity, profile
@@ -219,7 +219,7 @@ def profiled(page: Page, title: str, work: Callable[[], object], device: torch.d
         busy = sum(event.self_device_time_total for event in events) / 1e6
         kernels = sum(event.count for event in events)
         page(f"\n{title}: {1e3 * whole:.1f} ms, for {1e3 * busy:.1f} ms of which the GPU is busy.")
-        page(f"A step: {1e6 * busy / steps:.0f} us in {kernels / steps:.0f} kernels. The longest, in us a step:")
+        page(f"A step: {1e6 * busy / steps:.0f} us in {kernels / steps:.0f} kernels. The longest, in us per step:")
         for event in sorted(events, key=lambda event: -event.self_device_time_total)[:28]:
             each = event.self_device_time_total / steps
             page(f"  {each:>8.1f}  x{event.count / steps:<6.1f} {event.key[:130]}")
@@ -228,11 +228,11 @@ def profiled(page: Page, title: str, work: Callable[[], object], device: torch.d
 
 
 def phases(page: Page, model: Translator, sizes: Sizes, device: torch.device, repeats: int) -> None:
-    """What of a translation is not steps."""
+    """Print the time of encoding the sources."""
     row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
     with torch.inference_mode():
         fp32 = median(seconds(lambda: model.start(row), device, repeats))
-        page(f"  of which reading the sources: {1e3 * fp32:.1f} ms in fp32, not captured")
+        page(f"  of which encoding the sources: {1e3 * fp32:.1f} ms in fp32, not captured")
 
 
 def main() -> None:
