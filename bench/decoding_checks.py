@@ -4,9 +4,9 @@
     python -m bench.decoding_checks --old PATH        # also compare tokens/s with an older checkout (decoding_versions)
 
 A difference counts where the margin of the eager search's decision exceeds rounding. With freshly initialised weights
-few margins do, and few decisions depend on more than the last token, so noise is added to all weights and the logits are
-multiplied by 12. A check fails if fewer than half of its sentences are decisive. With --plant, errors are planted one
-after the other, and each must be detected. The exit status is 1 if any check fails.
+few margins do, and few decisions depend on more than the last token, so noise is added to all weights and the logits
+are multiplied by 12. A check fails if fewer than half of its sentences are decisive. With --plant, errors are planted
+one after the other, and each must be detected. The exit status is 1 if any check fails.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m bench.gpu_decoding --device cpu --tiny          # to try the script without a GPU
 
 Translation: Transformer base, 37,000 subwords, beam 4, batch 64, 25 source tokens, exactly 40 output tokens.
-Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new tokens. First the captured search is compared with the eager search
-(`bench.decoding_checks`): both must find the same outputs. Then the variants are timed (medians of repeats after one
-warm-up), and the GPU time of one search is listed by kernel.
+Generation: GPT-2 124M, batch 1, a prompt of 16 tokens, 256 new tokens. First the captured search is compared with the
+eager search (`bench.decoding_checks`): both must find the same outputs. Then the variants are timed (medians of
+repeats after one warm-up), and the GPU time of one search is listed by kernel.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def as_json(chart: Chart) -> dict[str, object]:
     return {"title": chart.title} | {line.name: [[p.x, p.y] for p in line.points] for line in chart.series}
 
 
-# -- gradient at the first source token ------------------------------------------------------------------------------
+# -- gradient at the first source token --------------------------------------------------------------------------------
 
 
 def gradient(runs: Sequence[Path]) -> tuple[list[Chart], str]:
@@ -140,7 +140,7 @@ def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Tran
     return found
 
 
-# -- training loss ----------------------------------------------------------------------------------------------------
+# -- training loss -----------------------------------------------------------------------------------------------------
 
 
 def loss(runs: Sequence[Path]) -> tuple[list[Chart], str]:
@@ -177,7 +177,7 @@ def _reached(curve: Sequence[tuple[int, float, float]], wanted: float) -> str:
     return "never" if step is None else f"{step:,} steps, {seconds:.0f} s"
 
 
-# -- speed ------------------------------------------------------------------------------------------------------------
+# -- speed -------------------------------------------------------------------------------------------------------------
 
 
 def speed(runs: Sequence[Path], device: torch.device) -> tuple[list[Chart], str]:
