@@ -71,6 +71,23 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
         texts = [texts[n] for n in beams]
 
 
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("lengths", [[1], [1, 1], [1, 0]], ids=str)
+def test_prompts_of_one_token_are_prompts(name: str, lengths: list[int]) -> None:
+    torch.manual_seed(4)
+    count, padding = len(lengths), None if min(lengths) else torch.tensor([1 - n for n in lengths])
+    cache = KVCache(BeamTree(count, MASKS[name], padding))
+    texts = torch.randn(count, 3, 3, HEADS, WIDTH).double()  # [N, tokens, q k v, H, D]
+    assert attend(*texts[:, :1].unbind(2), cache).shape == (count, 1, HEADS, WIDTH)
+    for step in (1, 2):
+        out = attend(*texts[:, step].unbind(1), cache)
+        for n, length in enumerate(lengths):
+            rows = Rows([length + step])
+            seen = texts[n, 1 - length : step + 1].unbind(1)
+            alone = attend(*seen, Packed(rows, rows, MASKS[name] or Causal()))
+            torch.testing.assert_close(out[n], alone[-1])
+
+
 @pytest.mark.parametrize(("length", "memory"), [(3, 0), (3, 2), (4, 4), (2, 5), (5, 100)])
 def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: int) -> None:
     torch.manual_seed(3)

@@ -99,7 +99,8 @@ class BeamTree:
         if self.mask is not None:
             assert self.index is not None
             keys = self.index[None] if self.padding is None else self.index - self.padding[:, None]
-            here = self.position.index.view(len(keys), -1)[:, :1] if len(keys) > 1 else self.position.index[:1, None]
+            here = self.position.index.flatten()  # [N * K], or [1] for all
+            here = here.view(len(keys), -1)[:, :1] if len(keys) > 1 else here[:1, None]
             visible = self.mask.table(Places(here, torch.zeros_like(here)), Places(keys, torch.zeros_like(keys)))
             table = visible if table is None else table & visible  # [N, K, E] & [N or 1, 1, E]
         if table is None:

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.constraints import NONE, Constraints, length_penalties, length_penalty
+from regard.decoding.constraints import NONE, Constraints, length_penalties, length_penalty, select
 from regard.decoding.sampling import Words, draw, keys, uniforms
 from regard.decoding.topk import log_softmax, log_sum, topk
 from regard.errors import UserError
@@ -206,12 +205,15 @@ class SearchState:
     def keep(self, sentences: Tensor) -> SearchState:
         """A new state with these sentences only, [M] indices into the present N."""
         names = ("tokens", "parents", "logprobs", "total", "last", "step", "done", "margin", "best", "ends")
+        rows: dict[str, Any] = {name: select(getattr(self, name), sentences) for name in names}
         return replace(
             self,
             constraints=self.constraints.keep(sentences),
+            max_penalty=select(self.max_penalty, sentences),
             keys=None if self.keys is None else self.keys[sentences.cpu().numpy()],
-            history=None if self.history is None else self.history.index_select(0, sentences),
-            **{name: getattr(self, name).index_select(0, sentences) for name in (*names, "max_penalty", "uniform")},
+            uniform=select(self.uniform, sentences),
+            history=None if self.history is None else select(self.history, sentences),
+            **rows,
         )
 
     def grown(self, capacity: int) -> SearchState:
@@ -416,33 +418,36 @@ class SearchState:
         total, step, limit = read(self.total), read(self.step), read(self.constraints.limit)
         if bool(total.isnan().any()):
             raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-        longest = int(step.max())
-        trail = [read(x[..., :longest]).numpy() for x in (self.tokens, self.parents, self.logprobs)]
-        live = (total / self.penalty.cpu()[step][:, None]).masked_fill((step < limit)[:, None], -math.inf)
-        last = (step[:, None] - 1) * self.beams + torch.arange(self.beams)
-        scores = torch.cat([read(self.best), live], 1).tolist()  # those that are cut compete; of equals finished first
-        ends = torch.cat([read(self.ends), last], 1).tolist()
+        longest, scores, ends = int(step.max()), read(self.best), read(self.ends)
+        cut = step >= limit
+        if bool(cut.any()):  # what is cut competes; of equals finished ones come first
+            live = (total / self.penalty.cpu()[step][:, None]).masked_fill(~cut[:, None], -math.inf)
+            scores = torch.cat([scores, live], 1)
+            ends = torch.cat([ends, (step[:, None] - 1) * self.beams + torch.arange(self.beams)], 1)
+        trails = zip(
+            *(read(x[..., :longest]).tolist() for x in (self.tokens, self.parents, self.logprobs)), strict=True
+        )
         found = []
-        for n, margin in enumerate(read(self.margin).tolist()):
-            order = sorted((k for k, score in enumerate(scores[n]) if score > -math.inf), key=lambda k: -scores[n][k])
-            ranked = [
-                self._hypothesis([x[n] for x in trail], ends[n][k], scores[n][k]) for k in order[: self.nbest + 1]
-            ]
+        for each in zip(scores.tolist(), ends.tolist(), trails, read(self.margin).tolist(), strict=True):
+            score, end, trail, margin = each
+            order = sorted((k for k, value in enumerate(score) if value > -math.inf), key=lambda k: -score[k])
+            ranked = [self._hypothesis(trail, end[k], score[k]) for k in order[: self.nbest + 1]]
             found.append((ranked[: self.nbest], min(margin, _margin(ranked))))
         return found
 
-    def _hypothesis(self, trail: list[NDArray[Any]], end: int, score: float) -> Hypothesis:
-        """The hypothesis that ended at `end`, from a sentence's tokens, parents and log-probabilities [K, t]."""
+    def _hypothesis(self, trail: tuple[list[list[Any]], ...], end: int, score: float) -> Hypothesis:
+        """The hypothesis that ended at `end`, from a sentence's tokens, parents and log-probabilities [K][t]."""
+        tokens, parents, logprobs = trail
         last, beam = divmod(end, self.beams)
-        beams = [beam] * (last + 1)
-        if self.settings.method == "beam" and self.beams > 1:
-            parents = trail[1].tolist()
-            for step in range(last, 0, -1):
-                beams[step - 1] = beam = parents[beam][step]
-        steps = np.arange(last + 1)
-        tokens, logprobs = (x[beams, steps].tolist() for x in (trail[0], trail[2]))
-        finished = tokens[-1] == END
-        return Hypothesis(tuple(tokens[:-1] if finished else tokens), tuple(logprobs), score, finished)
+        if self.beams == 1 or self.settings.method == "sample":
+            path, values = tokens[beam][: last + 1], logprobs[beam][: last + 1]
+        else:
+            path, values = [0] * (last + 1), [0.0] * (last + 1)
+            for step in range(last, -1, -1):
+                path[step], values[step] = tokens[beam][step], logprobs[beam][step]
+                beam = parents[beam][step]
+        finished = path[-1] == END
+        return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
 
 
 def _margin(ranked: list[Hypothesis]) -> float:

@@ -102,7 +102,7 @@ class Constraints:
 
     def keep(self, sentences: Tensor) -> Constraints:
         """Only these sentences, [M] indices into the present N."""
-        limit, prefix, prompt = (x.index_select(0, sentences) for x in (self.limit, self.prefix, self.prompt))
+        limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
         return replace(self, limit=limit, prefix=prefix, prompt=prompt)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
@@ -140,6 +140,11 @@ class Constraints:
         if 0 < self.no_repeat <= history.shape[-1]:
             logits.masked_fill_(repeats(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
         return end
+
+
+def select(x: Tensor, sentences: Tensor) -> Tensor:
+    """These rows of x [N, ...], [M] indices."""
+    return x[: len(sentences)] if x.numel() == 0 and len(sentences) <= len(x) else x.index_select(0, sentences)
 
 
 def repeats(history: Tensor, step: Tensor, size: int, vocabulary: int) -> Tensor:
