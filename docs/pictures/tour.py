@@ -220,7 +220,7 @@ def bottleneck() -> str:
     )  # fmt: skip
     states, steps = [44 + 80 * i for i in range(4)], [424 + 80 * i for i in range(4)]
     for top, attends in ((84, False), (252, True)):
-        said = "with attention: each step draws on all states" if attends else "without attention: one vector, c"
+        said = "with attention: each step uses all states" if attends else "without attention: one vector, c"
         card.text(28, top, said, anchor="start", quiet=True, size=13)
         row = top + (96 if attends else 34)
         for xs, words, fill in (
@@ -265,7 +265,7 @@ def distance() -> str:
     }
     lengths = (2, 5, 10, 20, 40, 80)
     lines = [spread_over_seeds(name, lengths, functools.partial(reaching, kind)) for name, kind in kinds.items()]
-    return charts.svg(Chart("What reaches the first source word", "words in the source", "gradient norm at the word",
+    return charts.svg(Chart("Gradient at the first source word", "words in the source", "gradient norm at the word",
                             tuple(lines), x_log=True, y_log=True, spread="band",
                             x_ticks=tuple((float(n), str(n)) for n in lengths),
                             note="random weights; geometric mean and range of 10 initialisations"))  # fmt: skip
@@ -294,7 +294,7 @@ def scores() -> str:
         Series.of(name, degrees.tolist(), score(query, keys)[0].detach().tolist()) for name, score in kinds.items()
     ]
     ticks = tuple((float(d), f"{d}°") for d in range(-180, 181, 60))
-    return charts.svg(Chart("What a key scores as it turns away from the query", "angle between key and query",
+    return charts.svg(Chart("Score of a key against its angle to the query", "angle between key and query",
                             "score", tuple(lines), x_ticks=ticks))  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def root() -> str:
         Series.of(name, widths, [float(measured(score, width)[1]) for width in widths])
         for name, score in scores.items()
     )
-    return charts.svg(Chart("How evenly the softmax looks", "width D", "entropy of the weights over 16 keys, in bits",
+    return charts.svg(Chart("Entropy of the softmax", "width D", "entropy of the weights over 16 keys, in bits",
                             lines, x_log=True, x_ticks=tuple((float(w), str(w)) for w in widths), y_range=(0, 4),
                             note="16 equal weights have 4 bits; a single weight of 1 has none"))  # fmt: skip
 
@@ -367,12 +367,12 @@ def masks() -> str:
         ("fixed, 4", Fixed(4), places),
         ("segments of 4, memory of 3", Segments(4, 3), places),
     ]
-    card = Card(772, 616, "Who may look at whom", "Six masks as grids; a filled cell may be seen.")
+    card = Card(772, 616, "Who may look at whom", "Six masks as grids; a filled cell may be attended to.")
     for i, (name, mask, at) in enumerate(kinds):
         left, top = 28 + 248 * (i % 3), 92 + 262 * (i // 3)
         card.text(left, top - 12, name, anchor="start", size=13)
         card.cells(left, top, mask.table(at, at).int().tolist(), 13.5, 13.5, scale=yes_or_no)
-    card.text(28, 594, "rows look at columns; blue may be seen", anchor="start", quiet=True, size=12)
+    card.text(28, 594, "rows are queries, columns are keys; blue: may attend", anchor="start", quiet=True, size=12)
     return card.svg()
 
 
@@ -388,10 +388,12 @@ def positions() -> str:
     length, width = 48, 32
     table = chapter("Positions").vectors("sinusoidal", length)
     alike = table @ table.T / (width / 2)
-    card = Card(820, 440, "Sinusoidal positions", "Left: the vectors of 48 places. Right: dot products of all pairs.")
-    card.text(64, 78, "the vectors: a row a place, a column a feature", anchor="start", size=13)
+    card = Card(
+        820, 440, "Sinusoidal positions", "Left: the vectors of 48 positions. Right: dot products of all pairs."
+    )
+    card.text(64, 78, "one row per position, one column per feature", anchor="start", size=13)
     card.cells(64, 90, table.tolist(), 10, 6.5, scale=signed)
-    card.text(438, 78, "dot products of places: the same along every diagonal", anchor="start", size=13)
+    card.text(438, 78, "dot products of positions: constant along every diagonal", anchor="start", size=13)
     card.cells(438, 90, alike.tolist(), 6.5, 6.5, scale=share)
     for left in (64, 438):
         for place in (0, 47):
@@ -429,7 +431,7 @@ def depth() -> str:
     lines = [
         spread_over_seeds(name, depths, lambda d, seed, how=how: reaching(d, how, seed)) for name, how in kinds.items()
     ]
-    return charts.svg(Chart("What reaches the first block", "blocks", "gradient norm at the input", tuple(lines),
+    return charts.svg(Chart("Gradient at the first block", "blocks", "gradient norm at the input", tuple(lines),
                             x_log=True, y_log=True, x_ticks=tuple((float(d), str(d)) for d in depths), spread="band",
                             note="geometric mean and range of 10 random initialisations"))  # fmt: skip
 
@@ -474,7 +476,7 @@ def norms() -> str:
 def activations() -> str:
     xs = [i / 4 for i in range(-16, 9)]
     lines = [Series.of(name, xs, ACTIVATIONS[name](torch.tensor(xs)).tolist()) for name in ("relu", "gelu", "silu")]
-    return charts.svg(Chart("What passes", "z", "f(z)", tuple(lines)))
+    return charts.svg(Chart("Activation functions", "z", "f(z)", tuple(lines)))
 
 
 def last() -> str:
@@ -552,7 +554,9 @@ def lens() -> str:
         for name in here.names:
             x = here.seen.values[f"{name}.stream"][-1]
             table.append(F.linear(here.model.decoder_norm(x), here.model.embedding.table).softmax(-1)[ids].tolist())
-    card = Card(600, 400, "The stream, read after every step", "The chances of five words after each sub-layer.")
+    card = Card(
+        600, 400, "The logit lens after every sub-layer", "The probabilities of five words after each sub-layer."
+    )
     card.text(28, 70, "“the cat sat on the …”", anchor="start", quiet=True, size=13)
     for c, word in enumerate(words):
         card.text(172 + 78 * c + 38, 106, word.strip())
@@ -567,7 +571,7 @@ def temperature() -> str:
     here = chapter("GPT, step by step")
     kinds = (("τ = 1", 1.0, 0), ("τ = 0.5", 0.5, 0), ("τ = 2", 2.0, 0), ("τ = 1, top 2", 1.0, 2))
     words = ("mat", "sofa", "roof", "the rest")
-    card = Card(820, 290, "Temperature and top-k", "Bars of the chances of the next word under four settings.")
+    card = Card(820, 290, "Temperature and top-k", "Bars of the probabilities of the next word under four settings.")
     for k, (name, tau, top_k) in enumerate(kinds):
         shares, order = kept(here.chances.log()[None, None], Decoding(temperature=tau, top_k=top_k))
         found = dict(zip(order[0, 0].tolist(), shares[0, 0].tolist(), strict=True))
@@ -586,12 +590,14 @@ def temperature() -> str:
 def gpt() -> str:
     here = chapter("GPT, step by step")
     pieces = here.tokenizer.pieces(here.ids)
-    card = Card(776, 536, "The way of a prompt", "Text, tokens, ids, vectors, blocks, logits, chances, the next token.")
+    card = Card(
+        776, 536, "The path of a prompt", "Text, tokens, ids, vectors, blocks, logits, probabilities, next token."
+    )
     lefts = [150 + 98 * i for i in range(len(pieces))]
     rows = {"tokens": 76, "ids": 122, "embedding": 170, "stream": 226, "block 1": 276, "block 2": 346}
     for name in ("tokens", "ids"):
         card.text(136, rows[name] + 22, name, anchor="end", quiet=True, size=13)
-    card.text(136, rows["embedding"] + 22, "E[id] + P[place]", anchor="end", quiet=True, size=13)
+    card.text(136, rows["embedding"] + 22, "E[id] + P[i]", anchor="end", quiet=True, size=13)
     for n in (1, 2):
         card.text(136, rows[f"block {n}"] + 24, f"block {n} adds", anchor="end", quiet=True, size=13)
     for i, (left, piece, token) in enumerate(zip(lefts, pieces, here.ids, strict=True)):
@@ -616,7 +622,7 @@ def gpt() -> str:
         card.text(212, y + 16, here.tokenizer.pieces([BEGIN, int(token)])[1].strip(), anchor="end")
         card.bar(222, y, 130 * float(p), 20)
         card.text(230 + 130 * float(p), y + 16, f"{p:.2f}", anchor="start", size=13)
-    card.text(28, 512, "One token is drawn and joins the text; then the same again, one token longer.",
+    card.text(28, 512, "One token is sampled and appended to the text; then the next step begins.",
               anchor="start", quiet=True, size=13)  # fmt: skip
     return card.svg()
 
@@ -629,8 +635,8 @@ def fill() -> str:
         after = before.PairBatch.of([[]], [[*before.tokenizer.encode("the"), END]], begin=BEGIN)
         chances = before.model(after)[-1].softmax(-1)
     said = {word: float(chances[before.tokenizer.encode(f" {word}")[0]]) for word in ("cat", "dog")}
-    card = Card(720, 230, "the ___ sat on the sofa", "Chances of cat and dog, for GPT and for BERT, as bars.")
-    for left, name, found in ((96, "GPT sees “the”", said), (436, "BERT sees all but the gap", known)):
+    card = Card(720, 230, "the ___ sat on the sofa", "Probabilities of cat and dog, for GPT and for BERT, as bars.")
+    for left, name, found in ((96, "GPT sees “the”", said), (436, "BERT sees all but the mask", known)):
         card.text(left, 88, name, anchor="start", quiet=True, size=13)
         for i, word in enumerate(("cat", "dog")):
             y, p = 104 + 44 * i, found.get(word, 0.0)

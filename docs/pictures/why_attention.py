@@ -150,11 +150,11 @@ def loss(runs: Sequence[Path]) -> tuple[list[Chart], str]:
         Chart(
             title=f"Training loss against {what}",
             x_title=unit,
-            y_title="training loss (nats a target token)",
+            y_title="training loss (nats per target token)",
             series=tuple(Series.of(n, [p[at] for p in c], [p[2] for p in c]) for n, c in curves.items()),
             y_log=True,
         )
-        for at, what, unit in ((0, "steps", "updates"), (1, "time", "seconds of training"))
+        for at, what, unit in ((0, "steps", "optimiser steps"), (1, "time", "seconds of training"))
     ]
     heads = ["reached", *(f"loss {loss}" for loss in LOSSES)]
     rows = [[name, *(_reached(curve, loss) for loss in LOSSES)] for name, curve in curves.items()]
@@ -198,12 +198,12 @@ def speed(runs: Sequence[Path], device: torch.device) -> tuple[list[Chart], str]
     chart = Chart(
         title="Speed as sentences grow, at a constant batch",
         x_title="length of source and target (tokens)",
-        y_title="target tokens a second, forward and backward",
+        y_title="target tokens per second, forward and backward",
         series=tuple(series),
         x_log=True,
         y_log=True,
         x_ticks=tuple((n, str(n)) for n in LONGER),
-        note=f"{BATCH:,} source and {BATCH:,} target tokens a batch, {where}, medians of {REPEATS}.",
+        note=f"{BATCH:,} source and {BATCH:,} target tokens per batch, {where}, medians of {REPEATS}.",
     )
     return [chart], table(chart)
 
