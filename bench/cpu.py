@@ -3,8 +3,8 @@
     make bench                                   # creates the environment, then
     python -m bench.cpu [--quick] [--threads 2] [--out FILE.json]
 
-Figures are medians of repeats in which all systems take turns; after each ratio stands half the spread of the repeats'
-ratios. A ratio above 1 means that regard is faster. --quick uses fewer repeats and only the small model.
+Figures are medians of repeats in which all systems take turns; each ratio is followed by half the spread of the
+repeats' ratios. A ratio above 1 means that regard is faster. --quick uses fewer repeats and only the small model.
 """
 
 from __future__ import annotations
