@@ -26,6 +26,7 @@ import torch
 
 from bench.decoding_checks import check_all
 from bench.machine import heading
+from regard import accelerate
 from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.search import Runner
@@ -91,16 +92,22 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> l
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
+def prepared(model: Translator, device: torch.device) -> Translator:
+    model = model.eval().to(device)
+    accelerate.for_inference(model)
+    return model
+
+
 def translator(sizes: Sizes, device: torch.device) -> Translator:
     torch.manual_seed(1)
     settings = TransformerSettings.model_validate({"size": sizes.translator})
-    return build(settings, sizes.vocabulary, sizes.vocabulary, True).eval().to(device)
+    return prepared(build(settings, sizes.vocabulary, sizes.vocabulary, True), device)
 
 
 def generator(sizes: Sizes, device: torch.device) -> Translator:
     torch.manual_seed(2)
     settings = GPTSettings.model_validate({"size": sizes.generator, "max_positions": 1024})
-    return build(settings, sizes.texts, sizes.texts, True).eval().to(device)
+    return prepared(build(settings, sizes.texts, sizes.texts, True), device)
 
 
 def sentences(sizes: Sizes, count: int, length: int, uneven: bool = False) -> list[list[int]]:

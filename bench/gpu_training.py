@@ -122,14 +122,15 @@ def packed(budget: int, batches: int) -> list[Any]:
 
 def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -> Callable[[], int]:
     """Return regard's training step, which cycles through the batches."""
-    from regard.models.family import Compiled
+    from regard import accelerate
     from regard.training.step import make
 
     device = torch.device("cuda")
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
+    accelerate.fuse(model)
     if kind == "compiled":
-        model.compiled = Compiled.make()
+        accelerate.compile_parts(model)
     update = make(model, optimizer, None, settings, device, None if kind == "plain" else shape)
     turn = cycle(batches)
     numbers = count(1)

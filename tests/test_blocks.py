@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Packed
-from regard.blocks import BatchNorm, BlockSettings, EncoderBlock, FeedForward, LayerNorm, Residual, RMSNorm
 from regard.dropout import dropout
+from regard.nn.blocks import BlockSettings, EncoderBlock, FeedForward, Residual
+from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.rows import Rows
 
 
@@ -132,33 +133,33 @@ def test_a_batch_of_one_token_leaves_finite_statistics() -> None:
 # -- residual connections ----------------------------------------------------------------------------------------------
 
 
-def double(x: Tensor, biased: bool) -> Tensor:
+def double(x: Tensor) -> Tensor:
     return 2 * x
 
 
-def ones(x: Tensor, biased: bool) -> Tensor:
+def ones(x: Tensor) -> Tensor:
     return torch.ones_like(x)
 
 
 def test_the_norm_stands_before_the_sublayer_or_after_the_sum() -> None:
     x = torch.randn(4, 6)
     before = randomised(Residual(settings(norm_first=True)))
-    torch.testing.assert_close(before(x, double, None, None), x + 2 * before.norm(x))
+    torch.testing.assert_close(before(x, double), x + 2 * before.norm(x))
     after = randomised(Residual(settings(norm_first=False)))
-    torch.testing.assert_close(after(x, double, None, None), after.norm(x + 2 * x))
+    torch.testing.assert_close(after(x, double), after.norm(x + 2 * x))
 
 
 def test_dropout_falls_on_what_the_sublayer_adds_and_nowhere_else() -> None:
     torch.manual_seed(4)
     x = torch.randn(400, 6) + 10
     way = Residual(settings(norm_first=True, dropout=0.25))
-    added = way(x, ones, None, None) - x  # ones, dropped or scaled up by 1 / 0.75
+    added = way(x, ones) - x  # ones, dropped or scaled up by 1 / 0.75
     kept = added > 0.5
     torch.testing.assert_close(added[kept], torch.full_like(added[kept], 4 / 3), atol=1e-5, rtol=1e-5)
     assert added[~kept].abs().max() < 1e-5  # where it is dropped, x itself comes through whole
     assert kept.float().mean().item() == pytest.approx(0.75, abs=0.04)  # 2400 draws: a deviation is 0.009
     way.eval()
-    torch.testing.assert_close(way(x, ones, None, None), x + 1)
+    torch.testing.assert_close(way(x, ones), x + 1)
 
 
 def test_dropout_after_which_comes_the_norm() -> None:
@@ -166,7 +167,7 @@ def test_dropout_after_which_comes_the_norm() -> None:
     way = Residual(settings(norm_first=False, dropout=0.5))
     x = torch.randn(50, 6)
     torch.manual_seed(6)
-    out = way(x, ones, None, None)
+    out = way(x, ones)
     torch.manual_seed(6)
     dropped = dropout(torch.ones_like(x), 0.5, True)
     assert set(dropped.unique().tolist()) == {0.0, 2.0}

@@ -40,7 +40,7 @@ from regard.attention import (
     Window,
     plain_weights,
 )
-from regard.blocks import ACTIVATIONS, BlockSettings, EncoderBlock
+from regard.nn.blocks import ACTIVATIONS, BlockSettings, EncoderBlock
 from regard.decoding.sampling import kept
 from regard.inside import charts, scene, svg
 from regard.inside.charts import Chart, Point, Series
@@ -553,7 +553,7 @@ def lens() -> str:
     with torch.no_grad():
         for name in here.names:
             x = here.seen.values[f"{name}.stream"][-1]
-            table.append(F.linear(here.model.decoder_norm(x), here.model.embedding.table).softmax(-1)[ids].tolist())
+            table.append(F.linear(here.model.decoder.norm(x), here.model.embedding.table).softmax(-1)[ids].tolist())
     card = Card(
         600, 400, "The logit lens after every sub-layer", "The probabilities of five words after each sub-layer."
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from regard import devices, products
+from regard import accelerate, devices
 from regard.data.sources import corpora
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
@@ -176,7 +176,7 @@ class Model:
         for other in others:
             _refuse_stranger(run, other)
         for member in members:
-            products.prepare(member, self.precision)
+            accelerate.for_inference(member, self.precision)
         self.module = Ensemble(members).eval() if others else members[0]
         self.weights = weights
         paths = tuple(str(each.path.absolute()) for each in (run, *others))

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import torch_private
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class _Kept:
     """What was made of each weight, made anew where the weight has changed since."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Tensor, int, Any]] = {}  # by the weight's id; holding it keeps the id its own
+        self._made: dict[int, tuple[Tensor, int | None, Any]] = {}  # by the weight's id, which holding it keeps
 
     def _of(self, weight: Tensor) -> Any:
         found = self._made.get(id(weight))
-        if found is None or found[1] != weight._version:
-            found = self._made[id(weight)] = (weight, weight._version, self._make(weight.detach()))
+        if found is None or found[1] is None or found[1] != torch_private.version(weight):
+            found = self._made[id(weight)] = (weight, torch_private.version(weight), self._make(weight.detach()))
         return found[2]
 
     def _make(self, weight: Tensor) -> Any:
@@ -51,15 +52,15 @@ class Ordered(_Kept):
 
     @staticmethod
     def possible() -> bool:
-        return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        return torch_private.can_prepack()
 
     def _make(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight)
+        return torch_private.prepack(weight)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled() or not x.is_cpu or x.dtype != torch.float32 or not x.numel():
             return F.linear(x, weight, bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._of(weight), bias, "none", [], "")
+        return torch_private.prepacked_linear(x, self._of(weight), bias)
 
 
 class Int8(_Kept):
@@ -72,7 +73,7 @@ class Int8(_Kept):
 
     def __init__(self, vnni: bool | None = None) -> None:
         super().__init__()
-        self.vnni = torch.cpu._is_vnni_supported() if vnni is None else vnni
+        self.vnni = torch_private.has_vnni() if vnni is None else vnni
         self.most = 127 if self.vnni else 63  # around a zero at one more
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise UserError("int8 needs kernels that this PyTorch, or this processor, does not have: use fp32")

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from regard.models import Translator
     from regard.text import Tokenizer
 
-FORMAT = 2
-WITHOUT_CHECKSUMS = 1  # the last format in which run.json had no checksum and no record of recipe and tokenizers
+FORMAT = 3
 ORIGIN, RECIPE, TOKENIZERS, CHECKSUM = "from", "recipe", "tokenizers", "checksum"  # keys of run.json
 LOGS = ("metrics.jsonl", "samples.jsonl")
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
@@ -94,7 +93,12 @@ class Run:
                 f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
                 f"this is regard {__version__}, which reads up to {FORMAT}: upgrade regard"
             )
-        if recorded is None and info["format"] > WITHOUT_CHECKSUMS:
+        if info["format"] < FORMAT:
+            raise UserError(
+                f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
+                f"this version reads format {FORMAT}, whose weights have other names: train the run again"
+            )
+        if recorded is None:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
         for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict}.items():
             if not isinstance(info.get(key), kind | None):
@@ -139,11 +143,8 @@ class Run:
     @cached_property
     def accepted(self) -> Recipe:
         """The settings that run.json records: those of the training, and edits that were accepted since."""
-        recorded = self.info.get(RECIPE)
-        if recorded is None:  # by an older version
-            return self._parsed
         try:
-            return Recipe.model_validate(recorded)
+            return Recipe.model_validate(self.info.get(RECIPE))
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in fault["loc"])
@@ -171,11 +172,7 @@ class Run:
         """Make these the settings of the run, in both files, where they are not yet."""
         if recipe != self._parsed:
             write_text(self.path / "recipe.toml", to_toml(recipe))
-        if self.info["format"] <= WITHOUT_CHECKSUMS:
-            self.info |= {"format": FORMAT, RECIPE: None, TOKENIZERS: {}}
-            for file in (file for file in self.path.glob("*tokenizer.json")):
-                self.info[TOKENIZERS][file.name] = checksum(file.read_bytes())
-        if self.info[RECIPE] is None or self.accepted != recipe:
+        if self.accepted != recipe:
             self.info[RECIPE] = recipe.model_dump()
             _write_info(self.path, self.info)
         for name in ("recipe", "accepted", "_parsed"):

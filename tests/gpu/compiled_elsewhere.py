@@ -49,10 +49,7 @@ def compiled(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **na
 def main() -> None:
     from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
-    from regard.gpu.heads import normed_heads, normed_heads_backward
-    from regard.gpu.inner import GELU, RELU, TANH, bent, linear_gelu
     from regard.gpu.norm import added_norm, added_norm_backward
-    from regard.gpu.parts import joined
     from regard.gpu.ragged import ragged, ragged_backward
     from regard.gpu.slope import sloped
     from regard.gpu.trial import _one
@@ -69,13 +66,6 @@ def main() -> None:
     for dtype, bias, wanted in ((torch.bfloat16, None, True), (torch.float32, torch.zeros(40), False)):
         x, table, labels = torch.zeros(6, 8, dtype=dtype), torch.zeros(40, 8, dtype=dtype), torch.zeros(6).long()
         sloped(x, table, bias, labels, labels > 0, 0.1, wanted)
-    x, weight, bias = (torch.zeros(n, dtype=torch.bfloat16) for n in ((6, 8), (24, 8), (24,)))
-    for kind in (RELU, GELU, TANH):
-        bent(*linear_gelu(x, weight, bias, kind), kind, 32)
-    x, gain = torch.zeros(6, 3, 2, 64, dtype=torch.bfloat16)[:, 1], torch.zeros(64)
-    normed_heads_backward(normed_heads(x, gain, 1e-6), x, gain, 1e-6, 256)
-    for parts in (1, 2, 3):
-        joined([torch.zeros(6, 2, 64, dtype=torch.bfloat16)] * parts, 128)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
         bias = torch.zeros(512) if centred else None

@@ -14,13 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import blocks, gpu, models
+from regard import gpu, models
+from regard.accelerate import fused
+from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
 from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
 from regard.attention.allowed import Ranges
 from regard.attention.kernels import plain
-from regard.blocks import BlockSettings, DecoderBlock
 from regard.dropout import hashed, new_seeds
+from regard.inside.recorder import Recorder
 from regard.losses import cross_entropy
+from regard.nn.blocks import BlockSettings, BlockStack, DecoderBlock, EncoderBlock
+from regard.nn.norms import LayerNorm
 from regard.recipes.schema import BertSettings, GPTSettings, TransformerSettings
 from regard.rows import PairBatch, StaticRows
 
@@ -94,10 +98,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     """What PyTorch is told of the shapes and gradients of our operations is so."""
     from regard.gpu.candidates import greatest, log_sum
     from regard.gpu.few import few
-    from regard.gpu.heads import normed_heads
-    from regard.gpu.inner import TANH, linear_gelu, linear_relu
     from regard.gpu.norm import added_norm
-    from regard.gpu.parts import joined
     from regard.gpu.ragged import ragged
     from regard.gpu.slope import sloped
 
@@ -108,16 +109,11 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     torch.library.opcheck(ragged, (q, k, v, *sparse.places, True, 0.25))
     x, table, labels = drawn(5, 16), drawn(40, 16), torch.arange(5, device=DEVICE)
     torch.library.opcheck(sloped, (x, table, drawn(40), labels, labels > 1, 0.1, True))
-    inputs = x.requires_grad_(), table.requires_grad_(), drawn(40).requires_grad_()
-    torch.library.opcheck(linear_relu, inputs)
-    torch.library.opcheck(linear_gelu, (*inputs, TANH))
     seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
     more = [drawn(*shape).requires_grad_() for shape in ((5, 16), (16,), (16,), (16,))]
+    x.requires_grad_()
     torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
     torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
-    torch.library.opcheck(normed_heads, (drawn(5, 3, 2, 16)[:, 1].requires_grad_(), drawn(16).requires_grad_(), 1e-6))
-    for parts in (1, 3):
-        torch.library.opcheck(joined, ([drawn(5, 2, 16) for _ in range(parts)], 4))
     torch.library.opcheck(log_sum, (drawn(5, 300),))
     torch.library.opcheck(greatest, (drawn(5, 300), 3))
     torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
@@ -127,23 +123,20 @@ def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPa
     """It keeps the shapes of what operations give out, and would not see that a constant of a module has changed."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from regard.gpu import heads, inner, norm, parts
+    from regard.gpu import norm
 
     def shapes() -> list[torch.Size]:
         with FakeTensorMode():
             x, rows, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
-            found = *inner.bent(x, x, inner.RELU, 32), *parts.joined([x.view(700, 2, 8)] * 2, 128)
-            found += heads.normed_heads_backward(x.view(700, 2, 8), x.view(700, 2, 8), gain[:8], 1e-6, 256)
-            found += norm.added_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
+            found = norm.added_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
         return [t.shape for t in found]
 
     before, changed = shapes(), 0
-    for module in (heads, inner, norm, parts):
-        for name, value in vars(module).items():
-            if name.isupper() and isinstance(value, int | tuple):
-                monkeypatch.setattr(module, name, 2 * value)
-                changed += 1
-    assert changed > 10 and shapes() == before
+    for name, value in [*vars(norm).items()]:
+        if name.isupper() and isinstance(value, int | tuple):
+            monkeypatch.setattr(norm, name, 2 * value)
+            changed += 1
+    assert changed == 3 and shapes() == before
 
 
 def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,24 +176,25 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
     monkeypatch.setattr(kernels, "_best", lambda *arguments: "fused")
     counted = CompileCounterWithBackend("aot_eager")
 
-    def called(block: nn.Module, *arguments: object) -> blocks.Stream:
-        found: blocks.Stream = block(*arguments)
+    def called(block: nn.Module, *arguments: object) -> fused.ResidualStream:
+        found: fused.ResidualStream = block(*arguments)
         return found
 
     traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
     torch.manual_seed(0)
     settings = BlockSettings(width=32, heads=2, inner=64, dropout=0.1, norm_first=norm_first)
-    stack = [blocks.EncoderBlock(settings).to(DEVICE).train() for _ in range(3)]
+    stack = BlockStack.of(settings, EncoderBlock, 3).to(DEVICE).train()
+    fuse(stack)
     queries = rows([5, 9, 3], 24, 8)
     x, upstream, layout = drawn(24, 32).requires_grad_(), drawn(24, 32), Flat(queries, queries)
     found = []
     for call in (called, traced):
         torch.manual_seed(5)
-        stream = blocks.unsummed(1 * x, stack[0])
+        stream: fused.ResidualStream = start_pending(1 * x, stack[0]) if norm_first else 1 * x
         for block in stack:
             stream = call(block, stream, layout, queries.real)
-        assert isinstance(stream, blocks.Sum) == norm_first
-        out = blocks.normed(stack[0].own_residual.norm, stream, exact=True)[1] if norm_first else stream
+        out = add_and_norm(stack[0].own_residual.norm, stream)[1] if isinstance(stream, PendingResidual) else stream
+        assert isinstance(stream, PendingResidual) == norm_first
         found.append([out.detach(), *torch.autograd.grad(out, [x, *stack[1].parameters()], upstream)])
     close(found[1], found[0], torch.float32)
     assert counted.frame_count == 1
@@ -268,16 +262,15 @@ def test_of_a_sum_and_its_norm_one_may_be_used(used: int) -> None:
     norm, upstream = nn.LayerNorm(16).to(DEVICE), drawn(7, 16)
     leaves = [drawn(7, 16).requires_grad_() for _ in range(2)]
     total = leaves[0] + leaves[1]
-    found = blocks.normed(blocks.LayerNorm(16).to(DEVICE), blocks.Sum(*leaves, None))
+    found = add_and_norm(LayerNorm(16).to(DEVICE), PendingResidual(*leaves, None))
     slopes = [torch.autograd.grad(out[used], leaves, upstream) for out in (found, (total, norm(total)))]
     close(slopes[0], slopes[1], torch.float32)
 
 
 def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
-    """For what nothing comes back to: what went into a GELU, what sums of scores are kept for, what norms divide by."""
+    """For what nothing comes back to: what sums of scores are kept for, and what norms divide by."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from regard.gpu.inner import TANH, linear_gelu
     from regard.gpu.ragged import ragged
 
     class Listens(TorchDispatchMode):
@@ -289,71 +282,12 @@ def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
     sparse = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
     assert isinstance(sparse, Ranges)
     x = drawn(32, 32).requires_grad_()
-    hidden, _ = linear_gelu(x, drawn(32, 32).requires_grad_(), drawn(32).requires_grad_(), TANH)
-    means, _ = ragged(*[hidden.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
-    last = blocks.normed(blocks.LayerNorm(32).to(DEVICE), blocks.Sum(x, means.flatten(1), None))[1]
+    means, _ = ragged(*[x.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
+    last = add_and_norm(LayerNorm(32).to(DEVICE), PendingResidual(x, means.flatten(1), None))[1]
     with Listens():
         last.backward(torch.ones_like(last))
-    assert {"regard.added_norm_backward.default", "regard.ragged_backward.default", "regard.bent.default"} <= {*heard}
+    assert {"regard.added_norm_backward.default", "regard.ragged_backward.default"} <= {*heard}
     assert not [name for name in heard if "zero" in name or "fill" in name]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu-tanh"])
-@pytest.mark.parametrize(("tokens", "wide"), [(9, 24), (530, 260)])
-def test_the_first_half_of_a_feed_forward_layer(tokens: int, wide: int, name: str, dtype: torch.dtype) -> None:
-    """Fewer tokens and features than a program takes, and more."""
-    from regard.gpu.inner import ACTIVATIONS
-
-    torch.manual_seed(0)
-    shapes = (tokens, 16), (wide, 16), (wide,), (tokens, wide)
-    x, weight, bias, upstream = (drawn(*shape, dtype=dtype) for shape in shapes)
-    found = []
-    for call in (ACTIVATIONS[name], lambda *inputs: blocks.ACTIVATIONS[name](F.linear(*inputs))):
-        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
-        out = call(*leaves)
-        found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
-    close(found[0], found[1], dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize(("tokens", "heads", "wide"), [(9, 2, 16), (270, 3, 100)])
-def test_a_linear_layer_in_parts(tokens: int, heads: int, wide: int, parts: int, dtype: torch.dtype) -> None:
-    """Fewer tokens and features than a program takes, and more; gradients that lie as attention leaves them."""
-    from regard.gpu.parts import in_parts
-
-    torch.manual_seed(0)
-    all_of_it = parts * heads * wide
-    x, weight, bias = (drawn(*shape, dtype=dtype) for shape in ((tokens, 16), (all_of_it, 16), (all_of_it,)))
-    upstream = [
-        drawn(heads, tokens, wide, dtype=dtype).transpose(0, 1),
-        *(drawn(tokens, heads, wide, dtype=dtype),) * 2,
-    ]
-    found = []
-    for call in (in_parts, lambda x, w, b, *_: F.linear(x, w, b).unflatten(-1, (parts, heads, wide)).unbind(-3)):
-        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
-        out = call(*leaves, parts, heads)
-        found.append([*(t.detach() for t in out), *torch.autograd.grad(out, leaves, upstream[:parts])])
-    for one, other in zip(*found, strict=True):
-        close(one / other.abs().max(), other / other.abs().max(), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "wide"), [(5, 24), (300, 64)])
-def test_queries_of_every_head_by_their_root_mean_square(tokens: int, wide: int, dtype: torch.dtype) -> None:
-    """Fewer vectors than a program takes, and more; as they lie in what they were projected with."""
-    from regard.gpu.heads import normed_heads
-
-    torch.manual_seed(0)
-    whole, gain, upstream = 3 * drawn(tokens, 3, 2, wide, dtype=dtype), drawn(wide), drawn(tokens, 2, wide, dtype=dtype)
-    found = []
-    for call in (normed_heads, lambda x, gain, eps: F.rms_norm(x.float(), (wide,), gain, eps).to(dtype)):
-        leaves = whole.clone().requires_grad_(), gain.clone().requires_grad_()
-        out = call(leaves[0][:, 1], leaves[1], 1e-6)
-        found.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
-    for one, other in zip(*found, strict=True):
-        close(one / other.abs().max(), other / other.abs().max(), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -388,7 +322,7 @@ def test_a_sum_and_its_norm(
         torch.manual_seed(1)
         if ours:
             with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-                total, out = blocks.normed(norm, blocks.Sum(*leaves[:2], leaves[2] if biased else None, share))
+                total, out = add_and_norm(norm, PendingResidual(*leaves[:2], leaves[2] if biased else None, share))
         else:
             kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
             more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
@@ -403,18 +337,18 @@ def test_a_sum_and_its_norm(
         close(one / other.abs().max(), other / other.abs().max(), dtype)
 
 
-def test_the_stream_is_as_exact_as_matrix_products_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "quick", lambda *_: True)
-    block = blocks.EncoderBlock(BlockSettings(width=32, heads=2, inner=64)).to(DEVICE)
+def test_the_stream_is_as_exact_as_matrix_products_in_training_only() -> None:
+    stack = BlockStack.of(BlockSettings(width=32, heads=2, inner=64), EncoderBlock, 1).to(DEVICE)
+    fuse(stack)
+    assert type(stack[0]) is FusedEncoderBlock
     for low, training in ((True, True), (True, False), (False, True)):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
-            begun = blocks.unsummed(drawn(5, 32), block.train(training))
-        assert isinstance(begun, blocks.Sum)
+            begun = start_pending(drawn(5, 32), stack[0].train(training))
         assert begun.added.dtype == (torch.bfloat16 if low else torch.float32)
         assert begun.x.dtype == (begun.added.dtype if training else torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm"])
+@pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm", "squeeze"])
 def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, gradients and decoding steps are those of blocks that add up by themselves."""
     from regard.gpu import norm
@@ -426,7 +360,8 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
     elif kind == "bert":
         settings = BertSettings.model_validate({**small, "size": "tiny", "layers": 2, "norm_first": True})
     else:
-        deep = {"size": "tiny", "encoder_layers": 2, "decoder_layers": 2, "norm_first": kind == "transformer"}
+        deep = {"size": "tiny", "encoder_layers": 2, "decoder_layers": 2, "norm_first": kind != "post-norm"}
+        deep["squeeze"] = 8 if kind == "squeeze" else 0
         settings = TransformerSettings.model_validate({**small, **deep})
     model = models.build(settings, 20, 20, True).to(DEVICE).train()
     with torch.no_grad():  # biases that start as zeros would hide that one is lost
@@ -439,8 +374,12 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
     found, used = [], []
     added_norm = norm.added_norm
     monkeypatch.setattr(norm, "added_norm", lambda *inputs: (used.append(True), added_norm(*inputs))[1])
-    for ours in (True, False):
-        monkeypatch.setattr(blocks, "quick", lambda *_, ours=ours: ours)
+    monkeypatch.setattr(fused.gpu, "takes", lambda x: True)
+    monkeypatch.setattr(kernels, "_best", lambda *arguments: "plain")
+    names = list(model.state_dict())
+    for ours in (False, True):
+        if ours:
+            fuse(model)
         used.clear()
         loss = model.train().loss(batch)
         slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
@@ -453,7 +392,13 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
                 second, _ = model.step(state, first.argmax(-1))
             found[-1] += [first, second]
         assert bool(used) == ours
-    close(found[0], found[1], torch.float32)
+    close(found[1], found[0], torch.float32)
+    assert list(model.state_dict()) == names
+    used.clear()
+    with torch.no_grad(), Recorder(model) as seen:  # what is recorded is the plain definition
+        recorded = model.train().loss(batch)
+    assert not used and torch.equal(recorded, found[0][0])
+    assert any(name.endswith("own_residual.stream") for name in seen.values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -482,6 +427,6 @@ def test_they_compile_where_there_is_no_gpu() -> None:
     script = Path(__file__).parent / "compiled_elsewhere.py"
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    names = ["_forward", "_backward_queries", "_backward_keys", "_few", "_slope", "_gelu", "_bend", "_norm"]
-    names += ["_norm_backward", "_join", "_heads", "_heads_backward", "_log_sum", "_maxima", "_pick"]
+    names = ["_forward", "_backward_queries", "_backward_keys", "_few", "_slope", "_norm"]
+    names += ["_norm_backward", "_log_sum", "_maxima", "_pick"]
     assert all(f"'{name}'" in done.stdout for name in names)

@@ -69,7 +69,7 @@ def pytorch_encoder(model: Bert) -> nn.TransformerEncoder:
             theirs.norm1.load_state_dict(ours.own_residual.norm.state_dict())
             theirs.norm2.load_state_dict(ours.feed_forward_residual.norm.state_dict())
         if final is not None:
-            final.load_state_dict(model.encoder_norm.state_dict())
+            final.load_state_dict(model.encoder.norm.state_dict())
     return encoder.train()  # training, so that no inference fast path is taken
 
 

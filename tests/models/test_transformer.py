@@ -70,8 +70,8 @@ def pytorch_stacks(model: Transformer, activation: str) -> tuple[nn.TransformerE
             for number, norm in enumerate(norms, 1):
                 getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
         if s.norm_first:
-            final[0].load_state_dict(model.encoder_norm.state_dict())  # type: ignore[union-attr]
-            final[1].load_state_dict(model.decoder_norm.state_dict())  # type: ignore[union-attr]
+            final[0].load_state_dict(model.encoder.norm.state_dict())  # type: ignore[union-attr]
+            final[1].load_state_dict(model.decoder.norm.state_dict())  # type: ignore[union-attr]
     return encoder.double().train(), decoder.double().train()  # training, so that no inference fast path is taken
 
 

@@ -15,7 +15,6 @@ from small_runs import content, equal, go, interrupt, metrics, small, tensors
 
 from flips import flipped
 from regard import weights
-from regard.api import Model
 from regard.data.store import cache_folder
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock, atomic, write_text
@@ -264,17 +263,12 @@ def test_training_goes_by_the_recipe_it_is_given_and_compares_it_with_what_the_r
     assert equal(tensors(run.resume), tensors(go(recipe, tmp_path / "whole").resume))
 
 
-def test_a_run_of_an_older_version_is_read_and_recorded_when_it_goes_on(tmp_path: Path) -> None:
-    run = go(small(tmp_path, steps=4), tmp_path / "run")
-    info = json.loads((run.path / "run.json").read_text())
-    old = {key: info[key] for key in ("regard", "created", "from")} | {"format": 1}
-    (run.path / "run.json").write_text(json.dumps(old))
-    assert Model(Run(run.path), "cpu").translate("a b").text is not None
-    assert all(finding.status == "ok" for finding in verify(run.path))
-    go(small(tmp_path, steps=8), run.path)
-    assert json.loads((run.path / "run.json").read_text())["tokenizers"] == info["tokenizers"]
-    edit(Run(run.path), decoding__beam=7)
-    assert list(Run(run.path).edits()) == ["decoding.beam"]
+def test_a_run_of_an_older_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", small(tmp_path))
+    (run.path / "run.json").write_text(json.dumps({"format": 2, "regard": "0.1.0"}))
+    with pytest.raises(UserError, match=r"run format 2, made by regard 0\.1\.0.*train the run again$") as error:
+        Run(run.path)
+    assert "\n" not in str(error.value)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,19 +14,18 @@ import torch
 from small_runs import go, small
 from torch import Tensor
 
-from regard import weights
+from regard import accelerate, weights
+from regard.accelerate import Bf16Weights, compile
+from regard.accelerate.fused import deferred_biases
 from regard.attention import Causal, Flat, Packed, attend
 from regard.data.masking import Gaps
 from regard.data.packing import Packer, Windows, generator
 from regard.data.store import TokenStore
 from regard.errors import UserError
-from regard.losses import projected_cross_entropy
 from regard.models import Translator, build
-from regard.models.family import Compiled
 from regard.recipes.schema import FAMILIES, Training
 from regard.rows import PairBatch, StaticRows
 from regard.training import start, step
-from regard.training.halves import Halves
 from regard.training.optimizers import Muon, linear_weights
 from regard.training.static import Shape
 from regard.training.step import Step
@@ -132,7 +132,7 @@ def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatc
     from torch._dynamo.testing import CompileCounter
 
     model, shape, batches = made(name)
-    torch._dynamo.reset()  # as `step.usable` does before it compiles
+    torch.compiler.reset()  # as `accelerate` does before it compiles
     counted = CompileCounter()
     compile = torch.compile
 
@@ -141,7 +141,7 @@ def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatc
 
     monkeypatch.setattr(torch, "compile", traced)
     expected = [loss_and_gradients(model, batch) for batch in batches]
-    model.compiled = Compiled.make()
+    accelerate.compile_parts(model)
     frames = []
     for batch, wanted in zip(batches, expected, strict=True):
         torch.testing.assert_close(
@@ -174,80 +174,119 @@ def test_static_rows_lie_as_rows_do() -> None:
 # -- which step --------------------------------------------------------------------------------------------------------
 
 
-def test_the_step_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda")
+def family(name: str, **settings: Any) -> Translator:
+    return build(FAMILIES[name].model_validate(settings), WORDS, WORDS, True)  # type: ignore[arg-type]
+
+
+def test_the_backend_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, backend = torch.device("cuda"), accelerate.requested_backend
     monkeypatch.setattr("regard.gpu.available", lambda: True)
-    transformer = FAMILIES["transformer"].model_validate({})
-    recurrent = FAMILIES["recurrent"].model_validate({})
-    sparse = FAMILIES["gpt"].model_validate({"mask": "window"})
-    assert step.kind(Training(), transformer, CPU) == "plain"  # type: ignore[arg-type]
-    assert step.kind(Training(), transformer, gpu) == "captured"  # type: ignore[arg-type]
-    assert step.kind(Training(update="compiled"), transformer, gpu) == "compiled"  # type: ignore[arg-type]
-    assert step.kind(Training(steps=10, update="plain"), transformer, gpu) == "plain"  # type: ignore[arg-type]
+    transformer, recurrent = family("transformer", size="tiny"), family("recurrent", size="tiny")
+    sparse = family("gpt", size="nano", mask="window")
+    assert backend(Training(), transformer, CPU) == "plain"
+    assert backend(Training(), transformer, gpu) == "captured"
+    assert backend(Training(), family("bert", size="tiny"), gpu) == "captured"
+    assert backend(Training(), family("gpt", size="nano"), gpu) == "captured"
+    assert backend(Training(update="compiled"), transformer, gpu) == "compiled"
+    assert backend(Training(steps=10, update="plain"), transformer, gpu) == "plain"
+    assert backend(Training(checkpoint_activations=True), transformer, gpu) == "plain"
     for other in (recurrent, sparse):
-        assert step.kind(Training(), other, gpu) == "plain"  # type: ignore[arg-type]
+        assert backend(Training(), other, gpu) == "plain"
     with pytest.raises(UserError, match="needs a GPU"):
-        step.kind(Training(update="compiled"), transformer, CPU)  # type: ignore[arg-type]
+        backend(Training(update="compiled"), transformer, CPU)
     monkeypatch.setattr("regard.gpu.available", lambda: False)
-    assert step.kind(Training(), transformer, gpu) == "plain"  # type: ignore[arg-type]
+    assert backend(Training(), transformer, gpu) == "plain"
 
 
 def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job's length is its arithmetic: 6 times weights times tokens."""
     model, shape, batches = made("transformer")
     batch = shape.batch(shape.lay(batches[0]))
-    tried: list[object] = []
-    monkeypatch.setattr(step, "_try", lambda model, *_: tried.append(model.compiled))
+    tried: list[bool] = []
+
+    def attempt(model: Translator, *_: object) -> None:
+        tried.append(accelerate.is_compiled(model))
+        accelerate.remove_compiled(model)
+
+    monkeypatch.setattr(accelerate, "_try", attempt)
     weights = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(step, "LONG_JOB", 6 * weights * 100 * 2 * 50)
+    monkeypatch.setattr(accelerate, "LONG_JOB", 6 * weights * 100 * 2 * 50)
     few, many, said = Training(batch_tokens=100, accumulate=2, steps=49), {"batch_tokens": 100, "accumulate": 2}, []
-    assert step.usable("captured", model, batch, few, CPU, said.append) == "captured"
-    assert step.usable("captured", model, batch, Training(**many, steps=50), CPU, said.append) == "compiled"
-    told = Training(**many, steps=50, update="captured")
-    assert step.usable("captured", model, batch, told, CPU, said.append) == "captured"
-    assert [way is None for way in tried] == [True, False, True] and said == ["compiling the training step"]
+
+    def backend(settings: Training) -> str:
+        return accelerate.for_training(model, settings, CPU, "captured", batch, said.append)
+
+    assert backend(few) == "captured"
+    assert backend(Training(**many, steps=50)) == "compiled"
+    assert backend(Training(**many, steps=50, update="captured")) == "captured"
+    assert tried == [False, True, False] and said == ["compiling the training step"]
 
 
 def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape, batches = made("transformer")
 
-    def fails(*arguments: object) -> Tensor:
+    def fails(*arguments: object, **named: object) -> Tensor:
         raise RuntimeError("no such instruction\nand much more")
 
-    monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: Compiled(fails, fails)))
+    monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
     said: list[str] = []
     batch = shape.batch(shape.lay(batches[0]))
-    assert step.usable("compiled", model, batch, Training(), CPU, said.append) == "captured"
-    assert model.compiled is None and all(p.grad is None for p in model.parameters())
+    assert accelerate.for_training(model, Training(), CPU, "compiled", batch, said.append) == "captured"
+    assert not accelerate.is_compiled(model) and all(p.grad is None for p in model.parameters())
+    assert all("forward" not in module.__dict__ for module in model.modules())
     assert len(said) == 2 and said[0] == "compiling the training step"
     assert "no such instruction" in said[1] and "much more" not in said[1]
     monkeypatch.setattr(model, "loss", fails)
-    assert step.usable("captured", model, batch, Training(), CPU, said.append) == "plain"
+    assert accelerate.for_training(model, Training(), CPU, "captured", batch, said.append) == "plain"
     assert len(said) == 3 and "cannot be captured here" in said[2]
 
 
 def test_trying_a_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape, batches = made("transformer, batch norm")
     statistics = [buffer.clone() for buffer in model.buffers()]
-    plain = Compiled(lambda part, *arguments: part(*arguments), projected_cross_entropy)
-    monkeypatch.setattr(Compiled, "make", classmethod(lambda cls: plain))
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    assert step.usable("compiled", model, shape.batch(shape.lay(batches[0])), Training(), CPU, print) == "compiled"
+    batch = shape.batch(shape.lay(batches[0]))
+    assert accelerate.for_training(model, Training(), CPU, "compiled", batch) == "compiled"
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in model.parameters())
     assert statistics and all(map(torch.equal, model.buffers(), statistics))
 
 
+def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, batches = made("transformer")
+    keys, names, ran = list(model.state_dict()), [name for name, _ in model.named_modules()], []
+
+    def counted(f: Callable[..., Any], **options: object) -> Callable[..., Any]:
+        return lambda *given, **named: (ran.append(f), f(*given, **named))[1]
+
+    monkeypatch.setattr(torch, "compile", counted)
+    expected = loss_and_gradients(model, batches[0])
+    accelerate.compile_parts(model)
+    assert all(map(torch.equal, loss_and_gradients(model, batches[0]), expected))
+    # 2 blocks, a norm and an embedding on either side, and the loss
+    assert len(ran) == 2 * (2 + 1 + 1) + 1 and compile.losses.projected_cross_entropy in ran
+    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    ran.clear()
+    model.eval().loss(batches[0])
+    copied = copy.deepcopy(model).train()
+    assert not ran
+    with torch.no_grad():
+        copied.encoder[0].own.out.bias += 1.0  # type: ignore[union-attr, index]
+    assert not torch.equal(copied.loss(batches[0]), model.loss(batches[0]))  # a copy computes with its own weights
+    assert ran
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(name: str) -> None:
     model, shape, batches = made(name)
-    weights, halves = [*model.parameters()], Halves(model)
+    weights, halves = [*model.parameters()], Bf16Weights(model)
     assert len(halves.copies) >= 8
     for batch in map(shape.batch, map(shape.lay, batches)):
         found = []
-        for instead in (halves.used(), nullcontext()):
+        for instead in (halves.active(), nullcontext()):
             model.zero_grad()
             with instead:
                 assert any(w.dtype == torch.bfloat16 for w in model.parameters()) == (not found)
@@ -266,16 +305,16 @@ def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(na
 def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
     """Neither are they in the model's place afterwards, nor is what they were given added to the next gradients."""
     model, shape, batches = made("transformer")
-    weights, halves, batch = [*model.parameters()], Halves(model), shape.batch(shape.lay(batches[0]))
+    weights, halves, batch = [*model.parameters()], Bf16Weights(model), shape.batch(shape.lay(batches[0]))
 
     def gradients() -> list[Tensor]:
         model.zero_grad()
-        with halves.used(), torch.autocast("cpu", torch.bfloat16):
+        with halves.active(), torch.autocast("cpu", torch.bfloat16):
             model.loss(batch).backward()
         return [w.grad.clone() for w in weights if w.grad is not None]
 
     expected = gradients()
-    with pytest.raises(ZeroDivisionError), halves.used(), torch.autocast("cpu", torch.bfloat16):
+    with pytest.raises(ZeroDivisionError), halves.active(), torch.autocast("cpu", torch.bfloat16):
         model.loss(batch).backward()
         raise ZeroDivisionError
     assert all(map(operator.is_, model.parameters(), weights))
@@ -285,7 +324,8 @@ def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
 
 def test_biases_that_norms_add_are_not_rounded() -> None:
     model, *_ = made("transformer")
-    with Halves(model).used():
+    accelerate.fuse(model)
+    with Bf16Weights(model, without=deferred_biases(model)).active():
         kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
     late = {name for name in kinds if name.endswith(("own.out.bias", "cross.out.bias", "feed_forward.out.bias"))}
     assert len(late) == 2 * 2 + 2 * 3 and {kinds[name] for name in late} == {torch.float32}
@@ -297,7 +337,7 @@ def test_layers_that_do_not_learn_are_handed_nothing() -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.requires_grad_(False)
-    with Halves(model).used(), torch.autocast("cpu", torch.bfloat16):
+    with Bf16Weights(model).active(), torch.autocast("cpu", torch.bfloat16):
         model.loss(shape.batch(shape.lay(batches[0]))).backward()
     assert all((w.grad is None) != w.requires_grad for w in model.parameters())
 
@@ -315,7 +355,7 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precisi
         model.to(gpu)
         begun = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         if how == "compiled":
-            model.compiled = Compiled.make()
+            accelerate.compile_parts(model)
         moved = model.parameters() if optimizer == "adamw" else [p for p in model.parameters() if p.dim() == 1]
         # Keys' biases have no gradient but rounding, which Adam would make as large as any other: hence the eps.
         mover: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
@@ -342,12 +382,12 @@ def test_a_run_keeps_the_batches_it_began_with_on_another_device(
     gpu = torch.device("cuda")
     for begun in (True, False):
         recipe = small(tmp_path, steps=4)
-        monkeypatch.setattr(start, "how_to_update", lambda run, device, begun=begun: ("plain", begun))
+        monkeypatch.setattr(start, "how_to_update", lambda run, model, device, begun=begun: ("plain", begun))
         whole = go(recipe, tmp_path / f"whole-{begun}")
         half = go(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
         monkeypatch.undo()
         monkeypatch.setattr("regard.gpu.available", lambda: True)
-        assert start.how_to_update(half, gpu) == (("captured", True) if begun else ("plain", False))
+        assert start.how_to_update(half, half.fresh_model(), gpu) == (("captured", True) if begun else ("plain", False))
         half = go(recipe, tmp_path / f"half-{begun}")
         expected, found = (weights.load(run.resume) for run in (whole, half))
         assert expected[1]["static"] == found[1]["static"] == begun

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from small_runs import CPU, go, now, small, tensors
 from torch import Tensor, nn
 
+from regard.accelerate import checkpoint_activations
 from regard.devices import autocast
 from regard.models import Translator, build
 from regard.rows import PairBatch
@@ -220,7 +221,9 @@ def test_recomputed_blocks_keep_an_eighth_of_the_bytes_or_less_for_the_backward_
     ).train()
     batch = PairBatch.of([[4, 5, 6, 7, 8] * 8] * 8, [[8, 7, 6, 5, 4] * 8] * 8, begin=BEGIN)
     kept = []
-    for model.checkpoint_activations in (False, True):
+    for recompute in (False, True):
+        if recompute:
+            checkpoint_activations(model)
         sizes: dict[int, int] = {}  # by where the memory is, so that nothing counts twice
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 

@@ -1,6 +1,6 @@
 """Gates: numbers between 0 and 1 that say how much of something passes. Unlike attention's, they need not sum to 1.
 
-LSTM and GRU cells have theirs in `regard.recurrence`; a gated feed-forward layer in `regard.blocks`.
+LSTM and GRU cells have theirs in `regard.recurrence`; a gated feed-forward layer in `regard.nn.blocks`.
 """
 
 from __future__ import annotations

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import gpu, taps
+from regard import taps
 from regard.attention.kernels import attend
 from regard.attention.kv_cache import SourceCache
 from regard.attention.layouts import Layout, Packed
 from regard.attention.scores import ScaledDot, Score
-from regard.devices import matrix_dtype
 from regard.rows import Rows
 
 TINY = torch.finfo(torch.float32).eps  # added to a mean square, of which the root is taken
@@ -67,18 +65,14 @@ class MultiHead(nn.Module):
 
     def _in_parts(self, linear: nn.Linear, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """x [T, D], through a layer with parts * D outputs -> parts x [T, H, D / H]."""
-        if self.training and x.dim() == 2 and gpu.takes(x):
-            from regard.gpu.parts import in_parts
-
-            dtype = matrix_dtype(x)
-            return in_parts(x.to(dtype), linear.weight.to(dtype), linear.bias.to(dtype), parts, self.heads)
         return linear(x).unflatten(-1, (parts, self.heads, -1)).unbind(-3)
 
-    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None, biased: bool = True) -> Tensor:
-        """x [T, D] -> [T, D]. Cross-attention takes the source row [S, Ds], or None when the layout remembers it.
+    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]. Cross-attention takes the source [S, Ds], or None where the layout caches its keys."""
+        return self.out(self.joined_heads(x, layout, source))
 
-        If not `biased`, W_O's bias is left out, for whoever adds the result to something.
-        """
+    def joined_heads(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
+        """Concat(head_1 ... head_H), before W_O: x [T, D] -> [T, D]."""
         key: Tensor | None
         value: Tensor | None
         if not self.cross:
@@ -90,8 +84,7 @@ class MultiHead(nn.Module):
             query = _normed(self.query_norm, query)
             key = None if key is None else _normed(self.key_norm, key)
         heads = attend(query, key, value, layout, score=self.score, owner=self)
-        heads = taps.tap(self, "heads", heads).flatten(-2)
-        return self.out(heads) if biased else F.linear(heads, self.out.weight)
+        return taps.tap(self, "heads", heads).flatten(-2)
 
     def cached_like(self) -> tuple[Tensor, Tensor]:
         """Empty keys and values [0, H, 0, D], as a cache of self-attention keeps them."""
@@ -111,10 +104,5 @@ class MultiHead(nn.Module):
 
 def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """x [T, H, E] with each head's features normalised, in the precision that they came in, whatever autocast does."""
-    if x.dim() == 3 and gpu.takes(x):
-        from regard.gpu.heads import normed_heads
-
-        assert norm.eps is not None
-        return normed_heads(x, norm.weight, norm.eps)
     found: Tensor = norm(x).type_as(x)
     return found

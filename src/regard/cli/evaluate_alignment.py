@@ -79,13 +79,14 @@ def evaluate_alignment(
     run: Run, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
-    from regard import devices
+    from regard import accelerate, devices
     from regard.inside.alignments import NoAttention, measure
 
     _check(run, given)
     named = _pairs(run, split, given, quiet)
     place = devices.pick(device)
     model, parts = run.model(place, weights), []
+    accelerate.for_inference(model)
     for name, pairs in named:
         with counted(f"aligning {name}", len(pairs), quiet) as progress:
             settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.leasts}

@@ -48,14 +48,16 @@ def _documents(data: Data, split: str, text: Path | None) -> list[str]:
 def _perplexity(
     run: Run, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
-    from regard import devices
+    from regard import accelerate, devices
     from regard.evaluation.perplexity import text_perplexity
 
     context, place = run.recipe.model.max_positions, devices.pick(device)
     moved = max(context // 2, 1) if stride is None else stride
+    model = run.model(place, weights)
+    accelerate.for_inference(model)
     with counted("reading", None, quiet) as progress:
         score = text_perplexity(
-            run.model(place, weights),
+            model,
             run.tokenizers[1],
             documents,
             context=context,
@@ -86,16 +88,18 @@ def _gaps(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from regard import devices
+    from regard import accelerate, devices
     from regard.errors import UserError
     from regard.evaluation.gaps import gap_score
 
     if stride is not None:
         raise UserError("--stride is for models that continue text; this one fills in gaps")
     place = devices.pick(device)
+    model = run.model(place, weights)
+    accelerate.for_inference(model)
     with counted("filling in", None, quiet) as progress:
         score = gap_score(
-            run.model(place, weights),
+            model,
             run.tokenizers[0],
             documents,
             longest=settings.max_positions,

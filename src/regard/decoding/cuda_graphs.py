@@ -21,14 +21,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard import taps
+from regard import taps, torch_private
 from regard.attention.kernels import chosen
-from regard.blocks import BatchNorm
 from regard.decoding.beam_state import StepKey
 from regard.decoding.constraints import Constraints
 from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
 from regard.decoding.static_search import Setup, StaticRunner, StaticSearch
 from regard.models.family import StaticShape, Translator
+from regard.nn.norms import BatchNorm
 from regard.positions import Positions
 from regard.rows import Rows, TokenRow
 from regard.text import END
@@ -144,7 +144,7 @@ class Bf16Copy:
             into.append(own)
             out_of.append(new)
         for into, out_of in groups.values():  # of one dtype each, so that many tensors are one kernel
-            torch._foreach_copy_(into, out_of)
+            torch_private.foreach_copy_(into, out_of)
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

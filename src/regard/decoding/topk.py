@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard import gpu, taps
+from regard import gpu, taps, torch_private
 
 GROUP = 64  # columns of which the greatest is found first
 FEWER = 8  # times as long is a row whose likeliest are found quicker than it is sorted
@@ -25,7 +25,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     """Over the last dimension. On a CPU in place, where new memory costs a third more, unless a tap listens."""
     if not logits.is_cpu or not logits.is_contiguous() or taps.listening():
         return functional.log_softmax(logits, -1)
-    return torch._log_softmax(logits, -1, False, out=logits)
+    return torch_private.log_softmax_(logits)
 
 
 def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ DECODER = [
     Entry("transformer.h.{i}.ln_2.{p}", "decoder.{i}.feed_forward_residual.norm.{p}"),
     Entry("transformer.h.{i}.mlp.c_fc.{p}", "decoder.{i}.feed_forward.into.{p}", TURNED),
     Entry("transformer.h.{i}.mlp.c_proj.{p}", "decoder.{i}.feed_forward.out.{p}", TURNED),
-    Entry("transformer.ln_f.{p}", "decoder_norm.{p}"),
+    Entry("transformer.ln_f.{p}", "decoder.norm.{p}"),
 ]
 EMBEDDING = "transformer.wte.weight"
 OUTPUT = "lm_head.weight"

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from regard import losses, positions, taps, weights
 from regard.attention import pack, placed
-from regard.blocks import BlockSettings, EncoderBlock
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.marks import END
 from regard.models.family import Translator
+from regard.nn.blocks import BlockSettings, BlockStack, EncoderBlock
 from regard.recipes.schema import BertSettings
 from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
@@ -108,15 +108,15 @@ class Bert(Translator):
     after the begin mark its logits, and after that the end mark for certain.
     """
 
+    static_shapes = True
+
     def __init__(self, settings: BertSettings, source_size: int, target_size: int) -> None:
         super().__init__()
         self.settings = settings
         score = placed(settings.positions, settings.width, settings.heads, settings.position_base)
         block = BlockSettings.of(settings, score)
         self.embedding = Embedding(source_size, settings, block.make_norm())
-        self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
-        # where norms come first the stream itself is never normalised on the way, so it is once at the end
-        self.encoder_norm = block.make_norm() if settings.norm_first else None
+        self.encoder = BlockStack.of(block, EncoderBlock, settings.layers)
         if settings.task == "fill":
             self.filler = Filler(source_size, settings, block.make_norm())
         else:
@@ -127,12 +127,8 @@ class Bert(Translator):
         rows, most = source.rows, self.settings.max_positions
         if self.settings.positions == "learned" and rows.longest > most:
             raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
-        x = self._begin(self.embedding(source.ids, rows.position), self.encoder[0])
-        own = pack(rows, rows)
-        for block in self.encoder:
-            x = self._block(block, x, own, rows.real)
-        last = self._end(self.encoder_norm, x, rows.real)
-        return last if self.encoder_norm is None else taps.tap(self, "stream", last)
+        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), real=rows.real)
+        return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Logits at every place: of the source row to fill it in; of the target row to classify."""
@@ -149,7 +145,7 @@ class Bert(Translator):
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
         """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
-        x = self._end(self.encoder_norm, stream)
+        x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
             return self.logits(self.filler(x))
         return self._named(self._classes(x, batch.source.rows), batch)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard import losses, taps, weights
 from regard.attention import BeamTree, KVCache, MultiHead, SourceCache
 from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
-from regard.blocks import Stream, Sum, computed_twice, normed, unsummed
 from regard.products import Product
 from regard.rows import PairBatch, TokenRow
 
@@ -123,36 +121,16 @@ class DecoderState:
         yield from () if self.length is None else (self.length,)
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What costs most of a training step, compiled: one block at a time, so that equal blocks are compiled once."""
-
-    block: Callable[..., Tensor]
-    loss: Callable[..., Tensor]
-
-    @classmethod
-    def make(cls) -> Compiled:
-        def call(block: nn.Module, *arguments: Any) -> Tensor:
-            return block(*arguments)
-
-        # The gradients of a norm in one kernel, which is the default, are slower than in two where rows are short.
-        options: dict[str, Any] = {"triton.mix_order_reduction": False}
-
-        def compiled(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-            return torch.compile(f, fullgraph=True, dynamic=False, options=options)
-
-        return cls(compiled(call), compiled(losses.projected_cross_entropy))
-
-
 class Translator(nn.Module):
     """A model from a source sentence to a target sentence: what a family has to write."""
 
-    checkpoint_activations = False  # compute blocks again in the backward pass instead of keeping what is inside them
-    compiled: Compiled | None = None  # for training steps
     has_static_state = False  # whether decoding states have a form of constant shapes, for CUDA graphs
     is_decoder_only = False  # whether the source is a prompt, which the output continues in the same cache
     can_restart = False  # whether a static state can begin anew with other sources (`restart`)
-    linear: Product = staticmethod(F.linear)  # type: ignore[arg-type]  # what the output projection multiplies with
+    static_shapes = False  # whether `loss` on static batches never waits for the device, as CUDA graphs require
+    # What `accelerate` replaces by faster equivalents: the output projection, and that projection with the loss.
+    linear: Product = staticmethod(F.linear)  # type: ignore[arg-type]
+    linear_cross_entropy = staticmethod(losses.projected_cross_entropy)
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Logits [T, V] for every place of the flat target row, teacher-forced."""
@@ -196,29 +174,6 @@ class Translator(nn.Module):
         """
         raise NotImplementedError  # each family's own
 
-    def _begin(self, x: Tensor, block: nn.Module) -> Stream:
-        """What the first of such blocks is given; where they are computed twice, one tensor, for it is kept."""
-        return x if self.checkpoint_activations and self.training else unsummed(x, block)
-
-    def _block(self, block: nn.Module, *arguments: Any) -> Any:
-        """Run a block, keeping its inner activations or computing them again in the backward pass."""
-        if self.checkpoint_activations and self.training:
-            contexts = computed_twice(1), computed_twice(2)
-            return checkpoint(block, *arguments, use_reentrant=False, context_fn=lambda: contexts)
-        return self._run(block, *arguments)
-
-    def _run(self, part: nn.Module, *arguments: Any) -> Any:
-        """Run a part of the model, compiled if it trains and is to be."""
-        return part(*arguments) if self.compiled is None or not self.training else self.compiled.block(part, *arguments)
-
-    def _end(self, norm: nn.Module | None, x: Stream, real: Tensor | None = None, exact: bool = True) -> Tensor:
-        """What the last block handed on, through the norm at the end if there is one; `exact`: see `blocks.normed`."""
-        if norm is None:
-            assert isinstance(x, Tensor)
-            return x
-        last: Tensor = normed(norm, x, exact)[1] if isinstance(x, Sum) else self._run(norm, x, real)
-        return last
-
     def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Take another run's weights. A family may leave out what belonged to that run's task alone."""
         weights.into_model(self, tensors, origin)
@@ -243,6 +198,4 @@ class Translator(nn.Module):
             written = taps.offer(self, "logits", taps.Later(lambda: F.linear(hidden, *projection)))
             if written is not None:
                 return losses.cross_entropy(written, batch.labels, counted, smoothing)
-        compiled = self.compiled if self.training else None
-        loss = losses.projected_cross_entropy if compiled is None else compiled.loss
-        return loss(hidden, *projection, batch.labels, counted, smoothing, r_drop)
+        return self.linear_cross_entropy(hidden, *projection, batch.labels, counted, smoothing, r_drop)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import BeamTree, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
-from regard.blocks import BlockSettings, EncoderBlock, Stream
 from regard.errors import UserError
 from regard.models.embedding import Embedding
 from regard.models.family import DecoderState, StaticShape, Translator
+from regard.nn.blocks import BlockSettings, BlockStack, EncoderBlock
 from regard.recipes.schema import GPTSettings
 from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
@@ -78,8 +78,8 @@ class GPT(Translator):
         self.embedding = Embedding(target_size, settings)
         self.source_embedding = self.embedding if shared else Embedding(source_size, settings)
         self.source_embedding.positions = self.embedding.positions  # places are counted through both
-        self.decoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.layers))
-        self.decoder_norm = block.make_norm()
+        self.decoder = BlockStack.of(block, EncoderBlock, settings.layers)
+        self.static_shapes = self.mask is None  # sparse masks are laid out on the host
         if not settings.tied:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
         self.register_buffer("unused", torch.tensor(settings.unused, dtype=torch.long), persistent=False)
@@ -110,15 +110,12 @@ class GPT(Translator):
         return inputs.rows.cleared(x)
 
     def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
-        return self._run(embedding, ids, position, position)  # none of its kinds of positions reads a length
+        return embedding(ids, position, position)  # none of its kinds of positions reads a length
 
     def _through(self, embedded: Tensor, rows: Rows) -> Tensor:
         """All blocks and the last norm over whole sentences, [T, D] -> [T, D]."""
         own = pack(rows, rows, Causal() if self.mask is None else self.mask)
-        x = self._begin(embedded, self.decoder[0])
-        for block in self.decoder:
-            x = self._block(block, x, own, rows.real)
-        return self._end(self.decoder_norm, x, rows.real, exact=False)
+        return self.decoder(embedded, own, real=rows.real)
 
     def _fits(self, rows: Rows) -> None:
         if not isinstance(rows, StaticRows):  # of which only a bound is known; they are made of sentences that fit
@@ -142,7 +139,7 @@ class GPT(Translator):
         return taps.tap(self, "logits", logits)
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
-        return self.logits(self.decoder_norm(stream))
+        return self.logits(self.decoder.last_norm(stream))
 
     def start(self, source: TokenRow) -> DecoderState:
         """The prompts go in together, the shorter ones with padding before them, so that all end together."""
@@ -162,9 +159,9 @@ class GPT(Translator):
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         state.tree.enter(None, tokens.device)
         x = self._extend(state, self.embedding, tokens.flatten())  # [N, K] -> [N*K, D]
-        return self.logits(self._end(self.decoder_norm, x, exact=False)).unflatten(0, tokens.shape), state
+        return self.logits(x).unflatten(0, tokens.shape), state
 
-    def _extend(self, state: DecoderState, embedding: nn.Module, ids: Tensor) -> Stream:
+    def _extend(self, state: DecoderState, embedding: nn.Module, ids: Tensor) -> Tensor:
         """Feed tokens that the tree knows of, [N*K] of a step or [N, T] of prompts: [..., D]."""
         tree, most = state.tree, self.settings.max_positions
         position = tree.position.index.clamp(min=0)
@@ -172,10 +169,7 @@ class GPT(Translator):
             self._has_places(int(position.max()) + 1)
         if self.settings.positions == "learned":  # in constant shapes, sentences that are done are still fed, to no end
             position = position.clamp(max=most - 1)
-        x = self._begin(self._embed(embedding, ids, position.expand_as(ids)), self.decoder[0])
-        for block, own in zip(self.decoder, state.own, strict=True):
-            x = block(x, own)
-        return x
+        return self.decoder(self._embed(embedding, ids, position.expand_as(ids)), state.own)
 
     def segments(self, ids: Tensor) -> Iterator[Tensor]:
         """A long text segment by segment: [B, L] tokens -> logits [B, at most `reach`, V], one after the other.
@@ -191,4 +185,4 @@ class GPT(Translator):
         for segment in ids.split(self.mask.length, dim=1):
             state.trim(self.mask.memory)
             state.tree.enter(segment.shape[1], ids.device)
-            yield self.logits(self._end(self.decoder_norm, self._extend(state, self.embedding, segment)))
+            yield self.logits(self._extend(state, self.embedding, segment))

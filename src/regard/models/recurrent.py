@@ -13,12 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard import taps
 from regard.attention import Additive, Bilinear, Dot, Layout, MultiHead, Packed, Score, SourceCache, attend, kernel
@@ -318,12 +316,6 @@ class Recurrent(Translator):
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
 
-    def _layer(self, layer: nn.Module, *arguments: Any) -> Any:
-        """Run a layer, keeping its inner activations or computing them again in the backward pass."""
-        if self.checkpoint_activations and self.training:
-            return checkpoint(layer, *arguments, use_reentrant=False)
-        return layer(*arguments)
-
     def _between(self, x: Tensor) -> Tensor:
         return dropout(x, self.settings.dropout, self.training)
 
@@ -333,7 +325,7 @@ class Recurrent(Translator):
         turned = turning(rows) if self.settings.bidirectional else None
         x = self.source_embedding(source.ids)
         for number, layer in enumerate(self.encoder):
-            x = self._layer(layer, self._between(x) if number else x, rows, turned)
+            x = layer(self._between(x) if number else x, rows, turned)
         first, last = rows.offsets[:-1], rows.offsets[1:] - 1
         if turned is None:
             return x, x.index_select(0, last)
@@ -350,10 +342,10 @@ class Recurrent(Translator):
             x = torch.cat([x, *beside], -1)
         for number, layer in enumerate(self.decoder):
             if isinstance(layer, LookingLayer):
-                x, seen = self._layer(layer, x, summary, layout, source)
+                x, seen = layer(x, summary, layout, source)
                 beside += [seen, embedded]
             else:
-                x = self._layer(layer, self._between(x) if number else x, summary, rows)
+                x = layer(self._between(x) if number else x, summary, rows)
         return rows.cleared(self.readout(x, beside, layout, source))
 
     def projection(self) -> tuple[Tensor, None]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import BeamTree, Causal, pack
-from regard.blocks import BlockSettings, DecoderBlock, EncoderBlock
 from regard.models.embedding import Embedding
 from regard.models.family import DecoderState, StaticShape, Translator
+from regard.nn.blocks import BlockSettings, BlockStack, DecoderBlock, EncoderBlock
 from regard.recipes.schema import TransformerSettings
 from regard.rows import PairBatch, Rows, TokenRow
 
@@ -26,7 +26,7 @@ class Transformer(Translator):
     One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
     """
 
-    has_static_state = can_restart = True
+    static_shapes = has_static_state = can_restart = True
 
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
@@ -36,11 +36,8 @@ class Transformer(Translator):
         self.target_embedding = Embedding(target_size, settings)
         if shared:
             self.target_embedding.table = self.source_embedding.table
-        self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(settings.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderBlock(block) for _ in range(settings.decoder_layers))
-        # where norms come first the stream itself is never normalised on the way, so it is once at the end
-        self.encoder_norm = block.make_norm() if settings.norm_first else None
-        self.decoder_norm = block.make_norm() if settings.norm_first else None
+        self.encoder = BlockStack.of(block, EncoderBlock, settings.encoder_layers)
+        self.decoder = BlockStack.of(block, DecoderBlock, settings.decoder_layers)
         if not settings.tied:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
@@ -50,21 +47,15 @@ class Transformer(Translator):
     def encode(self, source: TokenRow) -> Tensor:
         """[S] tokens -> [S, D]."""
         rows = source.rows
-        embedded = self._run(self.source_embedding, source.ids, rows.position, _lengths(rows, rows))
-        x, own = self._begin(embedded, self.encoder[0]), pack(rows, rows)
-        for block in self.encoder:
-            x = self._block(block, x, own, rows.real)
-        return self._end(self.encoder_norm, x, rows.real, exact=False)
+        x = self.source_embedding(source.ids, rows.position, _lengths(rows, rows))
+        return self.encoder(x, pack(rows, rows), real=rows.real)
 
     def hidden(self, batch: PairBatch) -> Tensor:
         memory = self.encode(batch.source)
         rows = batch.inputs.rows
-        embedded = self._run(self.target_embedding, batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
-        x = self._begin(embedded, self.decoder[0])
+        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
         own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
-        for block in self.decoder:
-            x = self._block(block, x, own, cross, memory, rows.real)
-        return rows.cleared(self._end(self.decoder_norm, x, rows.real, exact=False))
+        return rows.cleared(self.decoder(x, own, cross, source=memory, real=rows.real))
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tied else self.output
@@ -74,7 +65,7 @@ class Transformer(Translator):
         return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
 
     def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
-        return self.logits(self._end(self.decoder_norm, stream))
+        return self.logits(self.decoder.last_norm(stream))
 
     def start(self, source: TokenRow) -> DecoderState:
         memory = self.encode(source)
@@ -92,11 +83,9 @@ class Transformer(Translator):
         state.tree.enter(None, tokens.device)
         position = state.tree.position.index  # [N*K], or [1] for all
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
-        embedded = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
-        x = self._begin(embedded, self.decoder[0])
-        for block, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
-            x = block(x, own, cross)
-        return self.logits(self._end(self.decoder_norm, x, exact=False)).unflatten(0, tokens.shape), state
+        x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
+        x = self.decoder(x, state.own, state.cross)
+        return self.logits(x).unflatten(0, tokens.shape), state
 
 
 def _lengths(rows: Rows, of: Rows) -> Tensor:

@@ -3,6 +3,10 @@
 Norms, activations, softmaxes and look-ups are left out, as is usual, and so is padding: what counts is what the tokens
 need. Attention counts whole, also where it is causal. T target and S source tokens, N sentences, D width, V vocabulary;
 a product of [a, b] with [b, c] is 2 a b c.
+
+A formula and not `torch.utils.flop_counter.FlopCounterMode`: that counts the operations of a pass that it watches. It
+does not see into our Triton kernels or a captured graph, counts padding, and would slow every batch down. The tests
+hold the formula against it where it sees everything.
 """
 
 from __future__ import annotations

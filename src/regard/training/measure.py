@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from regard import devices, products
+from regard import accelerate, devices
 from regard.data.packing import Position, Stream
 from regard.data.prefetch import Prefetched
 from regard.data.sources import held_out
@@ -109,10 +109,9 @@ def training_speed(
     """
     settings = recipe.training
     stores = build(recipe, *run.tokenizers)
-    how, static = start.how_to_update(run, device)
-    packer, batches = start.streams(recipe, stores, static, run.tokenizers[0])
     model = _weights(run, device).train()
-    model.checkpoint_activations = settings.checkpoint_activations
+    how, static = start.how_to_update(run, model, device)
+    packer, batches = start.streams(recipe, stores, static, run.tokenizers[0])
     how, shape = start.tried(how, packer, batches, model, settings, device, say)
     average = Average(model, settings.ema) if settings.ema else None
     update = step.make(model, make_optimizer(model, run), average, settings, device, shape, say)
@@ -215,7 +214,7 @@ def decoding_speed(
 ) -> DecodingSpeed:
     """Decode held-out lines as the recipe says, again and again for so many seconds."""
     texts, model = _texts(run, recipe), _weights(run, device).eval()
-    products.prepare(model)  # as whoever loads the run has it
+    accelerate.for_inference(model)  # as for every loaded run
     what, decode = _decoder(run, model, texts)
     decode()  # what allocates comes first
     _finish(device)

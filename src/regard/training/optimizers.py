@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from regard import torch_private
 from regard.attention import MultiHead
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Muon(torch.optim.Optimizer):
     R rows and C columns: 0.2 of the rate is what an entry moves by on average, about as much as under Adam (Liu et al.
     2025), so that both share a rate. Matrices of one shape are moved together. Weights that are several matrices one
     above the other (queries, keys and values) are so many matrices here.
+
+    Our own and not `torch.optim.Muon`, which ignores `found_inf` (it would move weights by a gradient that is not
+    finite), reads its learning rate on the host (no CUDA graphs), takes one matrix at a time, and one stacked of
+    queries, keys and values as if it were one.
     """
 
     def __init__(self, hidden: dict[nn.Parameter, int], rest: torch.optim.Optimizer, weight_decay: float) -> None:
@@ -126,5 +131,5 @@ class Muon(torch.optim.Optimizer):
         steps = direction * (-0.2 * math.sqrt(max(momentum.shape[1:])) * rate)
         moved: list[Tensor] = list(weights)
         if settings["weight_decay"]:
-            torch._foreach_mul_(moved, 1.0 - settings["weight_decay"] * rate)
-        torch._foreach_add_(moved, list(steps.view(len(weights), *weights[0].shape)))
+            torch_private.foreach_mul_(moved, 1.0 - settings["weight_decay"] * rate)
+        torch_private.foreach_add_(moved, list(steps.view(len(weights), *weights[0].shape)))

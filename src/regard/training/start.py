@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from regard import devices, gpu, weights
+from regard import accelerate, devices, weights
 from regard.data.masking import Gaps, Masked
 from regard.data.packing import Batches, Classes, Packer, Stream, Windows, fill
 from regard.data.sources import TextPair, corpora, detected, files, held_out, locate
@@ -26,7 +26,6 @@ from regard.resuming import may_change
 from regard.runs import Run
 from regard.text import Tokenizer
 from regard.training import origin as origins
-from regard.training import step
 from regard.training.loop import Trainer
 from regard.training.report import Reporter, pick
 from regard.training.state import Progress
@@ -83,14 +82,11 @@ def _train(
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.begin_with(origin, run, model, reporter) else None
     stores = build(recipe, *run.tokenizers, progress=reporter.counted, say=reporter.say)
-    how, static = how_to_update(run, where)
+    how, static = how_to_update(run, model, where)
     facts = {"static": static, "data": "".join(store.digest for store in stores), "held_out": _digest(watched)}
     _refuse_other_data(run, facts)
-    if where.type == "cuda" and not gpu.available():
-        reporter.say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
     packer, batches = streams(recipe, stores, static, run.tokenizers[0])
     model = model.to(where)
-    model.checkpoint_activations = settings.checkpoint_activations
     _say_what(reporter, run, model, stores, packer, where, static)
     looks = validator(recipe, run.tokenizers, watched, where)
     if _trained(run):
@@ -108,13 +104,13 @@ def _refuse_too_large(recipe: Recipe, vocabularies: tuple[int, int], device: tor
     sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, copies, "the recipe")
 
 
-def how_to_update(run: Run, device: torch.device) -> tuple[str, bool]:
+def how_to_update(run: Run, model: Translator, device: torch.device) -> tuple[str, bool]:
     """How updates are made, and whether batches are static.
 
     Captured updates want static batches. But a run that has begun goes on with the batches it began with: plain updates
     take any, and others are not made for it where they are not static.
     """
-    how = step.kind(run.recipe.training, run.recipe.model, device)
+    how = accelerate.requested_backend(run.recipe.training, model, device)
     if not run.resume.exists():
         return how, how != "plain"
     static = bool(weights.about(run.resume).get("static", False))
@@ -218,12 +214,12 @@ def tried(
     device: torch.device,
     say: Callable[[str], None],
 ) -> tuple[str, Shape | None]:
-    """How updates can be made, and the shape of the batches of those that are not plain."""
+    """Prepare the model; the backend of its updates, and the shape of the batches of those that are not plain."""
     if how == "plain":
-        return how, None
+        return accelerate.for_training(model, settings, device, say=say), None
     shape = Shape.of(packer, gaps=isinstance(batches, Masked), counted=batches is not packer)
     first = shape.batch(shape.lay(batches.batch_at(0)).to(device))
-    how = step.usable(how, model, first, settings, device, say)
+    how = accelerate.for_training(model, settings, device, how, first, say)
     return how, None if how == "plain" else shape
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import weights
+from regard import torch_private, weights
 from regard.data.packing import Position
 from regard.errors import UserError
 from regard.files import reason, regular
@@ -118,7 +118,7 @@ class Average:
     def update(self, model: nn.Module) -> None:
         new = weights.of_model(model)
         floats = [name for name, tensor in new.items() if tensor.is_floating_point()]
-        torch._foreach_lerp_([self.tensors[n] for n in floats], [new[n] for n in floats], 1 - self.decay)
+        torch_private.foreach_lerp_([self.tensors[n] for n in floats], [new[n] for n in floats], 1 - self.decay)
 
 
 def save(

@@ -1,31 +1,26 @@
 """One update of the weights: forward, backward, clip, optimiser, running average.
 
 `Step` is the definition. `CapturedStep` does the same on a GPU with everything recorded once as a CUDA graph and played
-again for every batch, so that nothing waits for Python to launch it; `compiled` blocks make what is recorded quicker.
+again for every batch, so that nothing waits for Python to launch it. What it runs is the model as `accelerate` left it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard import gpu
-from regard.devices import autocast, in_bf16
-from regard.errors import UserError, first_line
+from regard import accelerate
+from regard.devices import autocast
+from regard.errors import first_line
 from regard.models import Translator
-from regard.models.family import Compiled
-from regard.recipes.schema import ModelSettings, Training
+from regard.recipes.schema import Training
 from regard.rows import PairBatch
-from regard.training.halves import Halves
 from regard.training.state import Average
 from regard.training.static import Shape
 
-CAPTURED = ("transformer", "gpt", "bert")  # recurrent cells need to know on the host how long each sentence is
-LONG_JOB = 1e17  # floating-point operations, minutes of a large GPU, from where on compiling pays for itself
 WARM = 3  # updates before the one that is captured: compilers and libraries have set themselves up by then
 
 
@@ -112,7 +107,7 @@ class CapturedStep(Step):
         self.laid = torch.zeros(self.shape.size, dtype=torch.long, device=self.device)
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        self.halved = _halved(self.model, self.settings, self.device)
+        self.bf16_weights = accelerate.bf16_context(self.model, self.settings, self.device)
         self.left = WARM  # updates before the one that is captured
         for group in self.optimizer.param_groups:
             group["capturable"] = True  # the number of steps is counted on the device
@@ -137,7 +132,7 @@ class CapturedStep(Step):
             self._backward(self.shape.batch(self.laid))
 
     def _backward(self, batch: PairBatch) -> None:
-        with self.halved():
+        with self.bf16_weights():
             super()._backward(batch)
 
     def _apply(self) -> None:
@@ -169,34 +164,6 @@ class CapturedStep(Step):
             self.graphs = first, second
 
 
-def _halved(model: Translator, settings: Training, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
-    """`Halves.used`, in bf16, unless gradients of several batches are added up, which is done in float32."""
-    return Halves(model).used if in_bf16(settings.precision, device) and settings.accumulate == 1 else nullcontext
-
-
-def kind(settings: Training, model: ModelSettings, device: torch.device) -> str:
-    """How updates are made: as the recipe says, or captured where this device and this model can, else plain."""
-    able = device.type == "cuda" and model.family in CAPTURED and not settings.checkpoint_activations
-    able = able and getattr(model, "mask", "causal") == "causal" and gpu.available()
-    if settings.update != "auto":
-        if settings.update != "plain" and not able:
-            raise UserError(
-                f'training.update = "{settings.update}" needs a GPU with Triton and a C compiler, a model of the '
-                f'family {" or ".join(CAPTURED)} that sees everything, and no checkpoint_activations: try "auto"'
-            )
-        return settings.update
-    return "captured" if able else "plain"
-
-
-def worth_compiling(model: Translator, settings: Training) -> bool:
-    """Whether a job is long, roughly: six operations for every weight and every token that is read.
-
-    (`flops` counts it exactly, from lengths that the host knows; of static rows it does not, and this will do.)
-    """
-    weights, readings = sum(p.numel() for p in model.parameters()), 2 if settings.r_drop else 1
-    return 6.0 * weights * readings * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
-
-
 def make(
     model: Translator,
     optimizer: torch.optim.Optimizer,
@@ -210,49 +177,3 @@ def make(
     if shape is None:
         return Step(model, optimizer, ema, settings, device)
     return CapturedStep(model, optimizer, ema, settings, device, shape, say)
-
-
-def usable(
-    how: str,
-    model: Translator,
-    batch: PairBatch,
-    settings: Training,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> str:
-    """`how` if that works on a static batch; else, after a line that says why not, the next slower way that does.
-
-    Where the recipe leaves it open, a step that is captured is compiled, too, if the job is long. The model's blocks
-    and loss are compiled on the way if that is wanted. Nothing else is left of the trial: neither gradients, nor
-    numbers drawn at random, nor running statistics.
-    """
-    ways = ["compiled", "captured"]
-    if settings.update == "auto" and worth_compiling(model, settings):
-        how = "compiled"
-    for way in ways[ways.index(how) :]:
-        if way == "compiled":
-            say("compiling the training step")
-            torch._dynamo.reset()  # what an earlier training in this process compiled would count towards a limit
-        model.compiled = Compiled.make() if way == "compiled" else None
-        try:
-            _try(model, batch, settings, device)
-        except Exception as error:  # whatever a compiler throws
-            say(f"the training step cannot be {way} here, and goes on without: {first_line(error)}")
-        else:
-            return way
-    model.compiled = None
-    return "plain"
-
-
-def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
-    model.train()
-    before = [buffer.clone() for buffer in model.buffers()]
-    halved = _halved(model, settings, device)
-    drawn = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    try:
-        with drawn, halved(), autocast(settings.precision, device):
-            model.loss(batch, settings.label_smoothing, settings.r_drop).backward()
-    finally:
-        model.zero_grad(set_to_none=True)
-        for buffer, was in zip(model.buffers(), before, strict=True):
-            buffer.copy_(was)

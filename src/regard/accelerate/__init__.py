@@ -1,0 +1,166 @@
+"""Speed, applied from outside to a finished model: the one place that decides what runs how on a device.
+
+Models are defined plainly (`regard.nn`, `regard.models`). Before use they pass through `for_training` or
+`for_inference`, which put faster equivalents in place without changing a parameter or its name:
+
+- fused blocks on a GPU with Triton (`fused`)
+- torch.compile, one block at a time (`compile`), with everything then captured as a CUDA graph (`training.step`)
+- activation checkpointing (`recompute`)
+- bf16 working copies of the weights (`bf16_weights`)
+- prepacked or int8 linear layers on a CPU (`regard.products`)
+
+Each has a slow twin in the definitions, and tests that hold them equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from regard import gpu, products
+from regard.accelerate.bf16_weights import Bf16Weights
+from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
+from regard.accelerate.fused import deferred_biases, fuse
+from regard.accelerate.recompute import checkpoint_activations
+from regard.devices import autocast, in_bf16
+from regard.errors import UserError, first_line
+from regard.models import Translator
+from regard.recipes.schema import Training
+from regard.rows import PairBatch
+
+BACKENDS = ("compiled", "captured", "plain")  # of training steps, the fastest first
+LONG_JOB = 1e17  # floating-point operations, minutes of a large GPU, from where on compiling pays for itself
+
+
+def for_inference(model: Translator, precision: str = "fp32") -> None:
+    """Prepare a model for decoding and evaluation on the device that it is on; `precision` matters on a CPU."""
+    if next(model.parameters()).device.type == "cpu":
+        products.prepare(model, precision)
+    elif gpu.available():
+        fuse(model)
+
+
+def requested_backend(settings: Training, model: Translator, device: torch.device) -> str:
+    """The backend for training steps: as the recipe says, or captured where device and model can, else plain."""
+    can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and gpu.available()
+    if settings.update == "auto":
+        return "captured" if can else "plain"
+    if settings.update != "plain" and not can:
+        raise UserError(
+            f'training.update = "{settings.update}" needs a GPU with Triton and a C compiler, a Transformer, GPT or '
+            'BERT without a sparse mask, and no checkpoint_activations: try "auto"'
+        )
+    return settings.update
+
+
+def for_training(
+    model: Translator,
+    settings: Training,
+    device: torch.device,
+    backend: str = "plain",
+    batch: PairBatch | None = None,
+    say: Callable[[str], None] = print,
+) -> str:
+    """Prepare a model on its device for training steps; the backend that works, which is also said in one line.
+
+    The given backend, unless plain, is tried on a static batch, and where it fails the next slower one is taken. A step
+    that is to be captured is also compiled if the job is long and the recipe leaves it open. The trial leaves neither
+    gradients, nor drawn random numbers, nor running statistics behind.
+    """
+    applied = []
+    if settings.checkpoint_activations:
+        checkpoint_activations(model)  # plain blocks: fused ones hand on sums, of which more would be kept
+        applied.append("activation checkpointing")
+    elif device.type == "cuda" and gpu.available():
+        fuse(model)
+        applied.append("fused blocks")
+    if backend == "captured" and settings.update == "auto" and worth_compiling(model, settings):
+        backend = "compiled"
+    for name in BACKENDS[BACKENDS.index(backend) :]:
+        backend = name
+        if name == "plain" or (batch is not None and _works(name, model, batch, settings, device, say)):
+            break
+    if backend != "plain" and _uses_bf16_weights(settings, device):
+        applied.append("bf16 weights")
+    if device.type == "cuda" and not gpu.available():
+        say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
+    elif device.type == "cuda":
+        say(f"training step: {', '.join([backend, *applied])}")
+    return backend
+
+
+def worth_compiling(model: Translator, settings: Training) -> bool:
+    """Whether a job is long, roughly: six operations for every weight and every token that is read.
+
+    (`flops` counts it exactly, from lengths that the host knows; those of static batches it does not.)
+    """
+    weights, passes = sum(p.numel() for p in model.parameters()), 2 if settings.r_drop else 1
+    return 6.0 * weights * passes * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
+
+
+def bf16_context(
+    model: Translator, settings: Training, device: torch.device
+) -> Callable[[], AbstractContextManager[None]]:
+    """`Bf16Weights.active` where training is in bf16, except where gradients of several batches are summed in fp32."""
+    if not _uses_bf16_weights(settings, device):
+        return nullcontext
+    return Bf16Weights(model, without=deferred_biases(model)).active
+
+
+def _uses_bf16_weights(settings: Training, device: torch.device) -> bool:
+    return in_bf16(settings.precision, device) and settings.accumulate == 1
+
+
+def _works(
+    backend: str,
+    model: Translator,
+    batch: PairBatch,
+    settings: Training,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> bool:
+    """Try a backend; where it fails, say why, and leave the model without it."""
+    if backend == "compiled":
+        say("compiling the training step")
+        torch.compiler.reset()  # what an earlier training in this process compiled would count towards a limit
+        compile_parts(model)
+    try:
+        _try(model, batch, settings, device)
+    except Exception as error:  # whatever a compiler throws
+        say(f"the training step cannot be {backend} here, and goes on without: {first_line(error)}")
+        remove_compiled(model)
+        return False
+    return True
+
+
+def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
+    """One forward and backward pass, of which nothing is left."""
+    model.train()
+    before = [buffer.clone() for buffer in model.buffers()]
+    bf16 = bf16_context(model, settings, device)
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    try:
+        with random, bf16(), autocast(settings.precision, device):
+            model.loss(batch, settings.label_smoothing, settings.r_drop).backward()
+    finally:
+        model.zero_grad(set_to_none=True)
+        for buffer, was in zip(model.buffers(), before, strict=True):
+            buffer.copy_(was)
+
+
+__all__ = [
+    "BACKENDS",
+    "Bf16Weights",
+    "bf16_context",
+    "checkpoint_activations",
+    "compile_parts",
+    "for_inference",
+    "for_training",
+    "fuse",
+    "is_compiled",
+    "remove_compiled",
+    "requested_backend",
+    "worth_compiling",
+]

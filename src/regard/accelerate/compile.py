@@ -1,0 +1,60 @@
+"""torch.compile for what costs most of a training step, one block at a time, so that equal blocks are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import losses
+from regard.models import Translator
+from regard.models.embedding import Embedding
+from regard.nn.blocks import BlockStack
+
+
+def compile_parts(model: Translator) -> None:
+    """Compile blocks, embeddings and the loss in place, for training; parameters and their names stay."""
+    # The gradients of a norm in one kernel, which is the default, are slower than in two where rows are short.
+    options: dict[str, Any] = {"triton.mix_order_reduction": False}
+
+    def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(f, fullgraph=True, dynamic=False, options=options)
+
+    forward, loss = compiled(_forward), compiled(losses.projected_cross_entropy)
+    for part in _parts(model):
+        part.forward = partial(_call, forward, part)
+    model.linear_cross_entropy = partial(_loss, loss, model)
+
+
+def remove_compiled(model: Translator) -> None:
+    """Undo `compile_parts`."""
+    for part in (*_parts(model), model):
+        for name in ("forward", "linear_cross_entropy"):
+            part.__dict__.pop(name, None)
+
+
+def is_compiled(model: Translator) -> bool:
+    return "linear_cross_entropy" in model.__dict__
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    for module in model.modules():
+        if isinstance(module, BlockStack):
+            yield from module.children()  # blocks, and the last norm
+        elif isinstance(module, Embedding):
+            yield module
+
+
+def _forward(part: nn.Module, *given: Any, **named: Any) -> Any:
+    return type(part).forward(part, *given, **named)
+
+
+def _call(compiled: Callable[..., Any], part: nn.Module, *given: Any, **named: Any) -> Any:
+    return (compiled if part.training else _forward)(part, *given, **named)
+
+
+def _loss(compiled: Callable[..., Tensor], model: Translator, *given: Any) -> Tensor:
+    return (compiled if model.training else losses.projected_cross_entropy)(*given)

@@ -1,0 +1,172 @@
+"""Blocks that leave their residual sums to the next norm: sum, dropout and norm are one kernel (`regard.gpu.norm`).
+
+Each class computes what the plain one of `regard.nn.blocks` does, with the same parameters under the same names, and is
+the plain one wherever the kernel does not apply or something listens at the taps (values between the kernels would be
+missing there). In training, the bias of a sub-layer's last linear layer is added in the kernel too, since its gradient
+costs little there. T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import gpu, taps
+from regard.attention import Layout, Packed
+from regard.devices import matrix_dtype
+from regard.dropout import new_seeds
+from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock, FeedForward, Residual
+from regard.nn.norms import LayerNorm, RMSNorm
+from regard.rows import Rows
+
+
+class PendingResidual(NamedTuple):
+    """x + dropout(added + bias), a residual sum that the next norm's kernel computes."""
+
+    x: Tensor  # [T, D]
+    added: Tensor  # [T, D]
+    bias: Tensor | None  # [D], of the layer that `added` comes from
+    dropout: float = 0.0
+
+
+ResidualStream = Tensor | PendingResidual
+
+
+def can_fuse(x: Tensor, norm: nn.Module) -> bool:
+    """Whether the kernel supports such a tensor and such a norm, and nothing listens to what lies between."""
+    return gpu.takes(x) and isinstance(norm, LayerNorm | RMSNorm) and not taps.listening()
+
+
+def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm in this dtype; None: in that of matrix products."""
+    from regard.gpu.norm import added_norm
+
+    assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None
+    x = pending.x
+    seeds = new_seeds(x.device) if pending.dropout else None
+    dtype = matrix_dtype(x) if dtype is None else dtype
+    flat, added = (t.flatten(0, -2) for t in (x, pending.added))
+    how = pending.dropout, norm.eps, isinstance(norm, LayerNorm), dtype
+    total, normed, *_ = added_norm(flat, added, pending.bias, norm.weight, getattr(norm, "bias", None), seeds, *how)
+    return total.view(x.shape), normed.view(x.shape)
+
+
+def start_pending(x: Tensor, block: nn.Module) -> PendingResidual:
+    """What the first of such blocks is given: to a compiler the same as what blocks hand on, so that it traces once.
+
+    In training, the sums are in the precision of matrix products: norms are bound by memory.
+    """
+    assert isinstance(block, FusedEncoderBlock | FusedDecoderBlock)
+    zeros = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
+    last = _last_bias(block.feed_forward)
+    bias = nn.Parameter(torch.zeros_like(last)) if block.training and last is not None else None
+    return PendingResidual(x.to(zeros.dtype) if block.training else x, zeros, bias, _dropout(block.own_residual))
+
+
+def _dropout(residual: Residual) -> float:
+    return residual.dropout if residual.training else 0.0
+
+
+def _last_bias(feed_forward: FeedForward) -> nn.Parameter | None:
+    """The bias that is added last of all; None where a gate follows."""
+    return feed_forward.out.bias if feed_forward.channels is None else None
+
+
+def _residual(
+    residual: Residual, x: ResidualStream, hidden: Callable[[Tensor], Tensor], out: nn.Linear | None
+) -> ResidualStream:
+    """As `Residual` around f(x) = out(hidden(x)), where `out` is None if f(x) = hidden(x)."""
+
+    def pending(x: Tensor, h: Tensor) -> PendingResidual:
+        if out is None or not residual.training:
+            return PendingResidual(x, h if out is None else out(h), None, _dropout(residual))
+        return PendingResidual(x, F.linear(h, out.weight), out.bias, _dropout(residual))
+
+    if isinstance(x, PendingResidual):
+        total, normed = add_and_norm(residual.norm, x)
+        return pending(total, hidden(normed))
+    return add_and_norm(residual.norm, pending(x, hidden(x)), x.dtype)[1]
+
+
+def _feed_forward(block: EncoderBlock | DecoderBlock, x: ResidualStream, rows: Rows | None) -> ResidualStream:
+    f = block.feed_forward
+    if f.channels is None:
+        return _residual(block.feed_forward_residual, x, f.hidden, f.out)
+    return _residual(block.feed_forward_residual, x, lambda h: f(h, rows), None)
+
+
+def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
+    """With norms first, a stack decides for all of its blocks; with norms after, each block decides for itself."""
+    if isinstance(x, PendingResidual):
+        return True
+    first = block.own_residual
+    return not first.norm_first and can_fuse(x, first.norm)
+
+
+class FusedEncoderBlock(EncoderBlock):
+    """`EncoderBlock` with residual sums and norms in one kernel."""
+
+    def forward(self, x: Any, own: Layout, real: Tensor | None = None) -> Any:
+        if not _fuses(self, x):
+            return super().forward(x, own, real)
+        x = _residual(self.own_residual, x, lambda h: self.own.joined_heads(h, own), self.own.out)
+        return _feed_forward(self, x, own.queries if isinstance(own, Packed) else None)
+
+
+class FusedDecoderBlock(DecoderBlock):
+    """`DecoderBlock` with residual sums and norms in one kernel."""
+
+    def forward(
+        self, x: Any, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+    ) -> Any:
+        if not _fuses(self, x):
+            return super().forward(x, own, cross, source, real)
+        x = _residual(self.own_residual, x, lambda h: self.own.joined_heads(h, own), self.own.out)
+        x = _residual(self.cross_residual, x, lambda h: self.cross.joined_heads(h, cross, source), self.cross.out)
+        return _feed_forward(self, x, None)
+
+
+class FusedBlockStack(BlockStack):
+    """`BlockStack` whose blocks hand on residual sums that are still to be added up."""
+
+    def forward(
+        self, x: Tensor, *layouts: Layout | Sequence[Layout], real: Tensor | None = None, **given: Tensor
+    ) -> Tensor:
+        if self.norm is None or not can_fuse(x, self.norm):
+            return super().forward(x, *layouts, real=real, **given)
+        pending = start_pending(x, self[0])
+        for block, each in zip(self, self._per_block(layouts), strict=False):
+            pending = block(pending, *each, real=real, **given)
+        return add_and_norm(self.norm, pending)[1]
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    BlockStack: FusedBlockStack,
+    EncoderBlock: FusedEncoderBlock,
+    DecoderBlock: FusedDecoderBlock,
+}
+
+
+def fuse(model: nn.Module) -> None:
+    """Replace the plain stacks and blocks of a model by fused ones.
+
+    Their classes are swapped in place, as FSDP2's `fully_shard` does: parameters, names and references stay.
+    """
+    for module in model.modules():
+        if type(module) in FUSED:
+            module.__class__ = FUSED[type(module)]
+
+
+def deferred_biases(model: nn.Module) -> set[nn.Parameter]:
+    """The biases that are added in the kernel, in float32."""
+    found: set[nn.Parameter | None] = set()
+    for block in model.modules():
+        if isinstance(block, FusedEncoderBlock | FusedDecoderBlock):
+            found |= {block.own.out.bias, _last_bias(block.feed_forward)}
+        if isinstance(block, FusedDecoderBlock):
+            found.add(block.cross.out.bias)
+    return {bias for bias in found if bias is not None}

@@ -1,0 +1,206 @@
+"""Residual connections, feed-forward layers, the two Transformer blocks, and stacks of them.
+
+This is the definition, as the papers' figures show it. What makes it faster on a device is in `regard.accelerate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice, repeat
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention import Layout, MultiHead, Packed, Score
+from regard.attention.gates import SqueezeExcite
+from regard.dropout import dropout
+from regard.nn.norms import NORMS, BatchNorm, LayerNorm, RMSNorm
+from regard.rows import Rows
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """What a Transformer block is made of."""
+
+    width: int
+    heads: int
+    inner: int
+    dropout: float = 0.0
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "gated"] = "relu"
+    norm: Literal["layer", "rms", "batch"] = "layer"
+    norm_first: bool = True
+    norm_eps: float = 1e-5
+    squeeze: int = 0  # of the encoder's feed-forward layers; 0: none
+    qk_norm: bool = False
+    zero_init: bool = False
+    score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
+
+    @classmethod
+    def of(cls, settings: object, score: Callable[[], Score] | None = None) -> BlockSettings:
+        """Take from a family's settings what concerns its blocks; the rest keeps its default."""
+        given = {field.name: getattr(settings, field.name) for field in fields(cls) if hasattr(settings, field.name)}
+        return cls(**given, score=score)
+
+    def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
+        return NORMS[self.norm](self.width, eps=self.norm_eps)
+
+    def make_own(self) -> MultiHead:
+        """Make a self-attention."""
+        score = None if self.score is None else self.score()
+        return MultiHead(self.width, self.heads, score=score, qk_norm=self.qk_norm, zero_init=self.zero_init)
+
+    def make_cross(self, source_width: int) -> MultiHead:
+        """Make an attention over a source of that width."""
+        return MultiHead(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (silu(W_g x) * W_1 x).
+
+    With `squeeze`, the output passes a squeeze-and-excite gate over its features, one per sentence.
+    """
+
+    def __init__(self, settings: BlockSettings, squeeze: int = 0) -> None:
+        super().__init__()
+        self.activation = settings.activation
+        self.channels = SqueezeExcite(settings.width, squeeze) if squeeze else None
+        hidden = settings.inner * (2 if settings.activation == "gated" else 1)
+        self.into = nn.Linear(settings.width, hidden)
+        self.out = nn.Linear(settings.inner, settings.width)
+        for linear in (self.into, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        if settings.zero_init:
+            nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """x [T, D] -> [T, D]."""
+        x = self.out(self.hidden(x))
+        return x if self.channels is None or rows is None else self.channels(x, rows)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """f(W_1 x): [T, D] -> [T, inner]."""
+        hidden = self.into(x)
+        if self.activation != "gated":
+            return ACTIVATIONS[self.activation](hidden)
+        gate, hidden = hidden.chunk(2, dim=-1)
+        return F.silu(taps.tap(self, "gate", gate)) * hidden
+
+
+class Residual(nn.Module):
+    """A residual connection around a sub-layer f, with dropout on what f adds.
+
+    x + dropout(f(norm(x))), or norm(x + dropout(f(x))) as in "Attention Is All You Need".
+    """
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.norm = settings.make_norm()
+        self.norm_first = settings.norm_first
+        self.dropout = settings.dropout
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], real: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]; `real` [T] is False at padding."""
+        if self.norm_first:
+            x = x + dropout(f(self.norm(x, real)), self.dropout, self.training)
+        else:
+            x = self.norm(x + dropout(f(x), self.dropout, self.training), real)
+        return taps.tap(self, "stream", x)
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward, each with a residual connection."""
+
+    def __init__(self, settings: BlockSettings) -> None:
+        super().__init__()
+        self.own = settings.make_own()
+        self.own_residual = Residual(settings)
+        self.feed_forward = FeedForward(settings, settings.squeeze)
+        self.feed_forward_residual = Residual(settings)
+
+    def forward(self, x: Tensor, own: Layout, real: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]."""
+        rows = own.queries if isinstance(own, Packed) else None
+        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        x = self.feed_forward_residual(x, lambda h: self.feed_forward(h, rows), real)
+        return x
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, cross-attention over the source, then feed-forward."""
+
+    def __init__(self, settings: BlockSettings, source_width: int | None = None) -> None:
+        super().__init__()
+        self.own = settings.make_own()
+        self.own_residual = Residual(settings)
+        self.cross = settings.make_cross(source_width or settings.width)
+        self.cross_residual = Residual(settings)
+        self.feed_forward = FeedForward(settings)
+        self.feed_forward_residual = Residual(settings)
+
+    def forward(
+        self, x: Tensor, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """x [T, D] and source [S, Ds] -> [T, D]; source is None where the cross layout caches its keys and values."""
+        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        x = self.cross_residual(x, lambda h: self.cross(h, cross, source), real)
+        x = self.feed_forward_residual(x, self.feed_forward, real)
+        return x
+
+
+class BlockStack(nn.Module):
+    """Blocks one after the other and, where norms come first, the norm after the last one.
+
+    It is indexed and iterated over as a list of its blocks, and names them "0", "1", ...
+    """
+
+    norm: LayerNorm | RMSNorm | BatchNorm | None
+
+    def __init__(self, blocks: Iterable[nn.Module], norm: LayerNorm | RMSNorm | BatchNorm | None = None) -> None:
+        super().__init__()
+        self.depth = 0
+        for block in blocks:
+            self.add_module(str(self.depth), block)
+            self.depth += 1
+        self.norm = norm
+
+    @classmethod
+    def of(cls, settings: BlockSettings, kind: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
+        """So many fresh blocks. Where norms come first, nothing else normalises what the last block hands on."""
+        blocks = [kind(settings) for _ in range(depth)]
+        return cls(blocks, settings.make_norm() if settings.norm_first else None)
+
+    def __len__(self) -> int:
+        return self.depth
+
+    def __getitem__(self, index: int) -> Any:
+        return [*self][index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.children(), self.depth)
+
+    def forward(
+        self, x: Tensor, *layouts: Layout | Sequence[Layout], real: Tensor | None = None, **given: Tensor
+    ) -> Tensor:
+        """x [T, D] -> [T, D]. A layout is the same for every block, or a list with one per block (KV caches)."""
+        for block, each in zip(self, self._per_block(layouts), strict=False):
+            x = block(x, *each, real=real, **given)
+        return self.last_norm(x, real)
+
+    def last_norm(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """The norm after the last block, where there is one."""
+        return x if self.norm is None else self.norm(x, real)
+
+    def _per_block(self, layouts: Sequence[Layout | Sequence[Layout]]) -> Iterable[tuple[Layout, ...]]:
+        return zip(*(each if isinstance(each, Sequence) else repeat(each) for each in layouts), strict=False)

@@ -1,0 +1,62 @@
+"""Norms. All take x [T, D] and, since batch statistics must leave padding out, which rows are tokens [T]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / deviation over the features of each token."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / root-mean-square over the features of each token; no centring, no bias."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class BatchNorm(nn.Module):
+    """(x - mean) / deviation of each feature over the tokens of the batch, for comparison.
+
+    Statistics leave padding out. A token's output depends on the rest of its batch in training; in evaluation, running
+    statistics are used.
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+    track_running_stats = True  # False while a block is recomputed for its gradients (activation checkpointing)
+
+    def __init__(self, width: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_variance", torch.ones(width))
+        self.momentum, self.eps = momentum, eps
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        if not self.training:
+            mean, variance = self.running_mean, self.running_variance
+        else:
+            tokens = x.float() if real is None else torch.where(real[:, None], x.float(), 0.0)
+            n = x.new_tensor(len(x), dtype=torch.float32) if real is None else real.sum().clamp(min=1)
+            mean = tokens.sum(0) / n
+            centred = tokens - mean if real is None else torch.where(real[:, None], tokens - mean, 0.0)
+            variance = centred.square().sum(0) / n
+            if self.track_running_stats:
+                with torch.no_grad():
+                    self.running_mean.lerp_(mean, self.momentum)
+                    self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
+        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+
+
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm] | type[BatchNorm]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "batch": BatchNorm,
+}
