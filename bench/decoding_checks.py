@@ -73,7 +73,7 @@ def model_of(name: str, device: torch.device, seed: int = 1, scale: float = SCAL
     torch.manual_seed(seed)
     recipe = Recipe.model_validate({"data": {"corpus": "copy"}, "model": {"dropout": 0.0, **MODELS[name]}})
     model = build(recipe.model, WORDS, WORDS, True)
-    last = dict(model.named_parameters()).get("decoder_norm.weight")  # None in recurrent models
+    last = dict(model.named_parameters()).get("decoder.norm.weight")  # None in recurrent models
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)

@@ -187,8 +187,8 @@ class Run:
         return None if origin is None else Path(origin)
 
     def began_with(self, origin: Path) -> bool:
-        """Whether this was the origin, as far as is known: older versions did not write it down."""
-        return ORIGIN not in self.info or self.origin == origin.resolve()
+        """Whether this was the origin."""
+        return self.origin == origin.resolve()
 
     def change_origin(self, origin: Path) -> None:
         self.info[ORIGIN] = str(origin.resolve())
