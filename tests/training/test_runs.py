@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,7 +197,7 @@ def test_no_pace_is_told_of_the_first_step_however_long_it_took(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter(range(0, 10_000, 30))  # seconds: every look at the clock is half a minute after the one before
-    monkeypatch.setattr("regard.training.report.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("regard.training.report.time", SimpleNamespace(monotonic=lambda: next(now)))
     reporter = Plain()
     reporter.start(0, 100)
     reporter.step(1, 5_000)
