@@ -35,10 +35,10 @@ System = Callable[[Tokens, int], Tokens]  # source tokens and a beam -> output t
 
 def sentences(seed: int = 1) -> Tokens:
     """Return random source tokens, including EOS."""
-    from regard.marks import END
+    from regard.special_tokens import EOS
 
     draw = random.Random(seed)
-    return [[*(draw.randrange(4, PAD) for _ in range(draw.randint(14, 34))), END] for _ in range(SENTENCES)]
+    return [[*(draw.randrange(4, PAD) for _ in range(draw.randint(14, 34))), EOS] for _ in range(SENTENCES)]
 
 
 # -- one model in three formats ----------------------------------------------------------------------------------------
@@ -49,13 +49,13 @@ def write(size: str, folder: Path) -> None:
     import torch
     from ctranslate2.converters import TransformersConverter
 
-    from regard import weights
-    from regard.formats.huggingface import export_run
+    from regard import tensor_io
+    from regard.interop.huggingface import export_run
     from regard.recipes.schema import Recipe
-    from regard.runs import Run
+    from regard.run_dir import RunDir
     from regard.text.tokenizers import WordTokenizer
 
-    shape = {"norm_first": False, "positions": "halves", "activation": "silu", "output_bias": True}
+    shape = {"norm_first": False, "positions": "sinusoidal-split", "activation": "silu", "output_bias": True}
     recipe = Recipe.model_validate(
         {
             "data": {"imported": "pairs"},
@@ -63,14 +63,14 @@ def write(size: str, folder: Path) -> None:
             "model": {"family": "transformer", "size": size, **shape},
         }
     )
-    run = Run.create(folder / "regard", recipe)
+    run = RunDir.create(folder / "regard", recipe)
     tokenizer = WordTokenizer([], [*(f"w{n}" for n in range(4, PAD)), "<pad>"])
     run.save_tokenizers(tokenizer, tokenizer)
     torch.manual_seed(1)
     model = run.fresh_model()
     with torch.no_grad():
         model.source_embedding.table[PAD] = 0.0  # type: ignore[union-attr,operator]
-    weights.save(run.best, weights.of_model(model), {"step": 0, "weights": "random"})
+    tensor_io.save(run.best, tensor_io.model_tensors(model), {"step": 0, "weights": "random"})
 
     theirs = export_run(run, folder / "hf")
     for name in ("config.json", "generation_config.json"):
@@ -89,18 +89,18 @@ def ours(folder: Path, precision: str, threads: int) -> System:
 
     import regard
     from regard.decoding import SearchRequest, search
-    from regard.marks import BEGIN, FILL
-    from regard.recipes.schema import Decoding
-    from regard.rows import TokenRow
+    from regard.packed import PackedTokens
+    from regard.recipes.schema import DecodingSettings
+    from regard.special_tokens import BOS, PAD
 
     torch.set_num_threads(threads)
     model = regard.load(folder / "regard", device="cpu", precision=precision).module
 
     def translate(sources: Tokens, beam: int) -> Tokens:
-        settings = Decoding(beam=beam, min_length=LENGTH, max_ratio=1e-9, max_extra=LENGTH)
-        begin, never = [PAD] * len(sources), [FILL, BEGIN, PAD]
+        settings = DecodingSettings(beam=beam, min_length=LENGTH, max_ratio=1e-9, max_extra=LENGTH)
+        begin, never = [PAD] * len(sources), [PAD, BOS, PAD]
         with torch.inference_mode():
-            found = search(model, SearchRequest(TokenRow.of(sources), settings, begin=begin, banned=never))
+            found = search(model, SearchRequest(PackedTokens.from_lists(sources), settings, begin=begin, banned=never))
         return [list(best.tokens) for best, *_ in found]
 
     return translate

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 from bench.machine import heading
 from bench.tables import Comparison, Measured, table
 from bench.turns import Worker, serve
-from regard.data.packing import Packer, fill
-from regard.data.store import Ragged, Report, TokenStore
+from regard.data.packing import Packer, fill_ratio
+from regard.data.token_cache import CorpusReport, Ragged, TokenStore
 from regard.devices import held_memory
-from regard.marks import END
 from regard.models import build
+from regard.packed import SeqBatch
 from regard.recipes.schema import TransformerSettings
-from regard.rows import PairBatch
+from regard.special_tokens import EOS
 
 VOCABULARY, BUDGET, SMOOTHING, DROPOUT = 8000, 4096, 0.1, 0.1
 SIZES = TransformerSettings.PRESETS["small"]
-Step = Callable[[PairBatch], Tensor]
+Step = Callable[[SeqBatch], Tensor]
 
 
 def pairs(count: int, seed: int = 1) -> TokenStore:
@@ -48,27 +48,33 @@ def pairs(count: int, seed: int = 1) -> TokenStore:
     for lengths in (source, target):
         ends = np.clip(lengths.round(), 2, 200).astype(np.int64).cumsum()
         ids = random.integers(5, VOCABULARY, ends[-1]).astype(np.uint16)
-        ids[ends - 1] = END
+        ids[ends - 1] = EOS
         sides.append(Ragged(ids, np.concatenate([[0], ends])))
-    return TokenStore(*sides, Report(count, 0, 0, *(len(side.ids) for side in sides)))
+    return TokenStore(*sides, CorpusReport(count, 0, 0, *(len(side.ids) for side in sides)))
 
 
-def batches(count: int) -> list[PairBatch]:
+def batches(count: int) -> list[SeqBatch]:
     """Return `count` batches for all systems, from short pairs to long ones.
 
     Pairs for 64 batches are sorted together, as in training, so that there is little padding.
     """
     packer = Packer([pairs(10_000)], [1.0], target_budget=BUDGET, seed=1)
     stream = packer.batches()
-    every = sorted((next(stream)[0] for _ in range(60)), key=lambda batch: batch.inputs.rows.longest)
+    every = sorted((next(stream)[0] for _ in range(60)), key=lambda batch: batch.inputs.layout.max_len)
     return [every[round((part + 0.5) * len(every) / count)] for part in range(count)]
 
 
-def padded(batch: PairBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def padded(batch: SeqBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Pad a batch for the other libraries: source, inputs and labels [N, L], and the padding masks of the first two."""
-    source, rows = batch.source.rows, batch.inputs.rows
-    labels = rows.pad(batch.labels).masked_fill(~rows.present, -100)
-    return source.pad(batch.source.ids), rows.pad(batch.inputs.ids), labels, source.present, rows.present
+    source, rows = batch.source.layout, batch.inputs.layout
+    labels = rows.pad(batch.labels).masked_fill(~rows.padded_is_token, -100)
+    return (
+        source.pad(batch.source.ids),
+        rows.pad(batch.inputs.ids),
+        labels,
+        source.padded_is_token,
+        rows.padded_is_token,
+    )
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -89,7 +95,7 @@ class Torch(nn.Module):
             SIZES["heads"],
             SIZES["encoder_layers"],
             SIZES["decoder_layers"],
-            SIZES["inner"],
+            SIZES["ffn_width"],
             DROPOUT,
             batch_first=True,
             norm_first=True,
@@ -104,7 +110,7 @@ class Torch(nn.Module):
         x = self.table(ids) * math.sqrt(SIZES["width"]) + self.waves[: ids.shape[1]]
         return F.dropout(x, DROPOUT, self.training)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         source, inputs, labels, here, _ = padded(batch)
         causal = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
         x = self.body(
@@ -132,7 +138,7 @@ class Marian(nn.Module):
 
         layers = {f"{side}_layers": SIZES[f"{side}_layers"] for side in ("encoder", "decoder")}
         heads = {f"{side}_attention_heads": SIZES["heads"] for side in ("encoder", "decoder")}
-        inner = {f"{side}_ffn_dim": SIZES["inner"] for side in ("encoder", "decoder")}
+        inner = {f"{side}_ffn_dim": SIZES["ffn_width"] for side in ("encoder", "decoder")}
         config = MarianConfig(
             vocab_size=VOCABULARY,
             d_model=SIZES["width"],
@@ -150,7 +156,7 @@ class Marian(nn.Module):
         )
         self.body = MarianMTModel(config)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         source, inputs, labels, here, _ = padded(batch)
         out = self.body(input_ids=source, attention_mask=here.long(), decoder_input_ids=inputs, use_cache=False)
         return smoothed(out.logits, labels)
@@ -164,8 +170,8 @@ class Ours(nn.Module):
         settings = TransformerSettings.model_validate({"size": "small", "dropout": DROPOUT})
         self.body = build(settings, VOCABULARY, VOCABULARY, shared=True)
 
-    def forward(self, batch: PairBatch) -> Tensor:
-        return self.body.loss(batch, SMOOTHING) / batch.tokens
+    def forward(self, batch: SeqBatch) -> Tensor:
+        return self.body.loss(batch, SMOOTHING) / batch.num_targets
 
 
 SYSTEMS: dict[str, Callable[[], nn.Module]] = {"regard": Ours, "nn.Transformer": Torch, "Hugging Face Marian": Marian}
@@ -176,7 +182,7 @@ def trainer(model: nn.Module) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
     model.train()
 
-    def step(batch: PairBatch) -> Tensor:
+    def step(batch: SeqBatch) -> Tensor:
         loss = model(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -197,7 +203,7 @@ def work(name: str, threads: int, steps: int, held: bool) -> None:
         begin = time.perf_counter()
         for batch in some:
             step(batch)
-        return sum(batch.tokens for batch in some) / (time.perf_counter() - begin)
+        return sum(batch.num_targets for batch in some) / (time.perf_counter() - begin)
 
     # `regard train` keeps freed memory in its process; training scripts of other libraries do not.
     with held_memory(torch.device("cpu")) if held or name == "regard" else nullcontext():
@@ -230,10 +236,10 @@ def main() -> None:
         work(given.work, given.threads, given.steps, given.held)
         return
     some = batches(given.steps)
-    full = np.mean([fill(batch)["padded"] for batch in some])
+    full = np.mean([fill_ratio(batch)["padded"] for batch in some])
     print(heading(given.threads))
     print(
-        f"\n{sum(b.tokens for b in some) / len(some):,.0f} target tokens per step; padded batches are {full:.0%} full\n"
+        f"\n{sum(b.num_targets for b in some) / len(some):,.0f} target tokens per step; padded batches are {full:.0%} full\n"
     )
     print(table(measure(given.repeats, given.threads, given.steps, given.held)))
 

@@ -33,18 +33,18 @@ from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
-from regard.models import Translator, build
+from regard.models import SequenceModel, build
 from regard.models.ensemble import Ensemble
-from regard.recipes.schema import Decoding, Recipe
-from regard.rows import TokenRow
-from regard.text import BEGIN, END, FILL
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings, Recipe
+from regard.text import BOS, EOS, PAD
 
 CLOSE = 3e-4  # a decision by less than this may go either way in float32
 APART = 1e-3  # tolerance for scores of equal outputs
 SCALE, NOISE = 12.0, 0.2  # factor of the logits, and standard deviation of the noise in the weights
 USED = 64  # ids that are not banned, so that EOS is not too rare
 WORDS, SENTENCES, LONGEST = 1000, 9, 25
-SIZE = {"width": 128, "heads": 4, "inner": 256}
+SIZE = {"width": 128, "heads": 4, "ffn_width": 256}
 RECURRENT = {"family": "recurrent", "width": 128, "encoder_width": 128, "embedding": 128}
 GPT = {"family": "gpt", **SIZE, "layers": 3, "max_positions": 256}
 MODELS: dict[str, dict[str, Any]] = {
@@ -55,18 +55,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "GPT, sinusoidal": {**GPT, "positions": "sinusoidal"},
     "GPT, rotary": {**GPT, "positions": "rotary"},
     "GPT, relative": {**GPT, "positions": "relative"},
-    "GPT, window": {**GPT, "positions": "rotary", "mask": "window", "reach": 5},
+    "GPT, window": {**GPT, "positions": "rotary", "mask": "window", "mask_size": 5},
 }
 ENSEMBLES = {"two Transformers": ("Transformer", "Transformer"), "two GPTs": ("GPT, learned", "GPT, rotary")}
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
     "beam 4": {"beam": 4},
     "sampling": {"method": "sample", "temperature": 0.8, "top_p": 0.95},
-    "rules": {"beam": 4, "no_repeat": 2, "repetition_penalty": 1.2, "min_length": 5},
+    "rules": {"beam": 4, "no_repeat_ngram": 2, "repetition_penalty": 1.2, "min_length": 5},
 }
 
 
-def model_of(name: str, device: torch.device, seed: int = 1, scale: float = SCALE) -> Translator:
+def model_of(name: str, device: torch.device, seed: int = 1, scale: float = SCALE) -> SequenceModel:
     if name in ENSEMBLES:
         members = enumerate(ENSEMBLES[name])  # members that are sure of different tokens would tie
         return Ensemble([model_of(member, device, seed + n, SCALE / 4) for n, member in members]).eval()
@@ -85,7 +85,7 @@ def sentences(count: int = SENTENCES) -> list[list[int]]:
     draw = torch.Generator().manual_seed(3)
     lengths = torch.randint(3, LONGEST + 1, (count,), generator=draw).tolist()
     words = torch.randint(4, WORDS, (count, LONGEST), generator=draw).tolist()
-    return [[*row[: n - 1], END] for row, n in zip(words, lengths, strict=True)]
+    return [[*row[: n - 1], EOS] for row, n in zip(words, lengths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Check:
 Found = tuple[list[list[Hypothesis]], list[float]]
 
 
-def found(model: Translator, how: dict[str, Any], run: Runner | None, device: torch.device) -> Found:
-    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
+def found(model: SequenceModel, how: dict[str, Any], run: Runner | None, device: torch.device) -> Found:
+    settings = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
     nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
-    report, row = Report(), TokenRow.of(sentences()).to(device)
-    request = SearchRequest(row, settings, nbest, banned=[FILL, BEGIN, *range(USED, WORDS)], seed=5)
+    report, row = Report(), PackedTokens.from_lists(sentences()).to(device)
+    request = SearchRequest(row, settings, nbest, banned=[PAD, BOS, *range(USED, WORDS)], seed=5)
     return search(model, request, report=report, run=run), report.margins
 
 
@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--plant", action="store_true", help="also make mistakes on purpose, which have to be found")
     parser.add_argument("--old", metavar="PATH", help="a checkout of another version, to be timed beside this one")
     given = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # scores of recurrent models are compared to 1e-3
     device, say = torch.device(given.device), partial(print, flush=True)
     say(heading() + "\n\nThe same as the eager search?")
     failures = check_all(say, device)

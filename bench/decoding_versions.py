@@ -52,27 +52,27 @@ def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
     import torch
 
     import regard.decoding as decoding
-    from regard import products
+    from regard import linear_backends
     from regard.models import build
     from regard.models.ensemble import Ensemble
-    from regard.recipes.schema import Decoding, Recipe
-    from regard.rows import TokenRow
+    from regard.packed import PackedTokens
+    from regard.recipes.schema import DecodingSettings, Recipe
 
     def made(seed: int) -> Any:
         torch.manual_seed(seed)
         settings = Recipe.model_validate({"data": {"corpus": "copy"}, "model": case["model"]}).model
         model = build(settings, case["vocabulary"], case["vocabulary"], True).eval()
         if device == "cpu":
-            products.prepare(model, precision)
+            linear_backends.prepare(model, precision)
         return model.to(device)
 
     members = [made(seed) for seed in range(1, 1 + case.get("members", 1))]
     model = Ensemble(members).eval() if len(members) > 1 else members[0]
     draw = torch.Generator().manual_seed(3)
     words = torch.randint(4, case["vocabulary"], (case["batch"], case["source"]), generator=draw).tolist()
-    row = TokenRow.of([line[:-1] for line in words]).to(device)
+    row = PackedTokens.from_lists([line[:-1] for line in words]).to(device)
     begin = [line[-1] for line in words]
-    settings = Decoding(**case["how"], max_ratio=1e-9, max_extra=case["tokens"], min_length=case["tokens"])
+    settings = DecodingSettings(**case["how"], max_ratio=1e-9, max_extra=case["tokens"], min_length=case["tokens"])
     new = hasattr(decoding, "SearchRequest")
     module = sys.modules["regard.decoding.search"]
     run = (module.select_runner if new else module.quickest)(model, precision if device == "cpu" else "auto")

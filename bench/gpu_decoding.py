@@ -31,10 +31,10 @@ from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
-from regard.models import Translator, build
-from regard.recipes.schema import Decoding, GPTSettings, TransformerSettings
-from regard.rows import TokenRow
-from regard.text import BEGIN, END, FILL
+from regard.models import SequenceModel, build
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings, GPTSettings, TransformerSettings
+from regard.text import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,19 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> l
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-def prepared(model: Translator, device: torch.device) -> Translator:
+def prepared(model: SequenceModel, device: torch.device) -> SequenceModel:
     model = model.eval().to(device)
     accelerate.for_inference(model)
     return model
 
 
-def translator(sizes: Sizes, device: torch.device) -> Translator:
+def translator(sizes: Sizes, device: torch.device) -> SequenceModel:
     torch.manual_seed(1)
     settings = TransformerSettings.model_validate({"size": sizes.translator})
     return prepared(build(settings, sizes.vocabulary, sizes.vocabulary, True), device)
 
 
-def generator(sizes: Sizes, device: torch.device) -> Translator:
+def generator(sizes: Sizes, device: torch.device) -> SequenceModel:
     torch.manual_seed(2)
     settings = GPTSettings.model_validate({"size": sizes.generator, "max_positions": 1024})
     return prepared(build(settings, sizes.texts, sizes.texts, True), device)
@@ -114,20 +114,20 @@ def sentences(sizes: Sizes, count: int, length: int, uneven: bool = False) -> li
     draw = torch.Generator().manual_seed(3)
     lengths = torch.randint(3, length + 1, (count,), generator=draw).tolist() if uneven else [length] * count
     words = torch.randint(4, sizes.vocabulary, (count, length), generator=draw).tolist()
-    return [[*row[: n - 1], END] for row, n in zip(words, lengths, strict=True)]
+    return [[*row[: n - 1], EOS] for row, n in zip(words, lengths, strict=True)]
 
 
-def translation(model: Translator, sizes: Sizes, device: torch.device, beam: int) -> Work:
-    row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
-    settings = Decoding(beam=beam, max_ratio=1e-9, max_extra=sizes.target, min_length=sizes.target)
-    return lambda run: search(model, SearchRequest(row, settings, banned=[FILL, BEGIN]), run=run)
+def translation(model: SequenceModel, sizes: Sizes, device: torch.device, beam: int) -> Work:
+    row = PackedTokens.from_lists(sentences(sizes, sizes.batch, sizes.source)).to(device)
+    settings = DecodingSettings(beam=beam, max_ratio=1e-9, max_extra=sizes.target, min_length=sizes.target)
+    return lambda run: search(model, SearchRequest(row, settings, banned=[PAD, BOS]), run=run)
 
 
-def generation(model: Translator, sizes: Sizes, device: torch.device, **how: Any) -> Work:
+def generation(model: SequenceModel, sizes: Sizes, device: torch.device, **how: Any) -> Work:
     prompt = torch.randint(4, sizes.texts, (sizes.prompt,), generator=torch.Generator().manual_seed(4)).tolist()
-    row = TokenRow.of([prompt[:-1]]).to(device)
-    settings = Decoding(**how, max_ratio=1e-9, max_extra=sizes.tokens, min_length=sizes.tokens)
-    return lambda run: search(model, SearchRequest(row, settings, begin=[prompt[-1]], banned=[FILL, BEGIN]), run=run)
+    row = PackedTokens.from_lists([prompt[:-1]]).to(device)
+    settings = DecodingSettings(**how, max_ratio=1e-9, max_extra=sizes.tokens, min_length=sizes.tokens)
+    return lambda run: search(model, SearchRequest(row, settings, begin=[prompt[-1]], banned=[PAD, BOS]), run=run)
 
 
 def variants(device: torch.device) -> dict[str, Runner | None]:
@@ -159,7 +159,7 @@ def marian(sizes: Sizes, device: torch.device, beam: int, dtype: torch.dtype) ->
         encoder_ffn_dim=of.inner,
         decoder_ffn_dim=of.inner,
         pad_token_id=0,
-        eos_token_id=END,
+        eos_token_id=EOS,
         decoder_start_token_id=0,
         forced_eos_token_id=None,
         bos_token_id=None,
@@ -234,9 +234,9 @@ def profiled(page: Page, title: str, work: Callable[[], object], device: torch.d
         page(f"\n{title}: FAILED\n{traceback.format_exc()}")
 
 
-def phases(page: Page, model: Translator, sizes: Sizes, device: torch.device, repeats: int) -> None:
+def phases(page: Page, model: SequenceModel, sizes: Sizes, device: torch.device, repeats: int) -> None:
     """Print the time of encoding the sources."""
-    row = TokenRow.of(sentences(sizes, sizes.batch, sizes.source)).to(device)
+    row = PackedTokens.from_lists(sentences(sizes, sizes.batch, sizes.source)).to(device)
     with torch.inference_mode():
         fp32 = median(seconds(lambda: model.start(row), device, repeats))
         page(f"  of which encoding the sources: {1e3 * fp32:.1f} ms in fp32, not captured")

@@ -102,7 +102,7 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 def packed(budget: int, batches: int) -> list[Any]:
     """Return static batches of random pairs, packed as in `regard train`."""
     from regard.data.packing import EVEN
-    from regard.rows import PairBatch
+    from regard.packed import SeqBatch
 
     random, found = torch.Generator().manual_seed(1), []
     room = -(-round(budget * 1.02) // EVEN) * EVEN
@@ -116,14 +116,14 @@ def packed(budget: int, batches: int) -> list[Any]:
             used = [used[0] + s, used[1] + t]
             for n, side in ((s, sources), (t, targets)):
                 side.append(torch.randint(5, VOCABULARY, (n,), generator=random).tolist())
-        found.append(PairBatch.of(sources, targets, begin=1, source_size=room, target_size=budget))
+        found.append(SeqBatch.from_lists(sources, targets, bos=1, source_size=room, target_size=budget))
     return found
 
 
 def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -> Callable[[], int]:
     """Return regard's training step, which cycles through the batches."""
     from regard import accelerate
-    from regard.training.step import make
+    from regard.training.step import make_step
 
     device = torch.device("cuda")
     model = model.to(device).train()
@@ -131,7 +131,7 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
     accelerate.fuse(model)
     if kind == "compiled":
         accelerate.compile_parts(model)
-    update = make(model, optimizer, None, settings, device, None if kind == "plain" else shape)
+    update = make_step(model, optimizer, None, settings, device, None if kind == "plain" else shape)
     turn = cycle(batches)
     numbers = count(1)
     return lambda: update([next(turn)], next(numbers), 1e-4)
@@ -139,33 +139,33 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
 
 def transformer(budget: int, kind: str) -> Callable[[], int]:
     from regard.models.transformer import Transformer
-    from regard.recipes.schema import Training, TransformerSettings
-    from regard.training.static import Shape
+    from regard.recipes.schema import TrainingSettings, TransformerSettings
+    from regard.training.static_batch import StaticBatchShape
 
     torch.manual_seed(1)
     batches = packed(budget, 8)
-    most = max(len(batch.inputs.rows) for batch in batches)
-    shape = Shape(batches[0].source.rows.size, budget, most, 200, 200, False, False, False)
-    settings = Training(precision="bf16", label_smoothing=0.1, clip=1.0)
+    most = max(len(batch.inputs.layout) for batch in batches)
+    shape = StaticBatchShape(batches[0].source.layout.size, budget, most, 200, 200, False, False, False)
+    settings = TrainingSettings(precision="bf16", label_smoothing=0.1, max_grad_norm=1.0)
     model = Transformer(TransformerSettings.model_validate(BASE), VOCABULARY, VOCABULARY)
     return ours(model, batches, shape, kind, settings)
 
 
 def gpt2(windows: int, kind: str) -> Callable[[], int]:
     from regard.models.gpt import GPT
-    from regard.recipes.schema import GPTSettings, Training
-    from regard.rows import PairBatch, Rows, TokenRow
-    from regard.training.static import Shape
+    from regard.packed import PackedLayout, PackedTokens, SeqBatch
+    from regard.recipes.schema import GPTSettings, TrainingSettings
+    from regard.training.static_batch import StaticBatchShape
 
     torch.manual_seed(1)
     context, vocabulary = 1024, 50304
     batches = []
     for _ in range(4):
         ids = torch.randint(0, vocabulary, (windows * context,))
-        rows, nothing = Rows([context] * windows), Rows([0] * windows)
-        batches.append(PairBatch(TokenRow(ids[:0], nothing), TokenRow(ids, rows), ids.roll(-1)))
-    shape = Shape(0, windows * context, windows, 0, context, True, False, False)
-    settings = Training(precision="bf16", label_smoothing=0.0, clip=1.0)
+        rows, nothing = PackedLayout([context] * windows), PackedLayout([0] * windows)
+        batches.append(SeqBatch(PackedTokens(ids[:0], nothing), PackedTokens(ids, rows), ids.roll(-1)))
+    shape = StaticBatchShape(0, windows * context, windows, 0, context, True, False, False)
+    settings = TrainingSettings(precision="bf16", label_smoothing=0.0, max_grad_norm=1.0)
     model = GPT(GPTSettings.model_validate({"size": "gpt2", "dropout": 0.0}), vocabulary, vocabulary)
     return ours(model, batches, shape, kind, settings)
 
@@ -184,7 +184,7 @@ def profile(step: Callable[[], int], rows: int = 25) -> str:
 
 def idle(step: Callable[[], int], milliseconds: float) -> float:
     """Return the share of about two seconds of steps in which no kernel ran."""
-    from regard.training.measure import idle_share
+    from regard.benchmark import idle_share
 
     def made(steps: int) -> float:
         torch.cuda.synchronize()

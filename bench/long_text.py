@@ -21,7 +21,15 @@ from pathlib import Path
 
 LENGTHS = (1024, 2048, 4096, 8192)
 MASKS = ("causal", "window", "strided", "fixed")
-MODEL = {"width": 256, "heads": 4, "layers": 2, "inner": 1024, "dropout": 0.0, "reach": 128, "positions": "rotary"}
+MODEL = {
+    "width": 256,
+    "heads": 4,
+    "layers": 2,
+    "ffn_width": 1024,
+    "dropout": 0.0,
+    "mask_size": 128,
+    "positions": "rotary",
+}
 VOCABULARY = 256
 
 
@@ -31,20 +39,20 @@ def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, floa
 
     from regard import attention
     from regard.models.gpt import GPT
+    from regard.packed import PackedTokens, SeqBatch
     from regard.recipes.schema import GPTSettings
-    from regard.rows import PairBatch, TokenRow
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     settings = GPTSettings.model_validate({**MODEL, "mask": mask, "max_positions": length})
     model = GPT(settings, VOCABULARY, VOCABULARY).train()
-    row = TokenRow.of([torch.randint(0, VOCABULARY, (length,)).tolist()])
-    batch = PairBatch(TokenRow.of([[]]), row, row.ids.roll(-1))
+    row = PackedTokens.from_lists([torch.randint(0, VOCABULARY, (length,)).tolist()])
+    batch = SeqBatch(PackedTokens.from_lists([[]]), row, row.ids.roll(-1))
     before = _peak()
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
-        with attention.kernel(kernel):
+        with attention.use_backend(kernel):
             model.loss(batch).backward()
         seconds.append(time.perf_counter() - start)
         model.zero_grad()

@@ -18,9 +18,9 @@ import numpy as np
 from bench.cpu_training import pairs
 from bench.machine import heading
 from bench.tables import Comparison, Measured, table
+from regard.benchmark import packing_speed
 from regard.data.packing import Packer
-from regard.data.store import Ragged, TokenStore
-from regard.training.measure import packing_speed
+from regard.data.token_cache import Ragged, TokenStore
 
 PAIRS, BUDGET = 1_000_000, 32_768
 

@@ -344,7 +344,14 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write the translations")
     given = parser.parse_args()
     if given.tiny:
-        small = {"width": 64, "inner": 128, "heads": 4, "encoder_layers": 2, "decoder_layers": 2, "batch_tokens": 2048}
+        small = {
+            "width": 64,
+            "ffn_width": 128,
+            "heads": 4,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "batch_tokens": 2048,
+        }
         vars(given).update(small, count=given.count or 2000, vocabulary=2000, beam=2, decode_batch=64)
     vars(given)["buckets"] = given.buckets or (4 if given.compiled else 16)
     device = torch.device(given.device)

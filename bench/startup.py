@@ -26,9 +26,9 @@ def write(folder: Path) -> None:
     """Write a run with random weights."""
     import torch
 
-    from regard import weights
+    from regard import tensor_io
     from regard.recipes.schema import Recipe
-    from regard.runs import Run
+    from regard.run_dir import RunDir
     from regard.text.tokenizers import WordTokenizer
 
     recipe = Recipe.model_validate(
@@ -39,11 +39,11 @@ def write(folder: Path) -> None:
             "decoding": {"max_ratio": 1.0, "max_extra": 6},
         }
     )
-    run = Run.create(folder, recipe)
+    run = RunDir.create(folder, recipe)
     tokenizer = WordTokenizer([], [f"w{n}" for n in range(4, VOCABULARY)])
     run.save_tokenizers(tokenizer, tokenizer)
     torch.manual_seed(1)
-    weights.save(run.best, weights.of_model(run.fresh_model()), {"step": 0, "weights": "random"})
+    tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {"step": 0, "weights": "random"})
 
 
 def seconds(words: list[str], threads: int) -> float:

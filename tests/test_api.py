@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import regard
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
@@ -34,7 +34,7 @@ def make(folder: Path, unit: str = "word", **data: str | bool) -> Model:
         {
             "data": {"corpus": "copy", "count": 500, **data},
             "text": {"unit": unit, "vocabulary": 270},
-            "model": {"width": 16, "heads": HEADS, "inner": 32, "encoder_layers": 1, "decoder_layers": LAYERS},
+            "model": {"width": 16, "heads": HEADS, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": LAYERS},
             "training": {
                 "steps": 60,
                 "batch_tokens": 256,
@@ -277,8 +277,8 @@ def test_a_pickled_model_is_loaded_again(model: Model) -> None:
 def test_a_pickle_is_not_of_other_weights(model: Model, tmp_path: Path) -> None:
     shutil.copytree(model.run.path, tmp_path / "run")
     found = pickle.dumps(regard.load(tmp_path / "run", device="cpu").translate("a b"))
-    tensors, about = weights.load(tmp_path / "run" / "model.safetensors")
-    weights.save(tmp_path / "run" / "model.safetensors", tensors, {**about, "step": 61})
+    tensors, about = tensor_io.load(tmp_path / "run" / "model.safetensors")
+    tensor_io.save(tmp_path / "run" / "model.safetensors", tensors, {**about, "step": 61})
     with pytest.raises(UserError, match="are of step 61 now, and were of step 60"):
         pickle.loads(found).attention  # noqa: B018
 

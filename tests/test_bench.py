@@ -54,9 +54,9 @@ def test_sentences_are_about_27_tokens_long_and_batches_are_well_filled() -> Non
         assert 25 < side.lengths().mean() < 29
         assert (side.ids[side.offsets[1:] - 1] == 2).all()  # every sentence ends with the end mark
     for batch in cpu_training.batches(3):
-        rows = batch.inputs.rows
+        rows = batch.inputs.layout
         assert rows.tokens > 0.95 * cpu_training.BUDGET
-        assert rows.tokens > 0.9 * len(rows) * rows.longest  # peers are not made to compute on padding
+        assert rows.tokens > 0.9 * len(rows) * rows.max_len  # peers are not made to compute on padding
 
 
 def test_peers_get_the_very_same_tokens() -> None:
@@ -73,7 +73,7 @@ def test_our_loss_and_the_peer_formula_agree_on_the_same_logits() -> None:
     model = cpu_training.Ours().eval()
     with torch.no_grad():
         mine = model(batch)
-        rows = batch.inputs.rows
+        rows = batch.inputs.layout
         theirs = cpu_training.smoothed(rows.pad(model.body(batch)), cpu_training.padded(batch)[2])
     assert mine.item() == pytest.approx(theirs.item(), rel=1e-5)
 

@@ -17,7 +17,7 @@ def test_made_up_pairs_are_about_27_tokens_long_and_alike_on_both_sides() -> Non
 
 def test_static_batches_are_nearly_full() -> None:
     for batch in packed(2048, 3):
-        assert batch.tokens > 0.95 * 2048 and batch.source.rows.tokens > 0.85 * batch.source.rows.size
+        assert batch.num_targets > 0.95 * 2048 and batch.source.layout.tokens > 0.85 * batch.source.layout.size
 
 
 def test_buckets_hold_what_fits_them_and_count_real_tokens() -> None:

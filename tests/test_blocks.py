@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Packed
-from regard.dropout import dropout
-from regard.nn.blocks import BlockSettings, EncoderBlock, FeedForward, Residual
+from regard.attention import PackedQK
+from regard.nn.blocks import BlockConfig, EncoderBlock, FeedForward, Residual
+from regard.nn.dropout import dropout
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
-from regard.rows import Rows
+from regard.packed import PackedLayout
 
 
-def settings(**changes: Any) -> BlockSettings:
-    return BlockSettings(**{"width": 6, "heads": 2, "inner": 5, **changes})
+def settings(**changes: Any) -> BlockConfig:
+    return BlockConfig(**{"width": 6, "heads": 2, "ffn_width": 5, **changes})
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -53,7 +53,7 @@ def test_feed_forward_is_two_linear_maps_with_a_bend_between(activation: Any, f:
     torch.manual_seed(1)
     layer = randomised(FeedForward(settings(activation=activation)))
     x = torch.randn(4, 6)
-    expected = [linear(layer.out, [f(h) for h in linear(layer.into, row)]) for row in x.tolist()]
+    expected = [linear(layer.w_out, [f(h) for h in linear(layer.w_in, row)]) for row in x.tolist()]
     torch.testing.assert_close(layer(x), torch.tensor(expected))
 
 
@@ -63,8 +63,8 @@ def test_the_gated_feed_forward_multiplies_by_a_gate() -> None:
     x = torch.randn(4, 6)
     expected = []
     for row in x.tolist():
-        both = linear(layer.into, row)  # the gate first, then what it lets through
-        expected.append(linear(layer.out, [silu(g) * h for g, h in zip(both[:5], both[5:], strict=True)]))
+        both = linear(layer.w_in, row)  # the gate first, then what it lets through
+        expected.append(linear(layer.w_out, [silu(g) * h for g, h in zip(both[:5], both[5:], strict=True)]))
     torch.testing.assert_close(layer(x), torch.tensor(expected))
 
 
@@ -179,21 +179,21 @@ def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bo
     """The whole block written out, with dropout where the paper puts it: on the output of each sub-layer."""
     torch.manual_seed(7)
     block = randomised(EncoderBlock(settings(dropout=0.4, norm_first=norm_first)))
-    rows = Rows([3, 2])
-    own, x = Packed(rows, rows), torch.randn(5, 6)
+    rows = PackedLayout([3, 2])
+    own, x = PackedQK(rows, rows), torch.randn(5, 6)
     torch.manual_seed(8)
-    out = block(x, own, rows.real)
+    out = block(x, own, rows.is_token)
     torch.manual_seed(8)
-    first, second = block.own_residual.norm, block.feed_forward_residual.norm
+    first, second = block.self_attn_residual.norm, block.feed_forward_residual.norm
 
     def drop(t: Tensor) -> Tensor:
         return dropout(t, 0.4, True)
 
     if norm_first:
-        x = x + drop(block.own(first(x), own))
+        x = x + drop(block.self_attn(first(x), own))
         x = x + drop(block.feed_forward(second(x)))
     else:
-        x = first(x + drop(block.own(x, own)))
+        x = first(x + drop(block.self_attn(x, own)))
         x = second(x + drop(block.feed_forward(x)))
     assert torch.equal(out, x)
 
@@ -201,10 +201,10 @@ def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bo
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
 def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
     block = EncoderBlock(settings(norm=norm))
-    rows = Rows([3, 2], size=6)
+    rows = PackedLayout([3, 2], size=6)
     kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
-    assert type(block.own_residual.norm) is type(block.feed_forward_residual.norm) is kinds[norm]
-    assert block(torch.randn(6, 6), Packed(rows, rows), rows.real).shape == (6, 6)
+    assert type(block.self_attn_residual.norm) is type(block.feed_forward_residual.norm) is kinds[norm]
+    assert block(torch.randn(6, 6), PackedQK(rows, rows), rows.is_token).shape == (6, 6)
 
 
 # -- how blocks begin, and queries and keys of one size ----------------------------------------------------------------
@@ -212,28 +212,28 @@ def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
 
 def test_a_block_that_begins_with_zeros_is_its_way_around() -> None:
     torch.manual_seed(0)
-    rows, x = Rows([3, 2]), torch.randn(5, 6)
+    rows, x = PackedLayout([3, 2]), torch.randn(5, 6)
     block = EncoderBlock(settings(zero_init=True))
-    assert torch.equal(block(x, Packed(rows, rows)), x)
-    assert not torch.equal(EncoderBlock(settings())(x, Packed(rows, rows)), x)
-    block(x, Packed(rows, rows)).square().sum().backward()
-    last = (block.own.out.weight.grad, block.feed_forward.out.weight.grad)
+    assert torch.equal(block(x, PackedQK(rows, rows)), x)
+    assert not torch.equal(EncoderBlock(settings())(x, PackedQK(rows, rows)), x)
+    block(x, PackedQK(rows, rows)).square().sum().backward()
+    last = (block.self_attn.out_proj.weight.grad, block.feed_forward.w_out.weight.grad)
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in last)  # it does not stay there
 
 
 def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() -> None:
     """So their size does not matter, and with gains of g and h no score of D features is above g h sqrt(D)."""
     torch.manual_seed(0)
-    rows, x = Rows([4, 3]), torch.randn(7, 6)
-    attention = settings(qk_norm=True).make_own()
+    rows, x = PackedLayout([4, 3]), torch.randn(7, 6)
+    attention = settings(qk_norm=True).make_self_attn()
     with torch.no_grad():
-        attention.query_norm.weight.fill_(2.0)
-        attention.key_norm.weight.fill_(0.5)
-    before = attention(x, Packed(rows, rows))
-    query, key, _ = attention._in_parts(attention.query_key_value, x, 3)
-    for norm, projected, gain in ((attention.query_norm, query, 2.0), (attention.key_norm, key, 0.5)):
+        attention.q_norm.weight.fill_(2.0)
+        attention.k_norm.weight.fill_(0.5)
+    before = attention(x, PackedQK(rows, rows))
+    query, key, _ = attention._project(attention.qkv_proj, x, 3)
+    for norm, projected, gain in ((attention.q_norm, query, 2.0), (attention.k_norm, key, 0.5)):
         expected = gain * projected / projected.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(norm(projected), expected, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        attention.query_key_value.weight[:12] *= 1000  # queries and keys
-    torch.testing.assert_close(attention(x, Packed(rows, rows)), before, atol=1e-4, rtol=1e-4)
+        attention.qkv_proj.weight[:12] *= 1000  # queries and keys
+    torch.testing.assert_close(attention(x, PackedQK(rows, rows)), before, atol=1e-4, rtol=1e-4)

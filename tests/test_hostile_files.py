@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from regard import devices, weights
+from regard import devices, tensor_io
 from regard.api import load
 from regard.errors import UserError
 from regard.files import checksum, json_checksum
 from regard.models import build, sizes
 from regard.recipes import load as load_recipe
 from regard.recipes.schema import GPTSettings, RecurrentSettings, TransformerSettings
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.text import Tokenizer
 from regard.training import train
-from regard.training.state import Progress
+from regard.training.checkpoint import TrainingProgress
 from tiny_runs import make_run
 
 
@@ -132,7 +132,7 @@ def test_json_that_is_not_what_regard_writes(run: Path, name: str, text: str, fa
 def test_a_header_that_is_not_what_regard_writes(tmp_path: Path, about: str) -> None:
     file = tmp_path / "w.safetensors"
     save_file({"a": torch.zeros(2)}, str(file), metadata={"about": about})
-    for read in (weights.load, weights.about):
+    for read in (tensor_io.load, tensor_io.read_metadata):
         with pytest.raises(UserError, match=r"w\.safetensors is damaged"):
             read(file)
 
@@ -142,7 +142,7 @@ def test_a_header_that_is_not_what_regard_writes(tmp_path: Path, about: str) -> 
     [
         ("width = 16", "width = 1000000000", "width"),
         ("encoder_layers = 2", "encoder_layers = 1000000", "encoder_layers"),
-        ("inner = 24", "inner = 9007199254740992", "inner"),
+        ("ffn_width = 24", "ffn_width = 9007199254740992", "ffn_width"),
         ("max_positions = 48", "max_positions = 1000000000000", "max_positions"),
     ],
 )
@@ -152,12 +152,12 @@ def test_a_run_whose_recipe_is_absurd_is_refused_before_anything_is_allocated(
     spoil(run / "recipe.toml", old, new)
     began = time.process_time()
     with pytest.raises(UserError, match=rf"recipe\.toml: model\.{named} = {new.split()[-1]}: .*parameters"):
-        Run(run).model()
+        RunDir(run).model()
     assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
-    "setting", ["model.width=1000000000", "model.encoder_layers=1000000", "model.inner=10000000000"]
+    "setting", ["model.width=1000000000", "model.encoder_layers=1000000", "model.ffn_width=10000000000"]
 )
 def test_a_model_larger_than_the_memory_is_not_trained(tmp_path: Path, setting: str) -> None:
     recipe = load_recipe("copy", [setting])
@@ -169,8 +169,8 @@ def test_a_model_larger_than_the_memory_is_not_trained(tmp_path: Path, setting: 
 @pytest.mark.parametrize(
     "settings",
     [
-        TransformerSettings.model_validate({"size": "tiny", "encoder_layers": 3, "squeeze": 3, "norm": "batch"}),
-        TransformerSettings.model_validate({"size": "tiny", "positions": "learned", "tied": False}),
+        TransformerSettings.model_validate({"size": "tiny", "encoder_layers": 3, "se_dim": 3, "norm": "batch"}),
+        TransformerSettings.model_validate({"size": "tiny", "positions": "learned", "tie_embeddings": False}),
         RecurrentSettings.model_validate({"size": "tiny", "encoder_layers": 3, "decoder_layers": 4}),
         GPTSettings.model_validate({"size": "nano", "layers": 5, "positions": "relative"}),
     ],
@@ -178,7 +178,7 @@ def test_a_model_larger_than_the_memory_is_not_trained(tmp_path: Path, setting: 
 def test_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
     size = sizes.Size.of(settings, 30, 40, False)
     model = build(settings, 30, 40, False)
-    assert size.stored == sum(tensor.numel() for tensor in weights.of_model(model).values())
+    assert size.stored == sum(tensor.numel() for tensor in tensor_io.model_tensors(model).values())
     assert size.held == size.stored + sum(buffer.numel() for buffer in model.buffers())
     assert size.held <= sizes.at_most(settings, 70)
 
@@ -196,8 +196,8 @@ def test_a_damaged_sentencepiece_model_is_said_to_be_one() -> None:
 
 
 def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
-    tensors, facts = weights.load(run / "model.safetensors")
-    weights.save(run / "model.safetensors", tensors, {**facts, "step": [1]})
+    tensors, facts = tensor_io.load(run / "model.safetensors")
+    tensor_io.save(run / "model.safetensors", tensors, {**facts, "step": [1]})
     with pytest.raises(UserError, match=r"model\.safetensors is damaged: the step in its header is \[1\]"):
         _ = load(run, device="cpu").step
 
@@ -214,15 +214,15 @@ def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
 )
 def test_facts_of_another_type_are_no_state_of_a_run(tmp_path: Path, facts: dict[str, Any], fault: str) -> None:
     file = tmp_path / "resume.safetensors"
-    weights.save(file, {"model.a": torch.zeros(1)}, {**asdict(Progress(step=3)), **facts})
+    tensor_io.save(file, {"model.a": torch.zeros(1)}, {**asdict(TrainingProgress(step=3)), **facts})
     with pytest.raises(UserError, match=rf"resume\.safetensors does not hold the state of a run.*{fault}"):
-        Progress.read(file)
-    weights.save(file, {"model.a": torch.zeros(1)}, asdict(Progress(step=3, best=-1.5)))
-    assert Progress.read(file) == Progress(step=3, best=-1.5)
+        TrainingProgress.read(file)
+    tensor_io.save(file, {"model.a": torch.zeros(1)}, asdict(TrainingProgress(step=3, best=-1.5)))
+    assert TrainingProgress.read(file) == TrainingProgress(step=3, best=-1.5)
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokenizers", [1]), ("recipe", "x"), ("from", 5)])
 def test_entries_of_run_json_have_their_types(run: Path, key: str, value: Any) -> None:
     record(run, **{key: value})
     with pytest.raises(UserError, match=rf"run\.json is damaged: {key} is"):
-        Run(run)
+        RunDir(run)

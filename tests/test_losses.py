@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, projected_cross_entropy, r_dropped
+from regard.nn.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, linear_cross_entropy, r_drop_loss
 
 
 @settings(max_examples=40, deadline=None)
@@ -21,7 +21,7 @@ def test_chunk_by_chunk_equals_all_at_once(places: int, words: int, chunk: int, 
     labels, counted = torch.randint(0, words, (places,)), torch.rand(places) < 0.8
     given_to = [x, table, *([bias] if bias is not None else [])]
     whole = cross_entropy(torch.nn.functional.linear(x, table, bias), labels, counted, smoothing)
-    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, chunk=chunk)
+    parts = linear_cross_entropy(x, table, bias, labels, counted, smoothing, chunk=chunk)
     torch.testing.assert_close(parts, whole)
     upstream = torch.tensor(0.37)  # a mean over tokens, say
     expected, found = (torch.autograd.grad(loss, given_to, upstream) for loss in (whole, parts))
@@ -31,7 +31,7 @@ def test_chunk_by_chunk_equals_all_at_once(places: int, words: int, chunk: int, 
 def test_two_readings_that_differ_are_pulled_together() -> None:
     """p = (0.8, 0.2) and q = (0.5, 0.5) of a label that is the first word, and a place that does not count."""
     one, other = torch.tensor([[0.8, 0.2], [0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
-    found = r_dropped(one, other, torch.tensor([0, 0]), torch.tensor([True, False]), 0.0, 8.0)
+    found = r_drop_loss(one, other, torch.tensor([0, 0]), torch.tensor([True, False]), 0.0, 8.0)
     # (ln 1/0.8 + ln 1/0.5) / 2, and 8 / 4 times 0.3 ln(0.8 / 0.5) - 0.3 ln(0.2 / 0.5) = 0.3 ln 4
     assert found.item() == pytest.approx(math.log(2.5) / 2 + 2 * 0.3 * math.log(4), rel=1e-6)
 
@@ -45,8 +45,8 @@ def test_two_readings_chunk_by_chunk(places: int, words: int, chunk: int, biased
     bias = torch.randn(words, requires_grad=True) if biased else None
     labels, counted = torch.randint(0, words, (places,)), torch.rand(places) < 0.8
     given_to = [x, table, *([bias] if bias is not None else [])]
-    whole = r_dropped(*torch.nn.functional.linear(x, table, bias), labels, counted, smoothing, 3.0)
-    parts = projected_cross_entropy(x, table, bias, labels, counted, smoothing, 3.0, chunk)
+    whole = r_drop_loss(*torch.nn.functional.linear(x, table, bias), labels, counted, smoothing, 3.0)
+    parts = linear_cross_entropy(x, table, bias, labels, counted, smoothing, 3.0, chunk)
     torch.testing.assert_close(parts, whole)
     expected, found = (torch.autograd.grad(loss, given_to, torch.tensor(0.37)) for loss in (whole, parts))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -56,7 +56,7 @@ def test_without_gradients_none_are_worked_out() -> None:
     x, table = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
     labels, counted = torch.randint(0, 7, (5,)), torch.ones(5, dtype=torch.bool)
     with torch.no_grad():
-        loss = projected_cross_entropy(x, table, None, labels, counted)
+        loss = linear_cross_entropy(x, table, None, labels, counted)
     assert not loss.requires_grad
     torch.testing.assert_close(loss, cross_entropy(x.detach() @ table.detach().T, labels, counted))
 
@@ -66,7 +66,7 @@ def test_under_autocast_products_are_in_half_precision_and_the_sum_is_not() -> N
     x, table = torch.randn(64, 16, requires_grad=True), torch.randn(99, 16, requires_grad=True)
     labels, counted = torch.randint(0, 99, (64,)), torch.ones(64, dtype=torch.bool)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = projected_cross_entropy(x, table, None, labels, counted, 0.1)
+        loss = linear_cross_entropy(x, table, None, labels, counted, 0.1)
     coarse = (x.detach().bfloat16() @ table.detach().bfloat16().T).double()
     expected = torch.nn.functional.cross_entropy(coarse, labels, label_smoothing=0.1, reduction="sum")
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(expected.item(), rel=1e-5)

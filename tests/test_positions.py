@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import positions
-from regard.positions import Sinusoidal
+from regard.nn import positions
+from regard.nn.positions import Sinusoidal
 from regard.recipes.schema import TransformerSettings
 
 
-def vectors(made: positions.Positions, places: list[int], length: int = 1) -> Tensor:
+def vectors(made: positions.PositionEncoding, places: list[int], length: int = 1) -> Tensor:
     position = torch.tensor(places)
     return made(position, torch.full_like(position, length)).detach()
 
@@ -81,7 +81,7 @@ def test_the_fraction_runs_from_0_to_1_over_every_sentence() -> None:
 
 
 def test_learned_places_are_rows_of_a_trained_table() -> None:
-    made = positions.Learned(4, longest=6)
+    made = positions.LearnedPositions(4, longest=6)
     assert made.table.shape == (6, 4) and made.table.requires_grad
     assert torch.equal(vectors(made, [5, 0, 5]), made.table[[5, 0, 5]])
     with pytest.raises(IndexError):
@@ -93,10 +93,10 @@ def test_positions_by_name() -> None:
     kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in offered}  # what a recipe may name can be made
     assert kinds == {
         "sinusoidal": "Sinusoidal",
-        "halves": "Halves",
-        "learned": "Learned",
-        "index": "Index",
-        "fraction": "Fraction",
+        "sinusoidal-split": "SinusoidalSplit",
+        "learned": "LearnedPositions",
+        "index": "IndexPosition",
+        "fraction": "FractionPosition",
     }
     assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
 
@@ -116,7 +116,7 @@ def test_places_of_any_shape() -> None:
         assert torch.equal(table[1, 2], made(torch.tensor(5), torch.tensor(6)))
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "halves"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-split"])
 def test_in_training_waves_are_looked_up(kind: str) -> None:
     """They are those that are computed; and after it there is no longest sentence."""
     made, places = positions.make(kind, 10, longest=40), torch.tensor([0, 7, 39, 3])

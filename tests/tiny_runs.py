@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from regard import weights
+from regard import tensor_io
 from regard.data.builtin import pairs
 from regard.recipes.schema import Recipe
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.text import Tokenizer
-from regard.text.sides import MASK
+from regard.text.encode import MASK
 from regard.text.tokenizers import train
 
-SMALL = {"width": 16, "heads": 2, "inner": 24, "dropout": 0.0, "max_positions": 48}
+SMALL = {"width": 16, "heads": 2, "ffn_width": 24, "dropout": 0.0, "max_positions": 48}
 RECURRENT = {"family": "recurrent", "width": 8, "encoder_width": 8, "embedding": 6, "dropout": 0.0, "max_positions": 48}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -27,13 +27,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "recurrent (additive)": {"data": "en-es", "model": {**RECURRENT, "attention": "additive", "cell": "gru"}},
     "recurrent (heads)": {
         "data": "en-es",
-        "model": {**RECURRENT, "attention": "heads", "heads": 2, "cell": "lstm", "decoder_layers": 2},
+        "model": {**RECURRENT, "attention": "multihead", "heads": 2, "cell": "lstm", "decoder_layers": 2},
     },
     "recurrent (no attention)": {"data": "en-es", "model": {**RECURRENT, "attention": "none", "cell": "lstm"}},
     "gpt": {"data": "stories", "model": {**SMALL, "family": "gpt", "layers": 2}},
     "gpt (rotary, window)": {
         "data": "stories",
-        "model": {**SMALL, "family": "gpt", "layers": 2, "positions": "rotary", "mask": "window", "reach": 3},
+        "model": {**SMALL, "family": "gpt", "layers": 2, "positions": "rotary", "mask": "window", "mask_size": 3},
     },
     "gpt on pairs": {"data": "en-es", "model": {**SMALL, "family": "gpt", "layers": 2}},
     "gpt on pairs, two vocabularies": {
@@ -57,7 +57,7 @@ def text_for(family: str) -> str:
     return "Once upon a [MASK] there" if "fill" in family else TEXTS[FAMILIES[family]["data"]]
 
 
-def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> Run:
+def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> RunDir:
     """A run directory with random weights; `changes` are fields of the model."""
     about = FAMILIES[family]
     return make(
@@ -72,9 +72,9 @@ def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> Run:
     )
 
 
-def make(path: Path, settings: dict[str, Any], seed: int = 0) -> Run:
+def make(path: Path, settings: dict[str, Any], seed: int = 0) -> RunDir:
     """The same of any recipe on a built-in corpus."""
-    run = Run.create(path, Recipe.model_validate(settings))
+    run = RunDir.create(path, Recipe.model_validate(settings))
     run.save_tokenizers(*_tokenizers(run.recipe, settings["data"]["corpus"]))
     torch.manual_seed(seed)
     model = run.fresh_model()
@@ -82,7 +82,7 @@ def make(path: Path, settings: dict[str, Any], seed: int = 0) -> Run:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     for step, file in ((10, run.snapshot(10)), (20, run.snapshot(20)), (20, run.best)):
-        weights.save(file, weights.of_model(model), {"step": step})
+        tensor_io.save(file, tensor_io.model_tensors(model), {"step": step})
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)

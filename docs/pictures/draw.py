@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import regard
-from regard.inside import places, views
-from regard.inside.views import Choice, Picture
-from regard.runs import Run
+from regard.interpret import position_study
+from regard.run_dir import RunDir
+from regard.viz import views
+from regard.viz.views import MapChoice, Picture
 
 HERE = Path(__file__).parent / "draw"
 SENTENCE = "this cat is very large"
@@ -24,12 +25,12 @@ def pictures(runs: Path) -> dict[str, Picture]:
     recurrent = regard.load(additive, device="cpu").trace(SENTENCE)
     return {
         "align": views.draw(recurrent, "align"),
-        "maps": views.draw(trace, "maps", Choice("encoder", layer=1, head=4)),
+        "maps": views.draw(trace, "maps", MapChoice("encoder", layer=1, head=4)),
         "heads": views.draw(trace, "heads"),
         "walk": views.draw(trace, "walk"),
         "gates": views.draw(recurrent, "gates"),
-        "positions": views.positions(places.study("sinusoidal", 48, 48)),
-        "curves": views.curves([Run(path) for path in (transformer, additive, gru)]),
+        "positions": views.positions(position_study.study("sinusoidal", 48, 48)),
+        "curves": views.curves([RunDir(path) for path in (transformer, additive, gru)]),
     }
 
 

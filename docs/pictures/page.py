@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
-from regard.serving.listening import open_server
+from regard.server.serve import open_server
 
 HERE = Path(__file__).parent / "page"
 RUNS = ("ladder-transformer", "ladder-additive", "stories")
@@ -47,7 +47,7 @@ class Shot:
 
 
 CHANGES = [
-    {"kind": "head", "attention": "decoder.0.cross", "head": 3},
+    {"kind": "head", "attention": "decoder.0.cross_attn", "head": 3},
     {"kind": "word", "side": "source", "token": 5},
 ]
 

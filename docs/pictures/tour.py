@@ -24,37 +24,37 @@ import torch.nn.functional as F
 
 from regard.attention import (
     Additive,
-    Allowed,
     Bilinear,
     Causal,
     Dot,
-    Fixed,
+    FixedBlocks,
     Mask,
-    Packed,
-    Places,
-    SameSentence,
+    MaskTable,
+    PackedQK,
+    SameSegment,
     ScaledDot,
     Score,
+    SegmentPositions,
     Segments,
     Strided,
     Window,
     plain_weights,
 )
-from regard.nn.blocks import ACTIVATIONS, BlockSettings, EncoderBlock
 from regard.decoding.sampling import kept
-from regard.inside import charts, scene, svg
-from regard.inside.charts import Chart, Point, Series
-from regard.inside.colours import colour, ink
-from regard.inside.maps import Map
 from regard.models import build
-from regard.recipes.schema import Decoding, RecurrentSettings, TransformerSettings
-from regard.rows import PairBatch, Rows
-from regard.text import BEGIN, END
+from regard.nn.blocks import ACTIVATIONS, BlockConfig, EncoderBlock
+from regard.packed import PackedLayout, SeqBatch
+from regard.recipes.schema import DecodingSettings, RecurrentSettings, TransformerSettings
+from regard.text import BOS, EOS
+from regard.viz import charts, scene, svg
+from regard.viz.charts import Chart, Point, Series
+from regard.viz.colours import colour, ink
+from regard.viz.maps import Map
 
 TOUR = Path(__file__).parents[1] / "tour.md"
 HERE = Path(__file__).parent / "tour"
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # as in regard.inside.charts
-INK, QUIET, EDGE, CARD = "#1b2027", "#5f6874", "#e3e6ea", "#ffffff"  # the light card of regard.inside.svg
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # as in regard.viz.charts
+INK, QUIET, EDGE, CARD = "#1b2027", "#5f6874", "#e3e6ea", "#ffffff"  # the light card of regard.viz.svg
 NIGHT = {"card": "#14171c", "edge": "#2a3039", "ink": "#eceff3", "quiet": "#98a2af", "box": "#1d2229"}
 PALE = "#f4f6f8"
 
@@ -208,7 +208,7 @@ def smallest() -> str:
 
 def asking() -> str:
     here = chapter("Queries, keys and values")
-    weights = plain_weights(here.q, here.k, Allowed(), Dot())
+    weights = plain_weights(here.q, here.k, MaskTable(), Dot())
     return svg.draw(Map(weights.numpy(), here.words, here.words, "An action asks for an animal"))
 
 
@@ -253,8 +253,8 @@ def distance() -> str:
     def reaching(settings: RecurrentSettings | TransformerSettings, words: int, seed: int) -> float:
         torch.manual_seed(seed)
         model = build(settings, 100, 100, shared=False)
-        source = [4, *torch.randint(5, 100, (words - 1,)).tolist(), END]
-        model.loss(PairBatch.of([source], [[5, END]], begin=BEGIN)).backward()
+        source = [4, *torch.randint(5, 100, (words - 1,)).tolist(), EOS]
+        model.loss(SeqBatch.from_lists([source], [[5, EOS]], bos=BOS)).backward()
         return float(model.source_embedding.table.grad[4].norm())
 
     one_way: dict[str, Any] = dict(size="tiny", bidirectional=False, dropout=0.0)
@@ -357,14 +357,14 @@ def heads() -> str:
 
 
 def masks() -> str:
-    places = Places.flat(Rows([16]))
-    two = Places.flat(Rows([9, 7]))
-    kinds: list[tuple[str, Mask, Places]] = [
+    places = SegmentPositions.flat(PackedLayout([16]))
+    two = SegmentPositions.flat(PackedLayout([9, 7]))
+    kinds: list[tuple[str, Mask, SegmentPositions]] = [
         ("causal", Causal(), places),
         ("causal, four back", Causal() & Window(4), places),
-        ("causal, two sentences", Causal() & SameSentence(), two),
+        ("causal, two sentences", Causal() & SameSegment(), two),
         ("strided, 4", Strided(4), places),
-        ("fixed, 4", Fixed(4), places),
+        ("fixed, 4", FixedBlocks(4), places),
         ("segments of 4, memory of 3", Segments(4, 3), places),
     ]
     card = Card(772, 616, "Who may look at whom", "Six masks as grids; a filled cell may be attended to.")
@@ -378,7 +378,7 @@ def masks() -> str:
 
 def cross() -> str:
     here = chapter("Cross-attention")
-    weights = here.seen.attention["decoder.0.cross"].sentence(0)[0]
+    weights = here.seen.attention["decoder.0.cross_attn"].sentence(0)[0]
     read = (*(here.letter[i] for i in here.row), "</s>")
     written = (*(here.letter[i] for i in here.row[::-1]), "</s>")
     return svg.draw(Map(weights.detach().numpy(), written, read, "Cross-attention, letters backwards"))
@@ -409,17 +409,17 @@ def positions() -> str:
 def reaching(depth: int, how: str, seed: int) -> float:
     """Return the gradient norm at the input of `depth` encoder blocks, with or without residual connections."""
     torch.manual_seed(seed)
-    blocks = [EncoderBlock(BlockSettings(width=32, heads=4, inner=64)) for _ in range(depth)]
+    blocks = [EncoderBlock(BlockConfig(width=32, heads=4, ffn_width=64)) for _ in range(depth)]
     first = torch.randn(8, 32, requires_grad=True)
-    rows = Rows([8])
-    x, own = first, Packed(rows, rows)
+    rows = PackedLayout([8])
+    x, own = first, PackedQK(rows, rows)
     for b in blocks:
         if how == "whole":
             x = b(x, own)
         elif how == "norms":
-            x = b.feed_forward(b.feed_forward_residual.norm(b.own(b.own_residual.norm(x), own)))
+            x = b.feed_forward(b.feed_forward_residual.norm(b.self_attn(b.self_attn_residual.norm(x), own)))
         else:
-            x = b.feed_forward(b.own(x, own))
+            x = b.feed_forward(b.self_attn(x, own))
     x[-1].sum().backward()
     assert first.grad is not None
     return float(first.grad.norm())
@@ -573,7 +573,7 @@ def temperature() -> str:
     words = ("mat", "sofa", "roof", "the rest")
     card = Card(820, 290, "Temperature and top-k", "Bars of the probabilities of the next word under four settings.")
     for k, (name, tau, top_k) in enumerate(kinds):
-        shares, order = kept(here.chances.log()[None, None], Decoding(temperature=tau, top_k=top_k))
+        shares, order = kept(here.chances.log()[None, None], DecodingSettings(temperature=tau, top_k=top_k))
         found = dict(zip(order[0, 0].tolist(), shares[0, 0].tolist(), strict=True))
         chance = [found.pop(here.tokenizer.encode(f" {word}")[0], 0.0) for word in words[:3]]
         left = 104 + 178 * k
@@ -619,7 +619,7 @@ def gpt() -> str:
     chances, best = here.chances.topk(3)
     for i, (p, token) in enumerate(zip(chances, best, strict=True)):
         y = 402 + 28 * i
-        card.text(212, y + 16, here.tokenizer.pieces([BEGIN, int(token)])[1].strip(), anchor="end")
+        card.text(212, y + 16, here.tokenizer.pieces([BOS, int(token)])[1].strip(), anchor="end")
         card.bar(222, y, 130 * float(p), 20)
         card.text(230 + 130 * float(p), y + 16, f"{p:.2f}", anchor="start", size=13)
     card.text(28, 512, "One token is sampled and appended to the text; then the next step begins.",
@@ -632,7 +632,7 @@ def fill() -> str:
     text = "the [MASK] sat on the sofa"
     known = {guess.text.strip(): guess.probability for guess in gap.fill([text], top=9)[0].guesses[0]}
     with torch.no_grad():
-        after = before.PairBatch.of([[]], [[*before.tokenizer.encode("the"), END]], begin=BEGIN)
+        after = before.SeqBatch.of([[]], [[*before.tokenizer.encode("the"), EOS]], begin=BOS)
         chances = before.model(after)[-1].softmax(-1)
     said = {word: float(chances[before.tokenizer.encode(f" {word}")[0]]) for word in ("cat", "dog")}
     card = Card(720, 230, "the ___ sat on the sofa", "Probabilities of cat and dog, for GPT and for BERT, as bars.")

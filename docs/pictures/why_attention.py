@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 from regard.evaluation.compare import distinct_names, in_words
-from regard.inside.charts import Chart, Point, Series, columned, svg, table
-from regard.models import Translator, build
+from regard.models import SequenceModel, build
+from regard.packed import SeqBatch
 from regard.recipes import load
-from regard.rows import PairBatch
-from regard.runs import Run
-from regard.text import BEGIN, END
+from regard.run_dir import RunDir
+from regard.text import BOS, EOS
+from regard.viz.charts import Chart, Point, Series, columned, svg, table
 
 RUNGS = ["ladder-lstm", "ladder-gru", "ladder-dot", "ladder-additive", "ladder-transformer"]
 LENGTHS = [4, 8, 16, 32, 64, 128]  # tokens in source and target
@@ -103,7 +103,7 @@ def gradient(runs: Sequence[Path]) -> tuple[list[Chart], str]:
     return [chart], table(chart)
 
 
-def first_gradients(model: Translator, batch: PairBatch) -> list[float]:
+def first_gradients(model: SequenceModel, batch: SeqBatch) -> list[float]:
     """Return, per sentence, the gradient norm of its last token's loss at the embedding of its first source token."""
     vectors: list[torch.Tensor] = []
     hook = model.source_embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
@@ -111,24 +111,24 @@ def first_gradients(model: Translator, batch: PairBatch) -> list[float]:
         logits = model(batch)
     finally:
         hook.remove()
-    last = batch.inputs.rows.offsets[1:] - 1
+    last = batch.inputs.layout.offsets[1:] - 1
     losses = torch.nn.functional.cross_entropy(logits[last], batch.labels[last], reduction="sum")
     (found,) = torch.autograd.grad(losses, vectors[0])  # independent sentences: this is per sentence
-    return found[batch.source.rows.offsets[:-1]].norm(dim=1).tolist()
+    return found[batch.source.layout.offsets[:-1]].norm(dim=1).tolist()
 
 
-def random_batch(length: int, count: int, vocabulary: int) -> PairBatch:
+def random_batch(length: int, count: int, vocabulary: int) -> SeqBatch:
     """Return random sentences with EOS, `length` tokens per side, seeded by the length."""
     generator = torch.Generator().manual_seed(length)
     words = torch.randint(10, vocabulary, (2, count, length - 1), generator=generator).tolist()
-    sources, targets = ([[*sentence, END] for sentence in side] for side in words)
-    return PairBatch.of(sources, targets, begin=BEGIN)
+    sources, targets = ([[*sentence, EOS] for sentence in side] for side in words)
+    return SeqBatch.from_lists(sources, targets, bos=BOS)
 
 
-def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Translator, int]]:
+def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, SequenceModel, int]]:
     """Return (name, model, vocabulary size) of the runs, or of untrained models of the ladder recipes."""
     if runs:
-        opened = [Run(path) for path in runs]
+        opened = [RunDir(path) for path in runs]
         return [(in_words(run.recipe.model), run.model(), len(run.tokenizers[0])) for run in opened]
     found = []
     for name in RUNGS:
@@ -208,7 +208,7 @@ def speed(runs: Sequence[Path], device: torch.device) -> tuple[list[Chart], str]
     return [chart], table(chart)
 
 
-def _seconds(model: Translator, batch: PairBatch) -> float:
+def _seconds(model: SequenceModel, batch: SeqBatch) -> float:
     waits = torch.cuda.synchronize if batch.labels.is_cuda else lambda: None
     waits()
     begun = time.perf_counter()

@@ -16,31 +16,31 @@ import numpy as np
 import torch
 
 from regard import accelerate, devices
-from regard.data.sources import corpora
+from regard.data.corpora import corpora
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
-from regard.decoding.continuing import Continuation, Continuer, generation
-from regard.decoding.filling import Filled, GapFiller
-from regard.decoding.lines import Answer, LineTranslator
+from regard.decoding.fill_mask import Filled, MaskFiller
+from regard.decoding.generate import Generation, Generator, generation
+from regard.decoding.translate import Answer, Translator
 from regard.errors import UserError
-from regard.inside.maps import Map
-from regard.inside.recorder import Recorder
+from regard.interpret.recorder import Recorder
 from regard.models.ensemble import Ensemble
+from regard.packed import SeqBatch
 from regard.recipes import load as load_recipe
-from regard.recipes.faults import changed, refuse_unknown
+from regard.recipes.errors import changed, refuse_unknown
 from regard.recipes.load import with_changes
 from regard.recipes.schema import Recipe
-from regard.recipes.write import toml_value
-from regard.rows import PairBatch
-from regard.runs import BEST, Run
-from regard.text import BEGIN, END, UNKNOWN
-from regard.text.sides import front_of
+from regard.recipes.to_toml import toml_value
+from regard.run_dir import BEST, RunDir
+from regard.text import BOS, EOS, UNK
+from regard.text.encode import prefix_ids
+from regard.viz.maps import Map
 
 if TYPE_CHECKING:
-    from regard.inside.changes import Change
-    from regard.inside.explain.models import How, Unit
-    from regard.inside.explain.rise import Explanation
-    from regard.inside.trace import Trace
+    from regard.interpret.explain.models import MaskMethod, Unit
+    from regard.interpret.explain.rise import Explanation
+    from regard.interpret.interventions import Intervention
+    from regard.interpret.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CrossAttention:
         return map.to_words() if words else map
 
     def _repr_html_(self) -> str:
-        from regard.inside import svg
+        from regard.viz import svg
 
         return svg.draw(self.map())
 
@@ -163,18 +163,18 @@ class Model:
 
     def __init__(
         self,
-        run: Run,
+        run: RunDir,
         device: str = "auto",
         weights: str | Path = BEST,
         precision: str = "auto",
-        others: Sequence[Run] = (),
+        others: Sequence[RunDir] = (),
     ) -> None:
         self.run = run
         self.device = devices.pick(device)
         self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
         members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
         for other in others:
-            _refuse_stranger(run, other)
+            _check_ensemble_compatible(run, other)
         for member in members:
             accelerate.for_inference(member, self.precision)
         self.module = Ensemble(members).eval() if others else members[0]
@@ -203,12 +203,12 @@ class Model:
 
     def translator(
         self, *, seed: int | None = 0, source_tag: str | None = None, target_tag: str | None = None, **settings: Any
-    ) -> LineTranslator:
+    ) -> Translator:
         """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
-        self._made_for("translate")
+        self._require_verb("translate")
         also = ("nbest", "seed", "prefix", "source_tag", "target_tag")
         chosen = changed(self.run.recipe.decoding, settings, "translate", also)
-        made = LineTranslator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+        made = Translator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
         return replace(
             made,
             seed=_seed(seed),
@@ -279,15 +279,15 @@ class Model:
         if len(prefixes) != lines:
             raise UserError(f"{len(prefixes)} prefixes for {lines} texts: give one for each, or one string for all")
         for one in dict.fromkeys(prefixes):
-            if UNKNOWN in self.run.tokenizers[1].encode(one):
+            if UNK in self.run.tokenizers[1].encode(one):
                 raise UserError(f"prefix {one!r} has something in it that this model cannot write")
         return prefixes
 
-    def generator(self, *, seed: int | None = 0, **settings: Any) -> Continuer:
+    def generator(self, *, seed: int | None = 0, **settings: Any) -> Generator:
         """Continues texts, sampling as its recipe says (or usually), with some settings changed: `temperature=0.5`."""
-        self._made_for("generate")
+        self._require_verb("generate")
         chosen = generation(self.run.recipe.decoding, **settings)
-        made = Continuer.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
+        made = Generator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
         return replace(made, seed=_seed(seed), precision=self.precision)
 
     @overload
@@ -300,7 +300,7 @@ class Model:
         stop: str | Iterable[str] = (),
         seed: int | None = 0,
         **settings: Any,
-    ) -> Continuation: ...
+    ) -> Generation: ...
 
     @overload
     def generate(
@@ -312,7 +312,7 @@ class Model:
         stop: str | Iterable[str] = (),
         seed: int | None = 0,
         **settings: Any,
-    ) -> list[Continuation]: ...
+    ) -> list[Generation]: ...
 
     def generate(
         self,
@@ -323,7 +323,7 @@ class Model:
         stop: str | Iterable[str] = (),
         seed: int | None = 0,
         **settings: Any,
-    ) -> Continuation | list[Continuation]:
+    ) -> Generation | list[Generation]:
         """Continue a text, or several at once: `model.generate("Once upon a time", samples=3).texts`.
 
         `settings` are those of the recipe's [decoding], such as `temperature`. The same `seed` gives the same text, and
@@ -335,7 +335,7 @@ class Model:
         _warn_truncated([one.truncated for one in found], prompt, continuer.longest)
         return found[0] if isinstance(prompt, str) else found
 
-    def _made_for(self, verb: str) -> None:
+    def _require_verb(self, verb: str) -> None:
         """A model does what it was trained to do; another verb is a mistake that names the right one."""
         text, bert = self.run.recipe.data.is_text, self.run.recipe.model.family == "bert"
         right = ("fill" if bert else "generate") if text else "translate"
@@ -343,9 +343,9 @@ class Model:
             what = "plain text" if text else "pairs"
             raise UserError(f"{self.run.path} was trained on {what}: use `regard {right}`, not `regard {verb}`")
 
-    def filler(self) -> GapFiller:
+    def filler(self) -> MaskFiller:
         """Fills in the gaps of many texts: `model.filler()(texts, top=3)`."""
-        return GapFiller.for_recipe(self.module, self.run.tokenizers[0], self.run.recipe)
+        return MaskFiller.for_recipe(self.module, self.run.tokenizers[0], self.run.recipe)
 
     @overload
     def fill(self, text: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
@@ -384,7 +384,7 @@ class Model:
         text: str,
         *,
         target: str | None = None,
-        how: How = "unknown",
+        how: MaskMethod = "unknown",
         unit: Unit = "words",
         span: int = 1,
         progress: Callable[[int], None] | None = None,
@@ -393,15 +393,15 @@ class Model:
         """Which words the output, or a given `target`, depends on, the model being a black box (RISE).
 
         Words (`span` at a time), or `unit="pieces"`, are replaced by the unknown token or, `how="drop"`, left out. The
-        rest is as in `regard.inside.explain.Sampling`: `model.explain("a cat", masks=500, seed=1).importance`.
+        rest is as in `regard.interpret.explain.Sampling`: `model.explain("a cat", masks=500, seed=1).importance`.
         """
-        from regard.inside.explain import Sampling
-        from regard.inside.explain.models import Hiding, ask
+        from regard.interpret.explain import Sampling
+        from regard.interpret.explain.models import MaskingMode, ask
 
         known = [name.name for name in fields(Sampling)]
         refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
         _one_text("explain", text)
-        asked = ask(self, text, target=target, hiding=Hiding(how, unit, span))
+        asked = ask(self, text, target=target, hiding=MaskingMode(how, unit, span))
         _warn_truncated([asked.cut], text, self.run.recipe.model.max_positions)
         return asked.explain(progress, **sampling)
 
@@ -409,19 +409,19 @@ class Model:
         self,
         text: str,
         target: str | None = None,
-        changes: Sequence[Mapping[str, Any] | Change] = (),
+        changes: Sequence[Mapping[str, Any] | Intervention] = (),
         *,
         after: Sequence[int] | None = None,
     ) -> Trace:
         """Everything that can be seen of one run: tokens, attention, gates, the residual stream, probabilities.
 
         The output is the model's own, or `target`; or `after`, the ids of the output so far, and one token more.
-        `changes` switch heads off, hide words or replace attention rows; see `regard.inside.changes`.
+        `changes` switch heads off, hide words or replace attention rows; see `regard.interpret.interventions`.
 
             trace = model.trace("this cat is very large")
-            trace.header["text"]["target"], trace.array("decoder.0.cross.weights")
+            trace.header["text"]["target"], trace.array("decoder.0.cross_attn.weights")
         """
-        from regard.inside.trace import record
+        from regard.interpret.trace import record
 
         self._one()
         _one_text("trace", text)
@@ -430,13 +430,13 @@ class Model:
     def _translation(self, line: str, answer: Answer) -> Translation:
         source, target = self.run.tokenizers
         best = answer.hypotheses[0] if answer.hypotheses else None
-        tokens = (*best.tokens, END) if best is not None and best.finished else best.tokens if best is not None else ()
+        tokens = (*best.tokens, EOS) if best is not None and best.finished else best.tokens if best is not None else ()
         return Translation(
             source=line,
             text=answer.texts[0],
             score=best.score if best is not None else 0.0,
-            tokens=tuple(target.pieces(tokens)),
-            source_tokens=tuple(source.pieces(answer.source)),
+            tokens=tuple(target.token_texts(tokens)),
+            source_tokens=tuple(source.token_texts(answer.source)),
             alternatives=tuple(
                 (text, h.score) for text, h in zip(answer.texts[1:], answer.hypotheses[1:], strict=True)
             ),
@@ -456,11 +456,11 @@ class Model:
         if not answer.hypotheses:
             return CrossAttention(np.zeros((0, 0, 0, 0), np.float32), (), ())
         best = answer.hypotheses[0]
-        tokens = [*best.tokens, END] if best.finished else list(best.tokens)
-        batch = PairBatch.of([list(answer.source)], [tokens], begin=BEGIN).to(self.device)
+        tokens = [*best.tokens, EOS] if best.finished else list(best.tokens)
+        batch = SeqBatch.from_lists([list(answer.source)], [tokens], bos=BOS).to(self.device)
         with torch.inference_mode(), Recorder(self.module) as seen:
             self.module(batch)
-            layers = [a.sentence(0) for name, a in seen.attention.items() if name.endswith("cross")]
+            layers = [a.sentence(0) for name, a in seen.attention.items() if name.endswith("cross_attn")]
         if not layers:
             raise UserError("this model does not look at its source by attention: there is nothing to show")
         weights = torch.stack(layers).float().cpu().numpy()
@@ -566,7 +566,7 @@ def _warn_truncated(truncated: Sequence[bool], given: Any, most: int) -> None:
     warnings.warn(what, UserWarning, stacklevel=3)
 
 
-def _refuse_stranger(run: Run, other: Run) -> None:
+def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
     """Complain of a run that cannot decide together with another."""
     mine, theirs = run.recipe, other.recipe
     for each in (run, other):
@@ -583,7 +583,7 @@ def _refuse_stranger(run: Run, other: Run) -> None:
     known = [(corpus.source_tag, corpus.target_tag) for corpus in corpora(theirs.data)]
     if (first.source_tag, first.target_tag) not in known:
         raise UserError(f"{other.path} was not trained with the tags that {run.path} reads and writes")
-    if (front_of(mine), mine.data.lowercase) != (front_of(theirs), theirs.data.lowercase):
+    if (prefix_ids(mine), mine.data.lowercase) != (prefix_ids(theirs), theirs.data.lowercase):
         why = "data.lowercase is another, or only one of them is a BERT"
         raise UserError(f"{other.path} reads its sources otherwise than {run.path} does: {why}")
     longest, places = mine.model.max_positions, theirs.model.max_positions
@@ -607,7 +607,7 @@ def load(
     `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
     less exact.
     """
-    return Model(Run(path), device, weights, precision, [Run(other) for other in others])
+    return Model(RunDir(path), device, weights, precision, [RunDir(other) for other in others])
 
 
 def train(
@@ -650,7 +650,7 @@ def train(
 
 def _with_given(recipe: Recipe, given: Mapping[str, Any], columns: Sequence[str] | None, keep_count: bool) -> Recipe:
     """The recipe with data given in Python, which become files."""
-    from regard.data.given import file_of
+    from regard.data.in_memory import file_of
 
     if given["pairs"] is not None and given["texts"] is not None:
         raise UserError("give pairs or texts, not both")

@@ -30,7 +30,7 @@ _TEMPORARY = re.compile(r"\..+\.tmp|\.tmp[A-Za-z0-9]{6}")  # of `atomic`, and of
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
-def reason(error: OSError) -> str:
+def errno_text(error: OSError) -> str:
     """What went wrong, in plain words."""
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
@@ -61,7 +61,7 @@ def parse_json(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Write to the path given; when the block ends well it takes the place of `path`, on disk, at once.
 
     If anything fails the old file stays as it was and the half-written one is removed. The temporary file has a random
@@ -87,7 +87,7 @@ def atomic(path: Path) -> Iterator[Path]:
         finally:
             os.close(folder)
     except OSError as error:
-        raise UserError(f"{path} could not be written: {reason(error)}") from error
+        raise UserError(f"{path} could not be written: {errno_text(error)}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    with atomic(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -133,7 +133,7 @@ class DirectoryLock:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(folder / self.NAME, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
         except OSError as error:
-            raise UserError(f"{folder / self.NAME} could not be written: {reason(error)}") from error
+            raise UserError(f"{folder / self.NAME} could not be written: {errno_text(error)}") from error
         try:
             import fcntl
 

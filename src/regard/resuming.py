@@ -11,7 +11,7 @@ MAY_CHANGE = (
     "training.save_minutes",
     "training.patience",
     "training.precision",
-    "training.update",
+    "training.backend",
     "training.checkpoint_activations",
     "training.tensorboard",
     "data.folder",  # the files in it have to be the same

@@ -18,35 +18,35 @@ import torch
 from torch import Tensor, nn
 
 
-class Lazy(Protocol):
+class LazyValue(Protocol):
     """Something worth seeing that costs work: called for its value, or given another one."""
 
     def __call__(self) -> Tensor: ...
 
-    def replaced(self, value: Tensor) -> Lazy: ...
+    def replaced(self, value: Tensor) -> LazyValue: ...
 
 
 @dataclass(frozen=True)
-class Later:
+class Deferred:
     """The plainest lazy value: what `work` gives."""
 
-    work: Callable[[], Tensor]
+    compute: Callable[[], Tensor]
 
     def __call__(self) -> Tensor:
-        return self.work()
+        return self.compute()
 
-    def replaced(self, value: Tensor) -> Later:
-        return Later(lambda: value)
+    def replaced(self, value: Tensor) -> Deferred:
+        return Deferred(lambda: value)
 
 
-Value = Tensor | Lazy
+Value = Tensor | LazyValue
 Listener = Callable[[nn.Module, str, Value], Tensor | None]
 
 # One set of listeners a thread or task: requests served side by side do not hear each other.
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("regard_listeners", default=())
 
 
-def listening() -> bool:
+def has_listeners() -> bool:
     """Whether anyone listens at the taps. Nobody does inside a compiled run: what is recorded is a plain one."""
     return not torch.compiler.is_compiling() and bool(_listeners.get())
 
@@ -64,7 +64,7 @@ def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
 
 def tap(module: nn.Module, kind: str, value: Tensor) -> Tensor:
     """`value`, or what a listener put in its place."""
-    if not listening():
+    if not has_listeners():
         return value
     replacement = offer(module, kind, value)
     return value if replacement is None else replacement

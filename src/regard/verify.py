@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard import weights
-from regard.data.store import stored
+from regard import tensor_io
+from regard.data.token_cache import stored
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock
-from regard.runs import LOGS, Run
+from regard.run_dir import LOGS, RunDir
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def verify(path: Path) -> Iterator[Finding]:
     """Check every file of a run directory, from the small ones to the weights and the token cache."""
     info = path / "run.json"
     try:
-        run = Run(path)
+        run = RunDir(path)
     except UserError as error:
         if not info.exists():
             raise
@@ -41,7 +41,7 @@ def verify(path: Path) -> Iterator[Finding]:
     yield from tokenizers
     expected = [run.best] if not _before_first_validation(run) else []
     for file in (*expected, *run.snapshots().values(), *([run.resume] if run.resume.exists() else [])):
-        yield _checked(file, partial(weights.load, file))
+        yield _checked(file, partial(tensor_io.load, file))
     for name in LOGS:
         if run.log_mark(name) is not None:
             yield _checked(run.path / name, partial(run.log, name))
@@ -51,7 +51,7 @@ def verify(path: Path) -> Iterator[Finding]:
 
 def accept(path: Path) -> None:
     """Record an edited recipe.toml as the settings of the run."""
-    run = Run(path)
+    run = RunDir(path)
     with DirectoryLock(path, "training"):
         run.accept_edits()
 
@@ -66,29 +66,29 @@ def _checked(file: Path, read: Callable[[], Any]) -> Finding:
     return Finding(file)
 
 
-def _recipe(run: Run) -> Finding:
+def _recipe(run: RunDir) -> Finding:
     file = run.path / "recipe.toml"
     found = _checked(file, run.edits)
     edited = run.edits() if found.status == "ok" else {}
     return Finding(file, "edited", ", ".join(edited)) if edited else found
 
 
-def _tokenizer_files(run: Run) -> list[Path]:
+def _tokenizer_files(run: RunDir) -> list[Path]:
     try:
         return run.tokenizer_files(run.accepted)
     except UserError:  # an older run whose recipe cannot be read, which has been said
         return sorted(run.path.glob("*tokenizer.json"))
 
 
-def _before_first_validation(run: Run) -> bool:
+def _before_first_validation(run: RunDir) -> bool:
     """Whether the run is trained but was not validated yet: then there are no best weights to expect."""
     try:
-        return not run.best.exists() and run.resume.exists() and weights.about(run.resume)["best"] is None
+        return not run.best.exists() and run.resume.exists() and tensor_io.read_metadata(run.resume)["best"] is None
     except (UserError, KeyError):
         return False
 
 
-def _cache(run: Run) -> Iterator[Finding]:
+def _cache(run: RunDir) -> Iterator[Finding]:
     """The tokens in the cache, where they can be found: that takes the files that the run was trained on."""
     try:
         with warnings.catch_warnings():

@@ -12,36 +12,36 @@ from torch import Tensor, nn
 
 from regard.attention import (
     Additive,
-    Allowed,
     Bilinear,
     Causal,
-    Dense,
+    DenseQK,
     Dot,
-    Everything,
-    Given,
+    Full,
     Mask,
-    MultiHead,
-    Packed,
-    Places,
-    SameSentence,
+    MaskTable,
+    MultiHeadAttention,
+    PackedQK,
+    SameSegment,
     ScaledDot,
     Score,
+    SegmentPositions,
+    TableMask,
     Window,
     attend,
-    kernel,
     plain_weights,
+    use_backend,
 )
-from regard.attention.kernels import few, fused, plain
-from regard.inside.recorder import Recorder, intervene
-from regard.positions import Sinusoidal
-from regard.rows import Rows
+from regard.attention.backends import fused, plain, small
+from regard.interpret.recorder import Recorder, intervene
+from regard.nn.positions import Sinusoidal
+from regard.packed import PackedLayout
 
 T, F = True, False
 
 
-def places(*sentences: int) -> Places:
+def places(*sentences: int) -> SegmentPositions:
     """The places of sentences of these lengths laid end to end."""
-    return Places.flat(Rows(sentences))
+    return SegmentPositions.flat(PackedLayout(sentences))
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -54,14 +54,14 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize(
     ("mask", "table"),
     [
-        (Everything(), [[T, T, T], [T, T, T], [T, T, T]]),
+        (Full(), [[T, T, T], [T, T, T], [T, T, T]]),
         (Causal(), [[T, F, F], [T, T, F], [T, T, T]]),
         (~Causal(), [[F, T, T], [F, F, T], [F, F, F]]),
         (Window(1), [[T, F, F], [T, T, F], [F, T, T]]),
         (Window(0, 1), [[T, T, F], [F, T, T], [F, F, T]]),
         (Window(1, 1) & Causal(), [[T, F, F], [T, T, F], [F, T, T]]),
         (Window(0) | ~Causal(), [[T, T, T], [F, T, T], [F, F, T]]),
-        (Given(torch.tensor([[F, T, F], [F, F, F], [T, T, F]])), [[F, T, F], [F, F, F], [T, T, F]]),
+        (TableMask(torch.tensor([[F, T, F], [F, F, F], [T, T, F]])), [[F, T, F], [F, F, F], [T, T, F]]),
     ],
 )
 def test_masks_of_one_sentence_are_these_tables(mask: Mask, table: list[list[bool]]) -> None:
@@ -69,9 +69,9 @@ def test_masks_of_one_sentence_are_these_tables(mask: Mask, table: list[list[boo
 
 
 def test_sentences_in_one_row_do_not_see_each_other_nor_fill() -> None:
-    row = Places.flat(Rows([2, 1], size=4))  # a a b _
-    assert SameSentence().table(row, row).tolist() == [[T, T, F, F], [T, T, F, F], [F, F, T, F], [F, F, F, F]]
-    assert (SameSentence() & Causal()).table(row, row).tolist() == [
+    row = SegmentPositions.flat(PackedLayout([2, 1], size=4))  # a a b _
+    assert SameSegment().table(row, row).tolist() == [[T, T, F, F], [T, T, F, F], [F, F, T, F], [F, F, F, F]]
+    assert (SameSegment() & Causal()).table(row, row).tolist() == [
         [T, F, F, F],
         [T, T, F, F],
         [F, F, T, F],
@@ -80,21 +80,23 @@ def test_sentences_in_one_row_do_not_see_each_other_nor_fill() -> None:
 
 
 def test_padding_is_nowhere_in_the_padded_view() -> None:
-    table = SameSentence().table(Places.padded(Rows([1, 2])), Places.padded(Rows([2, 1])))
+    table = SameSegment().table(
+        SegmentPositions.padded(PackedLayout([1, 2])), SegmentPositions.padded(PackedLayout([2, 1]))
+    )
     assert table.tolist() == [[[T, T], [F, F]], [[T, F], [T, F]]]
 
 
 def test_a_packed_layout_allows_same_sentence_and_mask() -> None:
     """Whatever short cut the layout takes, real queries see what mask and sentence say, and nothing else."""
-    queries, keys = Rows([2, 3], size=6), Rows([3, 1])
-    for mask in (Everything(), Causal(), Window(1, 1), Given(torch.rand(4, 4) < 0.5)):
+    queries, keys = PackedLayout([2, 3], size=6), PackedLayout([3, 1])
+    for mask in (Full(), Causal(), Window(1, 1), TableMask(torch.rand(4, 4) < 0.5)):
         for rows in (keys, queries):
-            allowed = Packed(queries, rows, mask).allowed
-            table = allowed.dense(queries.longest, rows.longest, torch.device("cpu"))
-            expected = (mask & SameSentence()).table(Places.padded(queries), Places.padded(rows))
+            allowed = PackedQK(queries, rows, mask).allowed
+            table = allowed.to_dense(queries.max_len, rows.max_len, torch.device("cpu"))
+            expected = (mask & SameSegment()).table(SegmentPositions.padded(queries), SegmentPositions.padded(rows))
             table = torch.ones_like(expected[:, None]) if table is None else table
             table = table.expand(len(rows), 1, *expected.shape[1:])[:, 0]
-            assert torch.equal(table[queries.present], expected[queries.present])
+            assert torch.equal(table[queries.padded_is_token], expected[queries.padded_is_token])
 
 
 # -- the plain kernel is the definition --------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_plain_attention_is_these_loops() -> None:
         [sum(a * b for a, b in zip(x, y, strict=True)) / 2 for y in k.tolist()] for x in q.tolist()
     ]  # sqrt of width 4
     expected = torch.tensor(loops(scores, v.tolist(), table.tolist()), dtype=torch.float64)
-    torch.testing.assert_close(plain(q, k, v, Allowed(table), ScaledDot()), expected)
+    torch.testing.assert_close(plain(q, k, v, MaskTable(table), ScaledDot()), expected)
     assert expected[1].tolist() == [0, 0]
 
 
@@ -128,15 +130,15 @@ def test_scores_112_and_96_at_width_64_give_14_and_12_and_weights_of_88_and_12_p
     keys = torch.stack([torch.full((64,), 112 / 64), torch.full((64,), 96 / 64)])  # q.k = 112 and 96
     assert Dot()(query, keys).tolist() == [[112, 96]]
     assert ScaledDot()(query, keys).tolist() == [[14, 12]]
-    weights = plain_weights(query, keys, Allowed(), ScaledDot())
+    weights = plain_weights(query, keys, MaskTable(), ScaledDot())
     assert weights.mul(100).round().tolist() == [[88, 12]]
     assert weights[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
     for name in ("plain", "fused"):
-        with kernel(name):  # with the unit vectors as values the output is the weights
-            out = attend(query[None, None], keys[None, None], torch.eye(2, 64)[None, None], Dense())
+        with use_backend(name):  # with the unit vectors as values the output is the weights
+            out = attend(query[None, None], keys[None, None], torch.eye(2, 64)[None, None], DenseQK())
         assert out[0, 0, 0, :2].mul(100).round().tolist() == [88, 12]
         assert not out[0, 0, 0, 2:].any()
-    unscaled = plain_weights(query, keys, Allowed(), Dot())
+    unscaled = plain_weights(query, keys, MaskTable(), Dot())
     assert unscaled[0, 1].item() == pytest.approx(math.exp(-16), rel=1e-3)  # what the root of 64 is there to avoid
 
 
@@ -154,7 +156,7 @@ def test_additive_scores_are_v_tanh_of_the_sum() -> None:
             expected[i, j] = sum(v[h] * math.tanh(s) for h, s in enumerate(hidden))
     torch.testing.assert_close(score(q, k), expected)
     table = torch.tensor([[T, T, F, T, F, T], [F] * 6])
-    out = attend(q[None, None], k[None, None], draw(1, 1, 6, 2).detach(), Dense(table), score=score)
+    out = attend(q[None, None], k[None, None], draw(1, 1, 6, 2).detach(), DenseQK(table), score=score)
     assert out.shape == (1, 1, 2, 2) and not out[0, 0, 1].any()
 
 
@@ -165,7 +167,7 @@ def test_additive_attention_through_attend_is_the_loops() -> None:
     table = torch.rand(2, 6) < 0.7
     expected = loops(score(q, k)[0, 0].tolist(), v[0, 0].tolist(), table.tolist())
     torch.testing.assert_close(
-        attend(q, k, v, Dense(table), score=score)[0, 0], torch.tensor(expected, dtype=torch.float64)
+        attend(q, k, v, DenseQK(table), score=score)[0, 0], torch.tensor(expected, dtype=torch.float64)
     )
 
 
@@ -178,29 +180,29 @@ def test_the_bilinear_score_is_q_w_k() -> None:
 
 def test_a_score_that_is_no_dot_product_has_no_fused_kernel() -> None:
     q, k, v = (draw(1, 1, 2, 4, dtype=torch.float32) for _ in range(3))
-    with kernel("fused"), pytest.raises(TypeError, match="Additive is no dot product"):
-        attend(q, k, v, Dense(), score=Additive(4, 4, 4))
-    with pytest.raises(ValueError, match="no kernel 'fast'"), kernel("fast"):
+    with use_backend("fused"), pytest.raises(TypeError, match="Additive is no dot product"):
+        attend(q, k, v, DenseQK(), score=Additive(4, 4, 4))
+    with pytest.raises(ValueError, match="no kernel 'fast'"), use_backend("fast"):
         pass
 
 
 # -- fused equals plain ------------------------------------------------------------------------------------------------
 
-QUERIES, KEYS, HEADS = Rows([4, 1, 6]), Rows([3, 5, 6]), 2
+QUERIES, KEYS, HEADS = PackedLayout([4, 1, 6]), PackedLayout([3, 5, 6]), 2
 BOOLEANS = torch.rand(6, 6, generator=torch.Generator().manual_seed(4)) < 0.4
 BOOLEANS[0] = False  # the first query of every sentence sees nothing
 MASKS: dict[str, Mask | None] = {
     "none": None,
-    "everything": Everything(),
+    "everything": Full(),
     "causal": Causal(),
     "not causal": ~Causal(),
     "window": Window(2, 1),
-    "same sentence": SameSentence(),
-    "given": Given(BOOLEANS),
-    "window and given": Window(1, 1) & Given(BOOLEANS),
+    "same sentence": SameSegment(),
+    "given": TableMask(BOOLEANS),
+    "window and given": Window(1, 1) & TableMask(BOOLEANS),
     "causal and not window": Causal() & ~Window(1),
-    "given or causal": Given(BOOLEANS) | Causal(),
-    "nothing": ~Everything(),
+    "given or causal": TableMask(BOOLEANS) | Causal(),
+    "nothing": ~Full(),
 }
 SCORES: dict[str, Callable[[], tuple[Score, int, int]]] = {  # score, query width, key width
     "dot": lambda: (Dot(), 8, 8),
@@ -216,7 +218,7 @@ def both_kernels(
     found = []
     leaves = [query, key, value, *score.parameters()]
     for name in ("plain", "fused"):
-        with kernel(name):
+        with use_backend(name):
             out = attend(query, key, value, layout, score=score)
         gradients = torch.autograd.grad((out * cause).sum(), leaves, retain_graph=True)
         found.append([out, *gradients])
@@ -233,15 +235,15 @@ def test_fused_equals_plain_on_flat_rows(mask: str, which: str, own: bool, dtype
     keys = QUERIES if own else KEYS
     query, key = draw(QUERIES.size, HEADS, query_width, dtype=dtype), draw(keys.size, HEADS, key_width, dtype=dtype)
     value = draw(keys.size, HEADS, 8, dtype=dtype)
-    layout = Packed(QUERIES, keys, MASKS[mask])
+    layout = PackedQK(QUERIES, keys, MASKS[mask])
     cause = torch.randn(QUERIES.size, HEADS, 8, dtype=dtype)
     slow, fast = both_kernels(query, key, value, layout, score.to(dtype), cause)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     for one, other in zip(slow, fast, strict=True):
         assert one.isfinite().all()
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
-    table = (Everything() if MASKS[mask] is None else MASKS[mask]) & SameSentence()  # type: ignore[operator]
-    empty = ~table.table(Places.flat(QUERIES), Places.flat(keys)).any(-1)
+    table = (Full() if MASKS[mask] is None else MASKS[mask]) & SameSegment()  # type: ignore[operator]
+    empty = ~table.table(SegmentPositions.flat(QUERIES), SegmentPositions.flat(keys)).any(-1)
     assert not slow[0][empty].any() and not fast[0][empty].any()  # exact zeros
     assert slow[0][~empty].abs().sum(-1).gt(0).all()
 
@@ -256,7 +258,7 @@ def test_fused_equals_plain_on_dense_tables(which: str, causal: bool, shape: tup
     query, key, value = draw(2, HEADS, queries, query_width), draw(2, HEADS, keys, key_width), draw(2, HEADS, keys, 8)
     cause = torch.randn(2, HEADS, queries, 8, dtype=torch.float64)
     for table in (None, torch.rand(2, 1, *shape) < 0.5, torch.rand(*shape) < 0.3):
-        slow, fast = both_kernels(query, key, value, Dense(table, causal), score.double(), cause)
+        slow, fast = both_kernels(query, key, value, DenseQK(table, causal), score.double(), cause)
         for one, other in zip(slow, fast, strict=True):
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
@@ -265,12 +267,12 @@ def test_fused_equals_plain_on_dense_tables(which: str, causal: bool, shape: tup
 def test_a_query_with_nothing_to_attend_to_gives_exact_zeros_and_finite_gradients(run: Any) -> None:
     q, k, v = (draw(1, 1, 3, 4, dtype=torch.float32) for _ in range(3))
     table = torch.tensor([[T, F, T], [F, F, F], [F, T, F]])
-    out = run(q, k, v, Allowed(table), ScaledDot())
+    out = run(q, k, v, MaskTable(table), ScaledDot())
     assert out[0, 0, 1].tolist() == [0, 0, 0, 0]
     torch.testing.assert_close(out[0, 0, 2], v[0, 0, 1])
     for gradient in torch.autograd.grad(out.square().sum(), (q, k, v)):
         assert gradient.isfinite().all()
-    assert not plain_weights(q, k, Allowed(table), ScaledDot())[0, 0, 1].any()
+    assert not plain_weights(q, k, MaskTable(table), ScaledDot())[0, 0, 1].any()
 
 
 @pytest.mark.parametrize("keys", [1, 2, 7, 15, 16, 17])
@@ -281,10 +283,10 @@ def test_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: in
     table = torch.rand(32, 1, 5, keys) < 0.6 if masked else None
     if table is not None:
         table[..., 0] = True
-    allowed = Allowed.shared(table, torch.float32)
+    allowed = MaskTable.with_bias(table, torch.float32)
     q, k, v = (draw(32, 4, length, 3, dtype=torch.float32) for length in (5, keys, keys))
     upstream = torch.randn(32, 4, 5, 3)
-    found = [run(q, k, v, allowed, ScaledDot()) for run in (few, plain)]
+    found = [run(q, k, v, allowed, ScaledDot()) for run in (small, plain)]
     torch.testing.assert_close(found[0], found[1])
     gradients = [torch.autograd.grad(out, (q, k, v), upstream) for out in found]
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -293,10 +295,10 @@ def test_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: in
 @pytest.mark.parametrize("name", ["plain", "fused"])
 def test_a_sentence_with_no_keys_at_all_is_answered_with_zeros(name: str) -> None:
     for lengths in ([2, 0], [0, 0]):
-        rows = Rows(lengths)
+        rows = PackedLayout(lengths)
         query = draw(3, 1, 4)
-        with kernel(name):
-            out = attend(query, draw(rows.size, 1, 4), draw(rows.size, 1, 4), Packed(Rows([1, 2]), rows))
+        with use_backend(name):
+            out = attend(query, draw(rows.size, 1, 4), draw(rows.size, 1, 4), PackedQK(PackedLayout([1, 2]), rows))
         assert not out[1:].any()
         assert out[:1].any() == (lengths[0] > 0)
 
@@ -304,8 +306,8 @@ def test_a_sentence_with_no_keys_at_all_is_answered_with_zeros(name: str) -> Non
 @pytest.mark.parametrize("name", ["plain", "fused"])
 def test_very_large_scores_stay_finite(name: str) -> None:
     q, k, v = (draw(1, 1, 3, 4, dtype=torch.float32) for _ in range(3))
-    with kernel(name):
-        out = attend(q * 1e4, k * 1e4, v, Dense(torch.tensor([[T, F, T]] * 3)))
+    with use_backend(name):
+        out = attend(q * 1e4, k * 1e4, v, DenseQK(torch.tensor([[T, F, T]] * 3)))
     assert out.isfinite().all()
     for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
         assert gradient.isfinite().all()
@@ -319,10 +321,10 @@ def test_shuffled_keys_give_the_same_output_until_positions_are_added(name: str)
     torch.manual_seed(7)
     query, tokens, order = draw(1, 1, 3, 8), draw(1, 1, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
     place = Sinusoidal(8)(torch.arange(6), torch.tensor(6)).double()
-    with kernel(name):
+    with use_backend(name):
 
         def look(keys: Tensor) -> Tensor:
-            return attend(query, keys, keys, Dense())
+            return attend(query, keys, keys, DenseQK())
 
         torch.testing.assert_close(look(tokens), look(tokens[:, :, order]))
         assert (look(tokens + place) - look(tokens[:, :, order] + place)).abs().max() > 0.01
@@ -333,9 +335,9 @@ def test_shuffled_keys_give_the_same_output_until_positions_are_added(name: str)
 
 def twin(
     width: int, heads: int, cross: bool, source_width: int | None = None
-) -> tuple[MultiHead, nn.MultiheadAttention]:
+) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
     """Ours and PyTorch's with the same weights; PyTorch stacks q, k, v, as we do."""
-    ours = MultiHead(width, heads, (source_width or width) if cross else None).double()
+    ours = MultiHeadAttention(width, heads, (source_width or width) if cross else None).double()
     theirs = nn.MultiheadAttention(
         width, heads, batch_first=True, kdim=source_width, vdim=source_width, dtype=torch.float64
     )
@@ -343,18 +345,18 @@ def twin(
         for parameter in ours.parameters():
             parameter.normal_(std=0.5)
         if not cross:
-            weight, bias = ours.query_key_value.weight, ours.query_key_value.bias
+            weight, bias = ours.qkv_proj.weight, ours.qkv_proj.bias
         else:
-            weight = None if source_width else torch.cat([ours.query.weight, ours.key_value.weight])
-            bias = torch.cat([ours.query.bias, ours.key_value.bias])
+            weight = None if source_width else torch.cat([ours.q_proj.weight, ours.kv_proj.weight])
+            bias = torch.cat([ours.q_proj.bias, ours.kv_proj.bias])
         if weight is None:
-            theirs.q_proj_weight.copy_(ours.query.weight)
-            theirs.k_proj_weight.copy_(ours.key_value.weight[:width])
-            theirs.v_proj_weight.copy_(ours.key_value.weight[width:])
+            theirs.q_proj_weight.copy_(ours.q_proj.weight)
+            theirs.k_proj_weight.copy_(ours.kv_proj.weight[:width])
+            theirs.v_proj_weight.copy_(ours.kv_proj.weight[width:])
         else:
             theirs.in_proj_weight.copy_(weight)
         theirs.in_proj_bias.copy_(bias)
-        theirs.out_proj.load_state_dict(ours.out.state_dict())
+        theirs.out_proj.load_state_dict(ours.out_proj.state_dict())
     return ours, theirs
 
 
@@ -362,17 +364,17 @@ def twin(
 def test_self_attention_is_pytorchs(causal: bool) -> None:
     torch.manual_seed(8)
     ours, theirs = twin(8, 2, cross=False)
-    rows = Rows([3, 5, 1], size=11)
+    rows = PackedLayout([3, 5, 1], size=11)
     x = draw(11, 8)
-    out = ours(x, Packed(rows, rows, Causal() if causal else None))
+    out = ours(x, PackedQK(rows, rows, Causal() if causal else None))
     padded = rows.pad(x)
     future = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
     expected, weights = theirs(
-        padded, padded, padded, key_padding_mask=~rows.present, attn_mask=future, average_attn_weights=False
+        padded, padded, padded, key_padding_mask=~rows.padded_is_token, attn_mask=future, average_attn_weights=False
     )
-    torch.testing.assert_close(rows.pad(out)[rows.present], expected[rows.present])
+    torch.testing.assert_close(rows.pad(out)[rows.padded_is_token], expected[rows.padded_is_token])
     with Recorder(ours) as seen:
-        ours(x, Packed(rows, rows, Causal() if causal else None))
+        ours(x, PackedQK(rows, rows, Causal() if causal else None))
     for n, length in enumerate(rows.lengths):
         torch.testing.assert_close(seen.attention[""].sentence(n), weights[n, :, :length, :length])
 
@@ -381,26 +383,26 @@ def test_self_attention_is_pytorchs(causal: bool) -> None:
 def test_cross_attention_is_pytorchs_with_padding_on_both_sides(source_width: int | None) -> None:
     torch.manual_seed(9)
     ours, theirs = twin(8, 4, cross=True, source_width=source_width)
-    queries, keys = Rows([2, 4, 3]), Rows([5, 1, 3], size=12)
+    queries, keys = PackedLayout([2, 4, 3]), PackedLayout([5, 1, 3], size=12)
     x, source = draw(9, 8), draw(12, source_width or 8)
-    out = ours(x, Packed(queries, keys), source)
+    out = ours(x, PackedQK(queries, keys), source)
     memory = keys.pad(source)
-    expected, _ = theirs(queries.pad(x), memory, memory, key_padding_mask=~keys.present)
-    torch.testing.assert_close(queries.pad(out)[queries.present], expected[queries.present])
+    expected, _ = theirs(queries.pad(x), memory, memory, key_padding_mask=~keys.padded_is_token)
+    torch.testing.assert_close(queries.pad(out)[queries.padded_is_token], expected[queries.padded_is_token])
     # decoding's layout of the same attention: each sentence's queries as its beams
-    alone = ours(x[:2], ours.remember(source[:5], Rows([5])))
+    alone = ours(x[:2], ours.source_kv(source[:5], PackedLayout([5])))
     torch.testing.assert_close(alone, out[:2])
 
 
 def test_heads_must_share_the_width() -> None:
     with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):
-        MultiHead(10, 4)
+        MultiHeadAttention(10, 4)
 
 
 def test_each_projection_is_initialised_on_its_own() -> None:
     """Xavier's bound for one [64, 64] matrix is sqrt(6 / 128), however many are stacked."""
     bound = math.sqrt(6 / 128)
-    for layer in (MultiHead(64, 4).query_key_value, MultiHead(64, 4, 64).key_value):
+    for layer in (MultiHeadAttention(64, 4).qkv_proj, MultiHeadAttention(64, 4, 64).kv_proj):
         for matrix in layer.weight.split(64):
             assert 0.98 * bound < matrix.abs().max().item() <= bound
         assert not layer.bias.any()
@@ -414,12 +416,14 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.own, self.dropout = MultiHead(8, 2), nn.Dropout(0.3)
-        self.rows = Rows([3, 5, 1], size=10)
-        self.mask = Causal() & ~Given(torch.tensor([[F, F, F, F, F]] * 4 + [[T, T, T, T, T]]))  # the 5th sees nothing
+        self.own, self.dropout = MultiHeadAttention(8, 2), nn.Dropout(0.3)
+        self.rows = PackedLayout([3, 5, 1], size=10)
+        self.mask = Causal() & ~TableMask(
+            torch.tensor([[F, F, F, F, F]] * 4 + [[T, T, T, T, T]])
+        )  # the 5th sees nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.own(self.dropout(x), Packed(self.rows, self.rows, self.mask)))
+        return self.dropout(self.own(self.dropout(x), PackedQK(self.rows, self.rows, self.mask)))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -430,7 +434,7 @@ def test_looking_changes_neither_output_nor_gradients_nor_random_numbers(trainin
     results = []
     for look in (False, True):
         torch.manual_seed(11)
-        with kernel(name):
+        with use_backend(name):
             if look:
                 with Recorder(model) as seen:
                     out = model(x)
@@ -474,32 +478,32 @@ def test_a_tap_passed_several_times_keeps_its_history() -> None:
 
 def test_uniform_weights_written_at_the_tap_give_the_mean_of_the_values() -> None:
     torch.manual_seed(13)
-    layer, rows, x = MultiHead(8, 2), Rows([4]), torch.randn(4, 8)
+    layer, rows, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
     with intervene(layer, {"weights": lambda w: torch.full_like(w, 1 / 4)}):
-        out = layer(x, Packed(rows, rows))
-    value = layer.query_key_value(x)[:, 16:]
-    torch.testing.assert_close(out, layer.out(value.mean(0)).expand(4, 8))
-    untouched = layer(x, Packed(rows, rows))
+        out = layer(x, PackedQK(rows, rows))
+    value = layer.qkv_proj(x)[:, 16:]
+    torch.testing.assert_close(out, layer.out_proj(value.mean(0)).expand(4, 8))
+    untouched = layer(x, PackedQK(rows, rows))
     with intervene(layer, {"weights": lambda w: w}):
-        torch.testing.assert_close(layer(x, Packed(rows, rows)), untouched)
+        torch.testing.assert_close(layer(x, PackedQK(rows, rows)), untouched)
     assert (untouched - out).abs().max() > 0.01
 
 
 def test_one_head_can_be_put_out() -> None:
     torch.manual_seed(14)
-    layer, rows, x = MultiHead(8, 2), Rows([4]), torch.randn(4, 8)
+    layer, rows, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
     kept = torch.tensor([1.0, 0.0])[:, None]
     with intervene(layer, {"heads": lambda heads: heads * kept}), Recorder(layer) as seen:
-        out = layer(x, Packed(rows, rows))
+        out = layer(x, PackedQK(rows, rows))
     with Recorder(layer) as before:
-        layer(x, Packed(rows, rows))
-    first = before.values["heads"][:, 0] @ layer.out.weight[:, :4].T + layer.out.bias
+        layer(x, PackedQK(rows, rows))
+    first = before.values["heads"][:, 0] @ layer.out_proj.weight[:, :4].T + layer.out_proj.bias
     torch.testing.assert_close(out, first)
     assert not seen.values["heads"][:, 1].any()  # who listens after the change sees it
 
 
 def test_a_tap_that_was_never_passed_is_an_error_that_names_those_that_were() -> None:
-    layer, rows = MultiHead(8, 2), Rows([4])
+    layer, rows = MultiHeadAttention(8, 2), PackedLayout([4])
     message = r"no tap 'wieghts' was passed; there were: heads, weights"
     with pytest.raises(KeyError, match=message), intervene(layer, {"wieghts": lambda w: w}):
-        layer(torch.randn(4, 8), Packed(rows, rows))
+        layer(torch.randn(4, 8), PackedQK(rows, rows))

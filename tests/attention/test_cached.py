@@ -8,25 +8,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import Allowed, BeamTree, Causal, Fixed, KVCache, Mask, Packed, Segments, Strided, Window, attend
-from regard.rows import Rows
+from regard.attention import (
+    BeamTree,
+    Causal,
+    FixedBlocks,
+    KVCache,
+    Mask,
+    MaskTable,
+    PackedQK,
+    Segments,
+    Strided,
+    Window,
+    attend,
+)
+from regard.packed import PackedLayout
 
 HEADS, WIDTH = 2, 4
 MASKS: dict[str, Mask | None] = {
     "all": None,
     "window": Window(2),
     "strided": Strided(3),
-    "fixed": Fixed(3),
+    "fixed": FixedBlocks(3),
     "segments": Segments(3, 2),
 }
 
 
-def draw(rows: Rows) -> list[Tensor]:
+def draw(rows: PackedLayout) -> list[Tensor]:
     return [torch.randn(rows.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3)]
 
 
 def test_causal_counts_from_the_last_query_and_the_last_key() -> None:
-    table = Allowed(causal=True).dense(2, 4, torch.device("cpu"))
+    table = MaskTable(causal=True).to_dense(2, 4, torch.device("cpu"))
     assert table is not None and table.tolist() == [[True, True, True, False], [True, True, True, True]]
 
 
@@ -34,9 +46,9 @@ def test_causal_counts_from_the_last_query_and_the_last_key() -> None:
 @pytest.mark.parametrize("pieces", [[1] * 21, [21], [4, 1, 1, 9, 6], [17, 4]], ids=str)
 def test_a_text_fed_in_pieces_is_one_pass(name: str, pieces: list[int]) -> None:
     torch.manual_seed(1)
-    rows = Rows([21])
+    rows = PackedLayout([21])
     row = draw(rows)
-    expected = attend(*row, Packed(rows, rows, MASKS[name] or Causal()))
+    expected = attend(*row, PackedQK(rows, rows, MASKS[name] or Causal()))
     cache, found = KVCache(BeamTree(1, MASKS[name])), []
     for piece in zip(*(x.split(pieces) for x in row), strict=True):
         query, key, value = (x[None] if len(x) > 1 else x for x in piece)  # [1, T, H, D], or a step [1, H, D]
@@ -63,8 +75,8 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
         texts = [[*t, torch.randn(3, HEADS, WIDTH).double()] for t in texts]
         out = attend(*torch.stack([t[-1] for t in texts]).unbind(1), cache)
         for n, text in enumerate(texts):
-            rows = Rows([len(text)])
-            alone = attend(*torch.stack(text).unbind(1), Packed(rows, rows, MASKS[name] or Causal()))
+            rows = PackedLayout([len(text)])
+            alone = attend(*torch.stack(text).unbind(1), PackedQK(rows, rows, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
         beams = [random.randrange(len(texts)) for _ in range(random.randint(1, 4))]
         cache = cache.keep(torch.tensor(beams), cache.tree.keep(torch.tensor(beams)))
@@ -82,18 +94,18 @@ def test_prompts_of_one_token_are_prompts(name: str, lengths: list[int]) -> None
     for step in (1, 2):
         out = attend(*texts[:, step].unbind(1), cache)
         for n, length in enumerate(lengths):
-            rows = Rows([length + step])
+            rows = PackedLayout([length + step])
             seen = texts[n, 1 - length : step + 1].unbind(1)
-            alone = attend(*seen, Packed(rows, rows, MASKS[name] or Causal()))
+            alone = attend(*seen, PackedQK(rows, rows, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
 
 
 @pytest.mark.parametrize(("length", "memory"), [(3, 0), (3, 2), (4, 4), (2, 5), (5, 100)])
 def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: int) -> None:
     torch.manual_seed(3)
-    rows = Rows([17])
+    rows = PackedLayout([17])
     row = draw(rows)
-    expected = attend(*row, Packed(rows, rows, Segments(length, memory)))
+    expected = attend(*row, PackedQK(rows, rows, Segments(length, memory)))
     cache, found = KVCache(BeamTree(1)), []
     for piece in zip(*(x.split(length) for x in row), strict=True):
         cache.trim(memory)
@@ -107,8 +119,8 @@ def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: in
 def test_nothing_padded_and_nothing_masked_needs_no_table() -> None:
     cache = KVCache(BeamTree(2))
     one, several = torch.randn(2, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
-    assert cache.open(one, one, one)[3] == Allowed(full=True)
-    assert cache.open(several, several, several)[3] == Allowed(causal=True, full=True)
+    assert cache.open(one, one, one)[3] == MaskTable(no_empty_rows=True)
+    assert cache.open(several, several, several)[3] == MaskTable(causal=True, no_empty_rows=True)
     padded = KVCache(BeamTree(2, padding=torch.tensor([0, 2])))
     padded.open(several, several, several)
-    assert padded.open(one, one, one)[3].full  # a new token at least sees itself
+    assert padded.open(one, one, one)[3].no_empty_rows  # a new token at least sees itself

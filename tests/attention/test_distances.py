@@ -9,10 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import Allowed, BeamTree, Causal, KVCache, Packed, Relative, Rotary, Score, attend, kernel, placed
-from regard.attention.kernels import fused, plain
+from regard.attention import (
+    BeamTree,
+    Causal,
+    KVCache,
+    MaskTable,
+    PackedQK,
+    Relative,
+    Rotary,
+    Score,
+    attend,
+    positional_score,
+    use_backend,
+)
+from regard.attention.backends import fused, plain
 from regard.errors import UserError
-from regard.rows import Rows
+from regard.packed import PackedLayout
 
 HEADS, WIDTH, BASE = 2, 6, 50.0
 
@@ -103,7 +115,7 @@ def test_fused_equals_plain_with_gradients(kind: str, causal: bool) -> None:
     cause = torch.randn(2, HEADS, 4, WIDTH, dtype=torch.float64)
     found = []
     for run in (plain, fused):
-        out = run(query, key, value, Allowed(causal=causal), score)
+        out = run(query, key, value, MaskTable(causal=causal), score)
         gradients = torch.autograd.grad((out * cause).sum(), [query, key, value, *score.parameters()])
         assert all(g.any() for g in gradients)
         found.append([out, *gradients])
@@ -117,7 +129,7 @@ def test_empty_places_before_a_text_change_no_distance(kind: str, name: str) -> 
     """Texts of 5, 2 and 4 tokens fed to a cache together, then two steps, against each one in a flat row."""
     score = made(kind)
     lengths, steps = [5, 2, 4], 2
-    rows = Rows([n + steps for n in lengths])
+    rows = PackedLayout([n + steps for n in lengths])
     query, key, value = (torch.randn(rows.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
     padding = torch.tensor([5 - n for n in lengths])
 
@@ -126,8 +138,8 @@ def test_empty_places_before_a_text_change_no_distance(kind: str, name: str) -> 
         return torch.stack([torch.cat([torch.full((5 - len(p), HEADS, WIDTH), 9.0).double(), p]) for p in parts])
 
     cache = KVCache(BeamTree(3, padding=padding))
-    with kernel(name):
-        expected = rows.split(attend(query, key, value, Packed(rows, rows, Causal()), score=score))
+    with use_backend(name):
+        expected = rows.split(attend(query, key, value, PackedQK(rows, rows, Causal()), score=score))
         prompt = attend(early(query), early(key), early(value), cache, score=score)
         for n, length in enumerate(lengths):
             torch.testing.assert_close(prompt[n, 5 - length :], expected[n][:length])
@@ -151,18 +163,18 @@ def test_far_distances_are_as_exact_as_near_ones(kind: str) -> None:
 
 
 def test_scores_for_positions_by_name() -> None:
-    rotary, relative = placed("rotary", 12, 2), placed("relative", 12, 2)
+    rotary, relative = positional_score("rotary", 12, 2), positional_score("relative", 12, 2)
     assert rotary is not None and isinstance(rotary(), Rotary) and relative is not None
     shapes = {name: tuple(p.shape) for name, p in relative().named_parameters()}
     assert shapes == {"content": (2, 6), "distance": (2, 6), "weight": (2, 6, 6)}
-    assert placed("learned", 12, 2) is None and placed("none", 12, 2) is None
+    assert positional_score("learned", 12, 2) is None and positional_score("none", 12, 2) is None
     with pytest.raises(UserError, match="a head of 3 has no pairs"):
         Rotary(3)
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
 def test_what_was_made_while_only_looking_serves_training_too(kind: str) -> None:
-    make = placed(kind, 8, 2)
+    make = positional_score(kind, 8, 2)
     assert make is not None
     score = make()
     query, key = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(2))

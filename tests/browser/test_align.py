@@ -11,15 +11,15 @@ import pytest
 from onscreen import SENTENCE, Site, Visit, announced, cells, export, holds, table, until
 
 import regard
-from regard.inside import colours, views
-from regard.inside.maps import Map
+from regard.viz import colours, views
+from regard.viz.maps import Map
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from regard.inside.trace import Trace
+    from regard.interpret.trace import Trace
 
-NAME = "decoder.1.cross"
+NAME = "decoder.1.cross_attn"
 
 
 @pytest.fixture(scope="module")

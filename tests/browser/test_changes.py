@@ -10,7 +10,7 @@ import pytest
 from onscreen import SENTENCE, Site, Visit, announced, until
 
 import regard
-from regard.inside.trace import Trace
+from regard.interpret.trace import Trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -44,7 +44,7 @@ def assert_as_in_python(page: Page, trace: Trace) -> None:
 def test_a_head_switched_off_gives_what_python_gives(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer")
     page.get_by_role("button", name="cross-attention, layer 1, head 2 off").click()
-    change = {"kind": "head", "attention": "decoder.0.cross", "head": 1}
+    change = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
     assert_as_in_python(page, regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=[change]))
     assert changes_in(page) == [change]
     until(lambda: "with the change" in announced(page), "the announcement")
@@ -69,19 +69,19 @@ def test_a_hidden_word_loses_all_its_tokens_and_a_link_brings_it_back(site: Site
 
 
 def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit) -> None:
-    page = visit("changes", run="tiny-transformer", row="decoder.1.cross:3:0")
+    page = visit("changes", run="tiny-transformer", row="decoder.1.cross_attn:3:0")
     page.get_by_label("Everything on").select_option(index=2)
     model = regard.load(site.runs["tiny-transformer"])
     keys = len(model.trace(SENTENCE).header["tokens"]["source"])
     weights = [float(k == 1) for k in range(keys)]
-    change = {"kind": "row", "attention": "decoder.1.cross", "head": 3, "query": 0, "weights": weights}
+    change = {"kind": "row", "attention": "decoder.1.cross_attn", "head": 3, "query": 0, "weights": weights}
     assert_as_in_python(page, model.trace(SENTENCE, changes=[change]))
     page.get_by_role("button", name="As recorded").click()
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
 
 
 def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site: Site, visit: Visit) -> None:
-    page = visit("changes", run="tiny-transformer", row="decoder.0.cross:all:1")
+    page = visit("changes", run="tiny-transformer", row="decoder.0.cross_attn:all:1")
     page.get_by_role("button", name="large hidden").click()
     page.wait_for_selector("[data-output=changed]")
     assert page.query_selector("[data-output=forced]") is None
@@ -98,7 +98,7 @@ def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site
 
 
 def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
-    page = visit("changes", run="tiny-gpt", text="Once upon a time", row="decoder.0.own:0:2")
+    page = visit("changes", run="tiny-gpt", text="Once upon a time", row="decoder.0.self_attn:0:2")
     assert page.locator(".row-sliders input").count() == 3
     assert page.get_by_label("Everything on").locator("option").count() == 4
     assert "tokens are masked" in page.inner_text("section:has(.row-sliders)")

@@ -13,8 +13,8 @@ from tinyruns import TINY, served
 
 import regard
 from regard.api import Model
-from regard.inside import colours
-from regard.runs import Run
+from regard.run_dir import RunDir
+from regard.viz import colours
 from tiny_runs import make
 
 if TYPE_CHECKING:
@@ -65,13 +65,15 @@ def test_models_are_added_changed_and_taken_away_and_the_address_knows(visit: Vi
 
 def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, site: Site) -> None:
     page = visit("compare", snap=10, layer=1, head=0)
-    run = Run(site.runs["tiny-transformer"])
+    run = RunDir(site.runs["tiny-transformer"])
     target = Model(run, "cpu").trace(SENTENCE).header["text"]["target"]
     where = "section[aria-label='How attention formed']"
     for step, path in run.snapshots().items():
         page.evaluate("step => location.hash = location.hash.replace(/snap=\\d+/, `snap=${step}`)", step)
         holds(page, f"document.querySelector(\"{where} h3\").textContent.endsWith('step {step}')")
-        weights = Model(run, "cpu", path).trace(SENTENCE, target=target).display("decoder.1.cross.weights")[0] / 255
+        weights = (
+            Model(run, "cpu", path).trace(SENTENCE, target=target).display("decoder.1.cross_attn.weights")[0] / 255
+        )
         assert np.array_equal(cells(page, where), _coloured(weights))
     slider = page.locator(f"{where} input[type=range]")
     slider.focus()

@@ -10,10 +10,10 @@ import pytest
 from onscreen import SENTENCE, Site, Visit, announced, cells, export, settled, table, until
 
 import regard
-from regard.inside.colours import signed_rgb
-from regard.inside.explain import Function, curves, sort_by
-from regard.inside.explain.models import ask
-from regard.inside.explain.pictures import number
+from regard.interpret.explain import Function, curves, sort_by
+from regard.interpret.explain.models import ask
+from regard.viz.colours import signed_rgb
+from regard.viz.explanations import number
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -12,13 +12,13 @@ from onscreen import COPIED, SENTENCE, Site, Visit, announced, cells, holds, slo
 from tinyruns import served
 
 import regard
-from regard.inside import colours
+from regard.viz import colours
 from tiny_runs import make
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from regard.inside.trace import Trace
+    from regard.interpret.trace import Trace
 
 TOKENS, LAYERS, HEADS = 512, 12, 12
 SECONDS = 4.0  # the aim is 2 s, on a calm machine; a busy one is given as much again,
@@ -74,17 +74,17 @@ def test_a_head_opens_by_keyboard_and_by_link(visit: Visit, trace: Trace) -> Non
     page.wait_for_selector(".map-plane canvas")
     assert page.evaluate("document.activeElement.textContent") == "Decoder self-attention, layer 1, head 2"
     name = page.get_attribute(".thumb[aria-pressed=true]", "data-name")
-    assert name == "decoder.0.own:1"
+    assert name == "decoder.0.self_attn:1"
     array = next(one["array"] for one in trace.header["attention"] if one["name"] == name.split(":")[0])
     expected = trace.display(array)[1] / 255
-    assert _has_its_colours(cells(page), trace, "decoder.0.own", expected)
+    assert _has_its_colours(cells(page), trace, "decoder.0.self_attn", expected)
     again = visit("heads", afresh=True, open=name)
-    assert _has_its_colours(cells(again), trace, "decoder.0.own", expected)
+    assert _has_its_colours(cells(again), trace, "decoder.0.self_attn", expected)
 
 
 def test_arcs_are_those_above_the_threshold_or_of_one_token(visit: Visit, trace: Trace) -> None:
-    page = visit("heads", open="decoder.1.cross:0", shape="arcs", **{"from": "0.20"})
-    weights = trace.display("decoder.1.cross.weights")[0] / 255
+    page = visit("heads", open="decoder.1.cross_attn:0", shape="arcs", **{"from": "0.20"})
+    weights = trace.display("decoder.1.cross_attn.weights")[0] / 255
     assert page.locator(".arc-lines path").count() == int((weights >= 0.2).sum())
     page.focus(".arc-rows button")
     page.keyboard.press("ArrowDown")
@@ -98,7 +98,14 @@ def long_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = {
         "data": {"corpus": "stories"},
         "text": {"unit": "char", "shared": True},
-        "model": {"family": "gpt", "width": 96, "heads": HEADS, "inner": 96, "layers": LAYERS, "max_positions": 1024},
+        "model": {
+            "family": "gpt",
+            "width": 96,
+            "heads": HEADS,
+            "ffn_width": 96,
+            "layers": LAYERS,
+            "max_positions": 1024,
+        },
     }
     with served([make(tmp_path_factory.mktemp("long") / "long", settings).path]) as address:
         yield address

@@ -10,37 +10,37 @@ import pytest
 from onscreen import SENTENCE, Visit, announced, export, table, until
 from tinyruns import TINY, served
 
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
-from regard.inside.explain.pictures import number
-from regard.runs import Run
+from regard.run_dir import RunDir
+from regard.viz.explanations import number
 from tiny_runs import make
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-CHANGE = {"kind": "head", "attention": "decoder.0.cross", "head": 1}
+CHANGE = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
 OFF = "cross-attention, layer 1, head 2 off"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunDir:
     return make(tmp_path / "run", TINY["tiny-transformer"])
 
 
 @pytest.fixture
-def address(run: Run) -> Iterator[str]:
+def address(run: RunDir) -> Iterator[str]:
     """A server of its own; a test names it first, so that its page is closed before the server is."""
     with served([run.path], SENTENCE) as address:
         yield address
 
 
-def _train_on(run: Run) -> None:
-    tensors, _ = weights.load(run.best)
-    weights.save(run.best, {name: 1.5 * one for name, one in tensors.items()}, {"step": 30})
+def _train_on(run: RunDir) -> None:
+    tensors, _ = tensor_io.load(run.best)
+    tensor_io.save(run.best, {name: 1.5 * one for name, one in tensors.items()}, {"step": 30})
 
 
-def _renewed(page: Page, run: Run, troubles: list[str]) -> None:
+def _renewed(page: Page, run: RunDir, troubles: list[str]) -> None:
     """Waits for the notice; what stands above is of the weights on disk, and the refusal was the only trouble."""
     page.wait_for_selector(".answer .note")
     assert "weights on disk have changed" in (page.text_content(".answer .note") or "")
@@ -52,7 +52,7 @@ def _renewed(page: Page, run: Run, troubles: list[str]) -> None:
 
 
 def test_an_intervention_is_in_the_weights_that_the_page_names(
-    address: str, run: Run, visit: Visit, page: Page, troubles: list[str]
+    address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str]
 ) -> None:
     visit("changes", at=address)
     assert "step 20" in (page.text_content(".facts") or "")
@@ -69,7 +69,7 @@ def test_an_intervention_is_in_the_weights_that_the_page_names(
 
 
 def test_an_explanation_is_of_the_weights_that_the_page_names(
-    address: str, run: Run, visit: Visit, page: Page, troubles: list[str]
+    address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str]
 ) -> None:
     visit("align", at=address, masks=64, table=1)
     _train_on(run)
@@ -96,7 +96,7 @@ def test_of_two_answers_that_crossed_the_change_one_is_asked_for_again(visit: Vi
 
 
 def test_a_page_that_is_loaded_again_and_a_saved_one_are_of_the_new_weights(
-    address: str, run: Run, visit: Visit, page: Page, troubles: list[str], tmp_path: Path
+    address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str], tmp_path: Path
 ) -> None:
     visit("align", at=address)
     _train_on(run)

@@ -1,4 +1,4 @@
-"""The positions lab shows what `regard.inside.places` computes."""
+"""The positions lab shows what `regard.interpret.position_study` computes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onscreen import Visit, cells, export, table, until
 
-from regard.inside.colours import signed_rgb
-from regard.inside.places import study
+from regard.interpret.position_study import study
+from regard.viz.colours import signed_rgb
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

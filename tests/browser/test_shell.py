@@ -14,8 +14,8 @@ import pytest
 from onscreen import SENTENCE, VIEWS, Site, Visit, announced, export, table, until
 
 import regard
-from regard.inside import colours
-from regard.inside.explain.pictures import signed_rgb
+from regard.viz import colours
+from regard.viz.explanations import signed_rgb
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -94,7 +94,7 @@ def test_saved_pictures_say_what_they_show(visit: Visit, page: Page, tmp_path: P
 def test_masked_cells_are_hatched_and_the_gold_outline_is_not_the_pointer_s(
     visit: Visit, page: Page, tmp_path: Path
 ) -> None:
-    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.own:0")
+    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.self_attn:0")
     count = int(page.get_attribute("main figure canvas", "data-rows") or 0)
     assert page.locator("figure .legend-masked").first.is_visible()
     svg = export(page, "SVG", tmp_path).read_text(encoding="utf-8")
@@ -103,9 +103,9 @@ def test_masked_cells_are_hatched_and_the_gold_outline_is_not_the_pointer_s(
     page.focus(".map-cell")
     page.keyboard.press("End")
     until(lambda: announced(page).endswith(": masked"), "the announcement")
-    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.own:0", table=1)
+    visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.self_attn:0", table=1)
     assert table(page)[1][2] == "masked" and table(page)[1][1] == "1.000"
-    visit("heads", open="decoder.0.cross:0")
+    visit("heads", open="decoder.0.cross_attn:0")
     assert not page.locator(".beside .legend-masked").first.is_visible()
     colours = page.evaluate("""() => {
         const of = (name) => getComputedStyle(document.querySelector(name));
@@ -245,7 +245,7 @@ def _with_tokens(route: Route, *labels: str) -> None:
 def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
     page.route("**/api/trace", lambda route: _with_tokens(route, EVIL))
     for view in ("align", "heads", "compare"):
-        visit(view, text=EVIL, open="decoder.0.cross:0")
+        visit(view, text=EVIL, open="decoder.0.cross_attn:0")
         assert page.text_content(".map-head bdi") == EVIL
         assert page.query_selector("img") is None and page.title() != "owned"
     assert page.text_content(".said") == EVIL
@@ -286,7 +286,7 @@ def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> Non
 
 
 def test_the_page_s_own_files_are_small() -> None:
-    folders, total = [resources.files("regard.inside") / "page"], 0
+    folders, total = [resources.files("regard.viz") / "page"], 0
     while folders:
         for entry in folders.pop().iterdir():
             if entry.is_dir():

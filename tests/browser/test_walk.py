@@ -14,19 +14,19 @@ from onscreen import SENTENCE, Site, Visit, announced, holds, table, until
 
 import regard
 from regard.decoding.sampling import fold, kept, keys, uniforms
-from regard.inside.maps import visible
-from regard.recipes.schema import Decoding
+from regard.recipes.schema import DecodingSettings
+from regard.viz.maps import visible
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 PROMPT = "Once upon a time"
 SETTINGS = (
-    Decoding(method="sample"),
-    Decoding(method="sample", temperature=0.35),
-    Decoding(method="sample", temperature=2.5, top_k=7),
-    Decoding(method="sample", top_p=0.6),
-    Decoding(method="sample", temperature=1.3, top_k=20, top_p=0.45),
+    DecodingSettings(method="sample"),
+    DecodingSettings(method="sample", temperature=0.35),
+    DecodingSettings(method="sample", temperature=2.5, top_k=7),
+    DecodingSettings(method="sample", top_p=0.6),
+    DecodingSettings(method="sample", temperature=1.3, top_k=20, top_p=0.45),
 )
 
 
@@ -35,7 +35,7 @@ def _fields(page: Page) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(page.evaluate("location.hash.slice(1)")).items()}
 
 
-def _shares(logits: torch.Tensor, settings: Decoding, forbidden: list[int]) -> dict[int, float]:
+def _shares(logits: torch.Tensor, settings: DecodingSettings, forbidden: list[int]) -> dict[int, float]:
     """What the library would draw from: a probability for each token that is kept."""
     free = logits.clone()
     free[forbidden] = -torch.inf
@@ -74,7 +74,7 @@ def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     row = next(place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
     logits = torch.from_numpy(trace.array("output.logits")[row])
-    settings = Decoding(method="sample", temperature=1.5, top_k=6)
+    settings = DecodingSettings(method="sample", temperature=1.5, top_k=6)
     expected = _shares(logits, settings, trace.header["output"]["forbidden"])
     shown = page.eval_on_selector_all(".bar-line", "lines => lines.map((line) => Number(line.dataset.value))")
     top = [expected.get(token["id"], 0.0) for token in trace.header["output"]["top"][row]]
@@ -166,7 +166,7 @@ def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) ->
     page = visit("walk", run="tiny-gpt", text=PROMPT, station="decoder.0", table=1)
     page.get_by_role("button", name="stream after").first.click()
     rows = [[number.replace("−", "-") for number in row[1:]] for row in table(page, "dialog")[1:]]
-    exact = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).array("decoder.0.own.stream")
+    exact = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).array("decoder.0.self_attn.stream")
     assert np.array(rows).astype(float) == pytest.approx(exact, abs=2e-3)
     page.keyboard.press("Escape")
     assert page.query_selector("dialog") is None

@@ -11,7 +11,7 @@ from typing import Any
 SHORT = {"decoding": {"max_ratio": 1.0, "max_extra": 2}}  # models that learnt nothing never stop by themselves
 PAIRS = {"data": {"corpus": "en-es"}, "text": {"unit": "bpe", "vocabulary": 400, "shared": True}} | SHORT
 TEXTS = {"data": {"corpus": "stories"}, "text": {"unit": "bpe", "vocabulary": 400, "shared": True}} | SHORT
-SMALL = {"width": 16, "heads": 4, "inner": 32, "dropout": 0.0}
+SMALL = {"width": 16, "heads": 4, "ffn_width": 32, "dropout": 0.0}
 TINY: dict[str, dict[str, Any]] = {
     "tiny-transformer": PAIRS | {"model": {"family": "transformer", "encoder_layers": 1, "decoder_layers": 2, **SMALL}},
     "tiny-additive": PAIRS | {"model": {"family": "recurrent", "attention": "additive", "width": 16, "embedding": 16}},
@@ -23,7 +23,7 @@ TINY: dict[str, dict[str, Any]] = {
 @contextlib.contextmanager
 def served(paths: list[Path], text: str = "") -> Iterator[str]:
     """The address of a live server of these runs, with its token."""
-    from regard.serving.listening import open_server
+    from regard.server.serve import open_server
 
     server = open_server(paths, text=text, device="cpu")
     thread = threading.Thread(target=server.run, daemon=True)

@@ -48,16 +48,16 @@ def _recipe(home: Path, family: str, steps: int) -> Any:
 
 
 def _train(home: Path, family: str, out: Path, steps: int, news: list[str]) -> None:
-    from regard.training import start
-    from regard.training.report import Reporter
+    from regard.training import setup
+    from regard.training.progress import Reporter
 
     class Said(Reporter):
         def say(self, line: str) -> None:
             if "damage" in line or "altered" in line or "again" in line:
                 news.append(line)
 
-    start.pick = lambda quiet: Said()  # type: ignore[assignment]
-    start.train(_recipe(home, family, steps), out, device="cpu", quiet=True)
+    setup.pick = lambda quiet: Said()  # type: ignore[assignment]
+    setup.train(_recipe(home, family, steps), out, device="cpu", quiet=True)
 
 
 def _make(home: Path, family: str) -> int:

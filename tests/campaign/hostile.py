@@ -53,10 +53,10 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
 def _make(scratch: Path) -> int:
     """Tiny runs, and the folders that they are exported to."""
     from regard.errors import UserError
-    from regard.formats.huggingface import export_run
+    from regard.interop.huggingface import export_run
     from tiny_runs import FAMILIES, make, make_run
 
-    marian = {"positions": "halves", "norm_first": False, "activation": "relu", "output_bias": True}
+    marian = {"positions": "sinusoidal-split", "norm_first": False, "activation": "relu", "output_bias": True}
     for family in RUNS:
         about = FAMILIES[family]
         data = {"corpus": about["data"], "count": 50}  # training reads all of it before it looks at weights
@@ -120,7 +120,7 @@ def _recipe(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
 
 def _toml(table: Any) -> str:
     """TOML of what may not be writable as such: then of something else."""
-    from regard.recipes.write import toml_value
+    from regard.recipes.to_toml import toml_value
 
     if not isinstance(table, dict):
         return f"value = {toml_value(table)}"
@@ -159,7 +159,7 @@ def _trust(run: Path) -> None:
 
 
 def _accept(run: Path) -> int:
-    from regard.runs import Run
+    from regard.run_dir import RunDir
 
     try:
         info = json.loads((run / "run.json").read_text())
@@ -167,10 +167,10 @@ def _accept(run: Path) -> int:
             from regard.files import checksum  # type: ignore[attr-defined]
 
             info["tokenizers"][file.name] = checksum(file.read_bytes())
-        from regard.runs import _write_info
+        from regard.run_dir import _write_info
 
         _write_info(run, info)
-        Run(run).accept_edits()  # type: ignore[attr-defined]
+        RunDir(run).accept_edits()  # type: ignore[attr-defined]
     except Exception:
         return 1
     return 0
@@ -223,9 +223,9 @@ def _other_tensors(file: Path, random: Random) -> int:
     """Tensors with a right checksum and wrong names, shapes, types or numbers."""
     import torch
 
-    from regard import weights
+    from regard import tensor_io
 
-    tensors, facts = weights.load(file)
+    tensors, facts = tensor_io.load(file)
     for _ in range(random.choice([1, 2, len(tensors)])):
         name = random.choice(list(tensors))
         tensor = tensors[name]
@@ -243,7 +243,7 @@ def _other_tensors(file: Path, random: Random) -> int:
                 break
         else:
             tensors[name] = changes[choice]
-    weights.save(file, tensors, odd.mutated(facts, random)[0] if random.random() < 0.3 else facts)
+    tensor_io.save(file, tensors, odd.mutated(facts, random)[0] if random.random() < 0.3 else facts)
     return 0
 
 

@@ -110,8 +110,8 @@ def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Ran
 
 def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -> None:
     """Let the signal come at the moment; in this process."""
-    from regard import weights
-    from regard.training import start
+    from regard import tensor_io
+    from regard.training import setup
     from regard.training.loop import Trainer
 
     def strike() -> None:
@@ -130,9 +130,9 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
         setattr(owner, name, struck)
 
     if moment == "learning the vocabulary":
-        before(start, "learn_tokenizers")
+        before(setup, "learn_tokenizers")
     elif moment == "tokenising":
-        before(start, "build")
+        before(setup, "build")
     elif moment == "before the first save":
         before(Trainer, "_update")
     elif moment == "before the first validation":
@@ -145,7 +145,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
         skip = iter(range(step % 7 + 3))
         before(os, "replace", lambda *_: next(skip, None) is None)
     elif moment == "while saving":
-        save, skip = weights.save_file, iter(range(step % 5))
+        save, skip = tensor_io.save_file, iter(range(step % 5))
 
         def half(tensors: Any, file: str, **named: Any) -> None:
             save(tensors, file, **named)
@@ -156,7 +156,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
                 strike()
                 save(tensors, file, **named)
 
-        weights.save_file = half
+        tensor_io.save_file = half
     else:
         timer = threading.Timer(delay, strike)
         timer.daemon = True

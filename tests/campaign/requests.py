@@ -47,7 +47,7 @@ METHODS = [
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
     made = call(partial(_make, scratch), scratch, seconds=600)
     assert made.status == 0, made.err
-    from regard.serving.listening import open_server
+    from regard.server.serve import open_server
 
     server = open_server([scratch / name for name in FAMILIES], device="cpu")
     threading.Thread(target=server.run, daemon=True).start()

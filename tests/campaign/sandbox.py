@@ -61,7 +61,7 @@ def prepare() -> None:
 
     import regard.api
     import regard.cli.app
-    import regard.formats
+    import regard.interop
     import regard.training
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from regard.cli import _run
 TINY = [
     "model.width=16",
     "model.heads=2",
-    "model.inner=32",
+    "model.ffn_width=32",
     "model.encoder_layers=1",
     "model.decoder_layers=1",
     "model.max_positions=40",

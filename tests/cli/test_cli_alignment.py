@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from regard.api import load
-from regard.evaluation.alignment import read_aligned, score_links
-from regard.inside.alignments import attended_words, linked
-from regard.runs import Run
+from regard.interpret.alignments import attended_words, linked
+from regard.metrics.alignment import read_aligned, score_links
+from regard.run_dir import RunDir
 
 LINES = ["a b c", "d e", "f a b c d"]
 SIZES = ("width", "encoder_width", "embedding")
@@ -118,7 +118,7 @@ def test_the_best_head_is_the_development_files_choice_also_where_another_would_
 
 def _links(run: Path) -> Iterator[tuple[int, list[str]]]:
     """For each line, copied, what the two heads link by the rows that predict, in Pharaoh's format."""
-    opened = Run(run)
+    opened = RunDir(run)
     pairs = [(line, line) for line in LINES]
     for n, weights, _ in attended_words(opened.model(), opened.tokenizers, opened.recipe, pairs):
         yield n, [" ".join(f"{i}-{j}" for j, i in np.argwhere(linked(weights[0, 0, head]))) for head in (0, 1)]

@@ -25,7 +25,7 @@ SMALL = [
     "training.validate_lines=2",
     "training.batch_tokens=256",
 ]
-BLOCKS = ["model.heads=2", "model.inner=32"]
+BLOCKS = ["model.heads=2", "model.ffn_width=32"]
 FAMILIES = {
     "recurrent": ["copy", *sets(*SMALL, "data.count=200", "model.family=recurrent", "model.size=tiny")],
     "gpt": ["stories", *sets(*SMALL, *BLOCKS, "data.count=200", "model.layers=1", "text.vocabulary=300")],
@@ -105,7 +105,7 @@ def test_idle_is_what_kernels_leave_of_the_updates_own_time(monkeypatch):
     """600 updates of 10 ms, of which 100 are looked at again: 9.7 ms of kernels each, however long they take then."""
     import torch.profiler
 
-    from regard.training.measure import idle_share
+    from regard.benchmark import idle_share
 
     made = []
 

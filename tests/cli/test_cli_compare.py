@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.evaluation import score_texts
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.text import Tokenizer
 
 SOURCES = ["a b", "b a c", "c c", "d e f a b c", "a b c d e", "f"]
@@ -75,7 +75,7 @@ def test_a_single_run_may_stand_alone_and_moses_tokens_get_a_column(regard, trai
 
 def test_perplexities_of_other_vocabularies_are_marked(regard, trained, other, pairs, tmp_path):
     renamed = Path(shutil.copytree(other, tmp_path / "renamed"))
-    run = Run(renamed)
+    run = RunDir(renamed)
     text = run.tokenizers[0].to_json()
     changed = re.sub(r'"b"', '"ß"', text)
     assert changed != text

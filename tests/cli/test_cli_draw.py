@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from regard.inside.trace import Trace
+from regard.interpret.trace import Trace
 from tiny_runs import make_run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard import load
-from regard.inside.explain import Explanation
+from regard.interpret.explain import Explanation
 
 Command = Callable[..., Any]
 

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import load, weights
-from regard.data.masking import Gaps
+from regard import load, tensor_io
+from regard.data.masking import MaskingPolicy
 from regard.data.packing import generator
 from regard.models import build
+from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch
-from regard.runs import Run
-from regard.text import BEGIN, END, Tokenizer
+from regard.run_dir import RunDir
+from regard.text import BOS, EOS, Tokenizer
 from regard.text import train as learn
 
 TEXTS = ["the cat sat on the mat", "the dog ran in the park", "a bird sang in the tree", "Once upon a time"]
 
 
 def recipe(unit: str = "bpe", **data: object) -> Recipe:
-    sizes = {"width": 32, "heads": 2, "layers": 2, "inner": 64, "dropout": 0.0, "max_positions": 24}
-    model = {"family": "bert", "task": "fill", "masked": 0.3, **sizes}
+    sizes = {"width": 32, "heads": 2, "layers": 2, "ffn_width": 64, "dropout": 0.0, "max_positions": 24}
+    model = {"family": "bert", "task": "fill", "mask_prob": 0.3, **sizes}
     text = {"unit": unit, "vocabulary": 320}
     return Recipe.model_validate({"data": {"text": "texts.txt", **data}, "text": text, "model": model})
 
@@ -33,18 +33,18 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
     """A run directory with a model that was trained here, not by `regard train`."""
     torch.manual_seed(1)
     model = build(chosen.model, len(tokenizer), len(tokenizer), True)
-    texts = [[BEGIN, *tokenizer.encode(text), END] for text in TEXTS] * 8
-    clean = PairBatch.of([[] for _ in texts], texts, begin=BEGIN)
-    gaps = Gaps(0.3, mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
+    texts = [[BOS, *tokenizer.encode(text), EOS] for text in TEXTS] * 8
+    clean = SeqBatch.from_lists([[] for _ in texts], texts, bos=BOS)
+    gaps = MaskingPolicy(0.3, mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
-        batch = gaps.cut(clean, generator(1, step + 1))
+        batch = gaps.mask(clean, generator(1, step + 1))
         optimizer.zero_grad()
-        (model.loss(batch) / batch.tokens).backward()
+        (model.loss(batch) / batch.num_targets).backward()
         optimizer.step()
-    run = Run.create(path, chosen)
+    run = RunDir.create(path, chosen)
     run.save_tokenizers(tokenizer, tokenizer)
-    weights.save(run.best, weights.of_model(model), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(model), {})
     return path
 
 
@@ -98,11 +98,11 @@ def test_one_blank_before_a_gap_belongs_to_it(filler: Path) -> None:
     the, cat, sat = (tokenizer.encode(text) for text in ("the", " cat", " sat"))
     mask = tokenizer.tag("<mask>")
     encode = model.filler().encode
-    assert encode("the [MASK] sat") == [BEGIN, *the, mask, *sat, END]
-    assert encode("[MASK] cat") == [BEGIN, mask, *cat, END]
-    assert encode("the[MASK]") == [BEGIN, *the, mask, END]
-    assert encode("the  [MASK]") == [BEGIN, *tokenizer.encode("the "), mask, END]
-    assert encode("[MASK] [MASK]") == [BEGIN, mask, mask, END]
+    assert encode("the [MASK] sat") == [BOS, *the, mask, *sat, EOS]
+    assert encode("[MASK] cat") == [BOS, mask, *cat, EOS]
+    assert encode("the[MASK]") == [BOS, *the, mask, EOS]
+    assert encode("the  [MASK]") == [BOS, *tokenizer.encode("the "), mask, EOS]
+    assert encode("[MASK] [MASK]") == [BOS, mask, mask, EOS]
     assert mask not in tokenizer.encode("the <mask> [MASK]")  # to the tokenizer both are text
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import regard as package
-from regard import weights
+from regard import tensor_io
 from regard.recipes.schema import Recipe
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.text import train
 
 Command = Callable[..., Any]
@@ -30,7 +30,7 @@ def make(path: Path, model: dict[str, Any], data: dict[str, Any], unit: str = "c
     recipe = Recipe.model_validate(
         {"data": {"text": str(text), "test": [str(text)], **data}, "text": {"unit": unit}, "model": model}
     )
-    run = Run.create(path, recipe)
+    run = RunDir.create(path, recipe)
     tags = ["<mask>"] if model["family"] == "bert" else []
     tokenizer = train([TEXT], unit, 300, tags)
     run.save_tokenizers(tokenizer, tokenizer)
@@ -39,11 +39,11 @@ def make(path: Path, model: dict[str, Any], data: dict[str, Any], unit: str = "c
     with torch.no_grad():  # far from even, so that texts differ
         for parameter in fresh.parameters():
             parameter.mul_(4)
-    weights.save(run.best, weights.of_model(fresh), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(fresh), {})
     return path
 
 
-NANO = {"family": "gpt", "size": "nano", "width": 16, "heads": 2, "layers": 1, "inner": 16, "max_positions": 24}
+NANO = {"family": "gpt", "size": "nano", "width": 16, "heads": 2, "layers": 1, "ffn_width": 16, "max_positions": 24}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,15 @@ def document_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gap_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bert = {"family": "bert", "size": "tiny", "width": 16, "heads": 2, "layers": 1, "inner": 16, "max_positions": 24}
+    bert = {
+        "family": "bert",
+        "size": "tiny",
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+        "ffn_width": 16,
+        "max_positions": 24,
+    }
     return make(tmp_path_factory.mktemp("generate") / "run", bert, {"documents": "line"})
 
 

@@ -250,8 +250,8 @@ def test_train_does_not_touch_a_folder_that_is_no_run(regard, train_copy, tmp_pa
 
 def test_train_does_not_go_on_with_another_recipe(regard, train_copy, copied):
     before = _contents(copied)
-    complaint = regard(*train_copy, "--out", copied, "--set", "model.inner=64").complaint
-    assert all(part in complaint for part in ("another recipe", "model.inner", "32", "64", "--out"))
+    complaint = regard(*train_copy, "--out", copied, "--set", "model.ffn_width=64").complaint
+    assert all(part in complaint for part in ("another recipe", "model.ffn_width", "32", "64", "--out"))
     complaint = regard("train", "reverse", *train_copy[2:], "--out", copied).complaint
     assert all(part in complaint for part in ("data.corpus", "copy", "reverse"))
     assert _contents(copied) == before

@@ -152,16 +152,16 @@ def test_bad_lines_can_be_skipped_or_refused(typed, regard, trained, alone, tmp_
 
 def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatch, regard):
     """However slowly it comes, the same lines are translated together."""
-    import regard.decoding.lines as decoding
+    import regard.decoding.translate as decoding
 
     (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
-    sizes, translate = [], decoding.LineTranslator.__call__
+    sizes, translate = [], decoding.Translator.__call__
 
     def noted(self, lines, **more):
         sizes.append(len(lines))
         return translate(self, ["" for _ in lines], **more)
 
-    monkeypatch.setattr(decoding.LineTranslator, "__call__", noted)
+    monkeypatch.setattr(decoding.Translator, "__call__", noted)
     assert regard("translate", trained, "-i", tmp_path / "in.txt").out == "\n" * 5000
     with open(tmp_path / "in.txt") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -175,22 +175,22 @@ def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatc
 @pytest.fixture
 def stops(monkeypatch):
     """Raise an error or a signal when a line is translated; chunks are three lines long."""
-    import regard.decoding.lines as decoding
+    import regard.decoding.translate as decoding
 
     monkeypatch.setattr("regard.cli.inputs.CHUNK_LINES", 3)
-    translate = decoding.LineTranslator.__call__
+    translate = decoding.Translator.__call__
 
     def call(number: int, error: BaseException | signal.Signals) -> None:
         def stopping(self, lines, *, first=0, **more):
             if first <= number < first + len(lines):
-                monkeypatch.setattr(decoding.LineTranslator, "__call__", translate)
+                monkeypatch.setattr(decoding.Translator, "__call__", translate)
                 if isinstance(error, signal.Signals):
                     signal.raise_signal(error)
                 else:
                     raise error
             return translate(self, lines, first=first, **more)
 
-        monkeypatch.setattr(decoding.LineTranslator, "__call__", stopping)
+        monkeypatch.setattr(decoding.Translator, "__call__", stopping)
 
     return call
 
@@ -310,7 +310,7 @@ def test_sampling_depends_on_the_seed_alone(regard, trained):
 
 def test_prefix_and_lengths(regard, trained):
     assert regard("translate", trained, "a b", "--prefix", "q r").out.startswith("q r")
-    words = regard("translate", trained, "a b", "--no-repeat", 1).out.split()
+    words = regard("translate", trained, "a b", "--no-repeat-ngram", 1).out.split()
     assert len(words) == len(set(words)) > 0
 
 
@@ -370,7 +370,7 @@ def test_standard_input_in_this_process(regard, trained, tmp_path, monkeypatch, 
     (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
     with open(tmp_path / "in.txt") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        out = regard("translate", trained, "--beam", 1, "--no-repeat", 1).out.splitlines()
+        out = regard("translate", trained, "--beam", 1, "--no-repeat-ngram", 1).out.splitlines()
     assert len(out) == 5000
     monkeypatch.setattr("sys.stdin", None)  # `<&-`
     assert regard("translate", trained).out == ""

@@ -152,7 +152,7 @@ def test_drawing_in_the_terminal_prints_the_tokens(regard, trained):
 def test_what_may_change_on_resume_is_one_list(regard):
     """In the code (each a setting or a section), in the help, and in the guide."""
     from regard.recipes import Recipe
-    from regard.recipes.faults import fields_at
+    from regard.recipes.errors import fields_at
 
     sections = {name: fields_at([name]) for name in Recipe.model_fields}
     known = {*sections, *(f"{section}.{name}" for section, names in sections.items() for name in names)}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard.data.given import file_of
+from regard.data.in_memory import file_of
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
-from regard.text import UNKNOWN
+from regard.text import UNK
 
 PAIRS = [("ja", "yes"), ("nein", 'no, "never"\n'), ("größer", "larger")]
 NAMES = ["source", "target"]
@@ -101,7 +101,7 @@ def test_a_run_is_trained_on_pairs_and_resumed_with_the_same(tmp_path: Path) -> 
 
 def test_a_language_model_is_trained_on_texts(tmp_path: Path) -> None:
     texts = [f"line {n}\nand more" for n in range(30)]
-    settings = {**TINY, "model.inner": 16, "model.layers": 1}
+    settings = {**TINY, "model.ffn_width": 16, "model.layers": 1}
     model = regard.train("stories", tmp_path / "run", texts=texts, valid=texts[:3], settings=settings, quiet=True)
     assert model.run.recipe.data.is_text and model.generate("line", tokens=2).text
 
@@ -121,4 +121,4 @@ def test_a_quoted_file_is_trained_on_without_its_quotes_and_said(
     said = capsys.readouterr()
     assert (said.out + said.err).replace("\n", " ").count("a.tsv: header de, en; quoted fields") == 1
     source = model.run.tokenizers[0]
-    assert UNKNOWN not in source.encode('a1 "b"') and UNKNOWN in source.encode('"a1')
+    assert UNK not in source.encode('a1 "b"') and UNK in source.encode('"a1')

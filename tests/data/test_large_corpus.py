@@ -22,7 +22,7 @@ def anonymous():
     return int(fields["RssAnon"].split()[0]) // 1024
 
 from regard.data.packing import Packer, Position
-from regard.data.store import build, learn_tokenizers
+from regard.data.token_cache import build, learn_tokenizers
 from regard.recipes import load
 
 peaks = {"imports": anonymous()}

@@ -9,38 +9,38 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.masking import Gaps, Masked
-from regard.data.packing import Packer, Position, generator
-from regard.data.store import TokenStore
-from regard.rows import PairBatch
-from regard.text import BEGIN, END
+from regard.data.masking import MaskedBatches, MaskingPolicy
+from regard.data.packing import Packer, StreamPosition, generator
+from regard.data.token_cache import TokenStore
+from regard.packed import SeqBatch
+from regard.text import BOS, EOS
 
 MASK, FIRST, SIZE = 4, 5, 1000  # the mask's id, the first piece's, and the vocabulary
 
 
-def gaps(share: float) -> Gaps:
-    return Gaps(share, mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
+def gaps(share: float) -> MaskingPolicy:
+    return MaskingPolicy(share, mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
 
 
-def text_batch(texts: list[list[int]], size: int | None = None) -> PairBatch:
+def text_batch(texts: list[list[int]], size: int | None = None) -> SeqBatch:
     """Texts as they are stored, [begin, words, end], with no sources."""
-    return PairBatch.of([[] for _ in texts], [[BEGIN, *words, END] for words in texts], begin=BEGIN, target_size=size)
+    return SeqBatch.from_lists([[] for _ in texts], [[BOS, *words, EOS] for words in texts], bos=BOS, target_size=size)
 
 
 def packer(seed: int = 1, static: bool = True) -> Packer:
     draw = np.random.default_rng(0)
-    texts = [[BEGIN, *draw.integers(FIRST, SIZE, draw.integers(1, 20)).tolist(), END] for _ in range(150)]
+    texts = [[BOS, *draw.integers(FIRST, SIZE, draw.integers(1, 20)).tolist(), EOS] for _ in range(150)]
     return Packer(
         [TokenStore.of([[] for _ in texts], texts)], [1.0], target_budget=100, source_budget=1, seed=seed, static=static
     )
 
 
-def masked(seed: int = 1, share: float = 0.15) -> Masked:
-    return Masked(packer(), seed, gaps(share))
+def masked(seed: int = 1, share: float = 0.15) -> MaskedBatches:
+    return MaskedBatches(packer(), seed, gaps(share))
 
 
-def same(one: PairBatch, other: PairBatch) -> bool:
-    pairs = [(one.source.ids, other.source.ids), (one.labels, other.labels), (one.counted, other.counted)]
+def same(one: SeqBatch, other: SeqBatch) -> bool:
+    pairs = [(one.source.ids, other.source.ids), (one.labels, other.labels), (one.loss_mask, other.loss_mask)]
     return all(torch.equal(a, b) for a, b in pairs)  # type: ignore[arg-type]
 
 
@@ -51,11 +51,11 @@ def within(count: int, of: int, share: float) -> bool:
 
 def test_what_is_read_and_what_is_to_be_guessed_lie_side_by_side() -> None:
     batch = text_batch([[10, 11, 12], [13, 14]], size=12)
-    found = gaps(0.5).cut(batch, generator(1))
-    assert found.source is found.inputs and found.inputs.rows is batch.inputs.rows
+    found = gaps(0.5).mask(batch, generator(1))
+    assert found.source is found.inputs and found.inputs.layout is batch.inputs.layout
     assert torch.equal(found.labels, batch.labels)
-    assert found.counted is not None and found.tokens == int(found.counted.sum()) >= 1
-    open_places = ~found.counted
+    assert found.loss_mask is not None and found.num_targets == int(found.loss_mask.sum()) >= 1
+    open_places = ~found.loss_mask
     assert torch.equal(found.source.ids[open_places], batch.labels[open_places])  # nothing else is touched
 
 
@@ -65,8 +65,8 @@ def test_a_share_of_the_words_is_guessed_and_80_10_10_of_them_masked_changed_and
     for seed in range(200):
         draw = np.random.default_rng(seed)
         batch = text_batch([draw.integers(FIRST, SIZE, 30).tolist() for _ in range(10)])
-        found = gaps(0.15).cut(batch, generator(seed))
-        read, clean = found.source.ids[found.counted], found.labels[found.counted]
+        found = gaps(0.15).mask(batch, generator(seed))
+        read, clean = found.source.ids[found.loss_mask], found.labels[found.loss_mask]
         words += 300
         guessed += len(read)
         mask += int((read == MASK).sum())
@@ -83,24 +83,24 @@ def test_a_share_of_the_words_is_guessed_and_80_10_10_of_them_masked_changed_and
 
 def test_marks_and_fill_are_never_chosen_even_if_everything_else_is() -> None:
     batch = text_batch([[10, 11, 12], [13], [14, 15]], size=20)
-    places = (batch.labels != BEGIN) & (batch.labels != END) & batch.inputs.rows.real
-    found = gaps(0.999999).cut(batch, generator(1))
-    assert torch.equal(found.counted, places)
+    places = (batch.labels != BOS) & (batch.labels != EOS) & batch.inputs.layout.is_token
+    found = gaps(0.999999).mask(batch, generator(1))
+    assert torch.equal(found.loss_mask, places)
     assert torch.equal(found.source.ids[~places], batch.labels[~places])
 
 
 def test_at_least_one_word_of_a_batch_is_guessed() -> None:
     for seed in range(50):
-        found = gaps(1e-9).cut(text_batch([[10, 11], [12]], size=9), generator(seed))
-        assert found.tokens == 1 and found.labels[found.counted].item() in (10, 11, 12)
+        found = gaps(1e-9).mask(text_batch([[10, 11], [12]], size=9), generator(seed))
+        assert found.num_targets == 1 and found.labels[found.loss_mask].item() in (10, 11, 12)
 
 
 def test_the_same_position_always_has_the_same_gaps_and_others_have_others() -> None:
     one, again, other = (list(islice(masked(seed).batches(), 30)) for seed in (1, 1, 2))
     assert all(same(a, b) and p == q for (a, p), (b, q) in zip(one, again, strict=True))
-    where = [batch.counted for batch, _ in one]
+    where = [batch.loss_mask for batch, _ in one]
     assert not any(torch.equal(a, b) for a, b in pairwise(where))  # type: ignore[arg-type]
-    assert not any(torch.equal(a, b.counted) for a, (b, _) in zip(where, other, strict=True))  # type: ignore[arg-type]
+    assert not any(torch.equal(a, b.loss_mask) for a, (b, _) in zip(where, other, strict=True))  # type: ignore[arg-type]
 
 
 def test_a_stream_taken_up_anywhere_goes_on_as_if_it_had_never_stopped() -> None:
@@ -116,11 +116,11 @@ def test_a_stream_taken_up_anywhere_goes_on_as_if_it_had_never_stopped() -> None
 def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
     def seen(epoch: int) -> dict[tuple[int, ...], tuple[bool, ...]]:
         found = {}
-        for batch, position in masked(share=0.5).batches(Position(epoch, 0)):
+        for batch, position in masked(share=0.5).batches(StreamPosition(epoch, 0)):
             if position.epoch != epoch:
                 return found
-            rows = batch.inputs.rows
-            for text, where in zip(rows.split(batch.labels), rows.split(batch.counted), strict=True):
+            rows = batch.inputs.layout
+            for text, where in zip(rows.split(batch.labels), rows.split(batch.loss_mask), strict=True):
                 found[tuple(text.tolist())] = tuple(where.tolist())
         raise AssertionError
 
@@ -133,5 +133,7 @@ def test_a_text_has_other_gaps_in_the_next_epoch() -> None:
 @pytest.mark.parametrize("static", [True, False])
 def test_the_text_itself_is_the_packers(static: bool) -> None:
     plain = packer(static=static)
-    for (gappy, _), (batch, _) in zip(Masked(plain, 1, gaps(0.15)).batches(), islice(plain.batches(), 5), strict=False):
-        assert torch.equal(gappy.labels, batch.labels) and gappy.inputs.rows.size == batch.inputs.rows.size
+    for (gappy, _), (batch, _) in zip(
+        MaskedBatches(plain, 1, gaps(0.15)).batches(), islice(plain.batches(), 5), strict=False
+    ):
+        assert torch.equal(gappy.labels, batch.labels) and gappy.inputs.layout.size == batch.inputs.layout.size

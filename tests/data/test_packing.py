@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.packing import EVEN, Packer, Position, fill, sentence_batches
-from regard.data.store import TokenStore
+from regard.data.packing import EVEN, Packer, StreamPosition, fill_ratio, sentence_batches
+from regard.data.token_cache import TokenStore
 from regard.errors import UserError
-from regard.rows import PairBatch
-from regard.text import BEGIN, END
+from regard.packed import SeqBatch
+from regard.text import BOS, EOS
 
 
 def corpus(count, seed=0, first=100, longest=12):
     """A store whose every pair begins with a number of its own, on both sides, so that it can be recognised."""
     draw = np.random.default_rng(seed)
     sentences = [
-        [[first + pair, *draw.integers(4, 99, draw.integers(0, longest - 1)).tolist(), END] for pair in range(count)]
+        [[first + pair, *draw.integers(4, 99, draw.integers(0, longest - 1)).tolist(), EOS] for pair in range(count)]
         for _ in range(2)
     ]
     return TokenStore.of(*sentences)
@@ -30,21 +30,21 @@ def corpus(count, seed=0, first=100, longest=12):
 
 def pairs_of(batch):
     """The numbers of the pairs in a batch."""
-    return [int(sentence[0]) for sentence in batch.source.rows.split(batch.source.ids)]
+    return [int(sentence[0]) for sentence in batch.source.layout.split(batch.source.ids)]
 
 
 def epoch_of(packer, epoch=0):
     """The batches of one epoch."""
     batches = []
-    for batch, position in packer.batches(Position(epoch, 0)):
+    for batch, position in packer.batches(StreamPosition(epoch, 0)):
         if position.epoch != epoch:
             return batches
         batches.append(batch)
 
 
 def same(one, other):
-    assert torch.equal(one.source.ids, other.source.ids) and one.source.rows.lengths == other.source.rows.lengths
-    assert torch.equal(one.inputs.ids, other.inputs.ids) and one.inputs.rows.lengths == other.inputs.rows.lengths
+    assert torch.equal(one.source.ids, other.source.ids) and one.source.layout.lengths == other.source.layout.lengths
+    assert torch.equal(one.inputs.ids, other.inputs.ids) and one.inputs.layout.lengths == other.inputs.layout.lengths
     assert torch.equal(one.labels, other.labels)
 
 
@@ -54,10 +54,10 @@ def test_a_batch_is_what_its_token_lists_say():
         packer = Packer([store], [1.0], target_budget=60, source_budget=70, seed=1, static=static)
         for batch, _ in islice(packer.batches(), 10):
             which = [number - 100 for number in pairs_of(batch)]
-            expected = PairBatch.of(
+            expected = SeqBatch.from_lists(
                 [store.source[index].tolist() for index in which],
                 [store.target[index].tolist() for index in which],
-                begin=BEGIN,
+                bos=BOS,
                 source_size=70 if static else None,
                 target_size=60 if static else None,
             )
@@ -69,22 +69,23 @@ def test_every_pair_comes_once_an_epoch_and_no_budget_is_exceeded():
     for epoch in (0, 1):
         batches = epoch_of(packer, epoch)
         assert sorted(pair for batch in batches for pair in pairs_of(batch)) == list(range(100, 433))
-        assert all(batch.tokens <= 40 and batch.source.rows.tokens <= 45 for batch in batches)
+        assert all(batch.num_targets <= 40 and batch.source.layout.tokens <= 45 for batch in batches)
     assert packer.dropped_long == 0
 
 
 def test_batches_are_as_full_as_the_sorted_order_allows():
     # 12 pairs of 2 target and 2 source tokens, 10 to a row: 5 + 5 + 2
-    store = TokenStore.of([[7, END]] * 12, [[8, END]] * 12)
+    store = TokenStore.of([[7, EOS]] * 12, [[8, EOS]] * 12)
     packer = Packer([store], [1.0], target_budget=10, seed=0)
-    assert sorted(len(batch.source.rows) for batch in epoch_of(packer)) == [2, 5, 5]
+    assert sorted(len(batch.source.layout) for batch in epoch_of(packer)) == [2, 5, 5]
 
 
 def test_sorting_puts_like_with_like():
     # targets of 2 and of 6 tokens, 30 to a row: never in one batch, but for one at the border
-    store = TokenStore.of([[7, END]] * 60, [[8, END] if n % 2 else [8] * 5 + [END] for n in range(60)])
+    store = TokenStore.of([[7, EOS]] * 60, [[8, EOS] if n % 2 else [8] * 5 + [EOS] for n in range(60)])
     mixed = [
-        len(set(batch.inputs.rows.lengths)) > 1 for batch in epoch_of(Packer([store], [1.0], target_budget=30, seed=0))
+        len(set(batch.inputs.layout.lengths)) > 1
+        for batch in epoch_of(Packer([store], [1.0], target_budget=30, seed=0))
     ]
     assert sum(mixed) <= 1
 
@@ -103,10 +104,10 @@ def test_order_is_drawn_by_seed_and_epoch():
 @pytest.mark.parametrize("world", [1, 3])
 def test_resumed_equals_uninterrupted(world):
     packer = Packer([corpus(70)], [1.5], target_budget=40, pool=8, seed=5, rank=world - 1, world=world)
-    stream = list(islice(packer.batches(Position(0, 0)), 60))  # several epochs
+    stream = list(islice(packer.batches(StreamPosition(0, 0)), 60))  # several epochs
     assert stream[-1][1].epoch >= 2
     for step in (0, 1, 5, 20, 41):
-        position = Position(**json.loads(json.dumps(asdict(stream[step][1]))))
+        position = StreamPosition(**json.loads(json.dumps(asdict(stream[step][1]))))
         for (batch, after), (expected, expected_after) in zip(
             packer.batches(position), stream[step + 1 :], strict=False
         ):
@@ -148,18 +149,18 @@ def test_weights_say_how_often_an_epoch_visits_a_pair():
 def test_pairs_of_several_stores_keep_their_sides_together():
     stores = [corpus(30, 1, first=100), corpus(30, 2, first=200)]
     for batch in epoch_of(Packer(stores, [1.0, 1.0], target_budget=60, seed=1)):
-        firsts = [int(sentence[0]) for sentence in batch.inputs.rows.split(batch.labels)]
+        firsts = [int(sentence[0]) for sentence in batch.inputs.layout.split(batch.labels)]
         assert firsts == pairs_of(batch)
 
 
 def test_the_source_budget_follows_the_corpus():
     # 2 source tokens for every 3 target tokens: 100 * 2 / 3 * 1.1 = 73.3
-    store = TokenStore.of([[7, END]] * 5, [[8, 8, END]] * 5)
+    store = TokenStore.of([[7, EOS]] * 5, [[8, 8, EOS]] * 5)
     assert Packer([store], [1.0], target_budget=100, seed=0).source_budget == 74
     # as many: 110, not 111 for a rounding error
-    assert Packer([TokenStore.of([[7, END]], [[8, END]])], [1.0], target_budget=100, seed=0).source_budget == 110
+    assert Packer([TokenStore.of([[7, EOS]], [[8, EOS]])], [1.0], target_budget=100, seed=0).source_budget == 110
     # one long source among short ones still fits: 4 * 26 / 42 * 1.1 = 2.7 -> 6
-    store = TokenStore.of([[END]] * 20 + [[7] * 5 + [END]], [[8, END]] * 21)
+    store = TokenStore.of([[EOS]] * 20 + [[7] * 5 + [EOS]], [[8, EOS]] * 21)
     assert Packer([store], [1.0], target_budget=4, seed=0).source_budget == 6
     assert Packer([store], [1.0], target_budget=4, seed=0, source_budget=9).source_budget == 9
 
@@ -171,7 +172,7 @@ def test_static_rows_have_one_shape():
 
 
 def test_pairs_longer_than_a_budget_are_left_out_and_counted():
-    store = TokenStore.of([[7, END], [9] * 9 + [END], [5, END]], [[8, END], [8, END], [8] * 30 + [END]])
+    store = TokenStore.of([[7, EOS], [9] * 9 + [EOS], [5, EOS]], [[8, EOS], [8, EOS], [8] * 30 + [EOS]])
     packer = Packer([store], [1.0], target_budget=20, source_budget=8, seed=0)
     assert packer.dropped_long == 2
     assert [pairs_of(batch) for batch in epoch_of(packer)] == [[7]]
@@ -180,7 +181,7 @@ def test_pairs_longer_than_a_budget_are_left_out_and_counted():
 
 
 def test_too_few_batches_for_all_ranks_is_said_rather_than_waited_for():
-    store = TokenStore.of([[7, END]], [[8, END]])
+    store = TokenStore.of([[7, EOS]], [[8, EOS]])
     with pytest.raises(UserError, match="fewer than 2 batches"):
         next(Packer([store], [1.0], target_budget=20, seed=0, world=2).batches())
     with pytest.raises(UserError, match="too few"):
@@ -189,8 +190,8 @@ def test_too_few_batches_for_all_ranks_is_said_rather_than_waited_for():
 
 def test_fill_is_the_fraction_of_tokens():
     # sources of 2 and 4 tokens in a row of 8; targets of 3 and 3 in a row of 10; padded: 2 * 4 + 2 * 3 cells
-    batch = PairBatch.of([[7, END], [7, 7, 7, END]], [[8, 8, END]] * 2, begin=BEGIN, source_size=8, target_size=10)
-    assert fill(batch) == {"source": 6 / 8, "target": 6 / 10, "padded": 12 / 14}
+    batch = SeqBatch.from_lists([[7, EOS], [7, 7, 7, EOS]], [[8, 8, EOS]] * 2, bos=BOS, source_size=8, target_size=10)
+    assert fill_ratio(batch) == {"source": 6 / 8, "target": 6 / 10, "padded": 12 / 14}
 
 
 def test_rows_are_well_filled_for_an_ordinary_corpus():
@@ -200,7 +201,7 @@ def test_rows_are_well_filled_for_an_ordinary_corpus():
     store = TokenStore.of([[7] * n for n in sources], [[8] * n for n in targets])
     for static in (False, True):
         packer = Packer([store], [1.0], target_budget=1024, seed=1, static=static)
-        fills = [fill(batch) for batch in epoch_of(packer)]
+        fills = [fill_ratio(batch) for batch in epoch_of(packer)]
         mean = {name: np.mean([one[name] for one in fills]) for name in fills[0]}
         assert mean["target"] > 0.9 and mean["source"] > 0.85
         assert static or mean["padded"] > 0.85  # who has static rows never sees the padded view
@@ -213,11 +214,11 @@ def test_static_batches_hold_pairs_of_all_lengths_and_never_more_than_their_boun
     packer = Packer([store], [1.0], target_budget=1024, seed=1, static=True)
     assert packer.source_budget % EVEN == 0
     batches = list(epoch_of(packer))
-    assert sum(len(batch.inputs.rows) for batch in batches) == 20_000
+    assert sum(len(batch.inputs.layout) for batch in batches) == 20_000
     for batch in batches:
-        assert (batch.source.rows.size, batch.inputs.rows.size) == (packer.source_budget, 1024)
-        assert len(batch.inputs.rows) <= packer.sentences and batch.inputs.rows.longest <= packer.longest[1]
-    means = [np.mean(batch.inputs.rows.lengths) for batch in batches[:-1]]
+        assert (batch.source.layout.size, batch.inputs.layout.size) == (packer.source_budget, 1024)
+        assert len(batch.inputs.layout) <= packer.sentences and batch.inputs.layout.max_len <= packer.longest[1]
+    means = [np.mean(batch.inputs.layout.lengths) for batch in batches[:-1]]
     assert min(means) > targets.mean() / 1.5 and max(means) < targets.mean() * 1.5
 
 

@@ -10,10 +10,10 @@ from itertools import count, islice
 import pytest
 import torch
 
-from regard.data.packing import Packer, Position
+from regard.data.packing import Packer, StreamPosition
 from regard.data.prefetch import Prefetched
-from regard.data.store import TokenStore
-from regard.rows import PairBatch
+from regard.data.token_cache import TokenStore
+from regard.packed import SeqBatch
 
 
 def packer(rank: int = 0, world: int = 1) -> Packer:
@@ -24,9 +24,9 @@ def packer(rank: int = 0, world: int = 1) -> Packer:
     )
 
 
-def same(one: PairBatch, other: PairBatch) -> bool:
+def same(one: SeqBatch, other: SeqBatch) -> bool:
     pairs = [(one.source.ids, other.source.ids), (one.inputs.ids, other.inputs.ids), (one.labels, other.labels)]
-    return all(torch.equal(a, b) for a, b in pairs) and one.source.rows.lengths == other.source.rows.lengths
+    return all(torch.equal(a, b) for a, b in pairs) and one.source.layout.lengths == other.source.layout.lengths
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
@@ -42,7 +42,7 @@ def test_the_same_batches_and_positions_come_in_the_same_order(rank: int, world:
 def test_resuming_at_the_last_position_taken_goes_on_with_the_next_batch() -> None:
     """What was made ahead and never taken is made again."""
     plain = [batch for batch, _ in islice(packer().batches(), 30)]
-    position = Position()
+    position = StreamPosition()
     with Prefetched(packer().batches(), ahead=6) as stream:
         for _ in range(13):
             _, position = next(stream)

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from regard.data import sources
-from regard.data.sources import held_out, locate, read_lines, read_pairs, split_lines
+from regard.data import corpora
+from regard.data.corpora import held_out, locate, read_lines, read_pairs, split_lines
 from regard.errors import UserError
-from regard.recipes.schema import Data
+from regard.recipes.schema import DataSettings
 
 
 def pairs(folder, **settings):
-    data = Data(folder=str(folder), **settings)
+    data = DataSettings(folder=str(folder), **settings)
     return list(read_pairs(data, data))
 
 
@@ -120,13 +120,13 @@ def test_lower_case_applies_to_both_sides(tmp_path):
 
 def test_held_out_files(tmp_path):
     write(tmp_path, a_tsv="a\tb\n", v_en="One\n", v_de="Eins\n", t_jsonl='{"source": "X", "target": "Y"}\n')
-    data = Data(folder=str(tmp_path), pairs="a.tsv", valid=["v.en", "v.de"], test=["t.jsonl"], lowercase=True)
+    data = DataSettings(folder=str(tmp_path), pairs="a.tsv", valid=["v.en", "v.de"], test=["t.jsonl"], lowercase=True)
     assert held_out(data, "valid") == [("one", "eins")]
     assert held_out(data, "test") == [("x", "y")]
 
 
 def test_no_held_out_pairs(tmp_path):
-    data = Data(folder=str(tmp_path), pairs="a.tsv")
+    data = DataSettings(folder=str(tmp_path), pairs="a.tsv")
     with pytest.raises(UserError, match=r"no valid pairs: set data\.valid"):
         held_out(data, "valid")
     with pytest.raises(UserError, match="no shapes pairs: only built-in"):
@@ -134,7 +134,7 @@ def test_no_held_out_pairs(tmp_path):
 
 
 def test_a_built_in_corpus_has_splits_of_its_own():
-    data = Data(corpus="reverse", count=20)
+    data = DataSettings(corpus="reverse", count=20)
     trained, held = list(read_pairs(data, data)), held_out(data, "test")
     assert len(trained) == 20 and held
     assert all(target.split() == source.split()[::-1] for source, target in trained + held)
@@ -142,12 +142,12 @@ def test_a_built_in_corpus_has_splits_of_its_own():
 
 def test_files_named_for_validation_come_before_a_built_in_split(tmp_path):
     write(tmp_path, v_tsv="a\tb\n")
-    assert held_out(Data(corpus="reverse", valid=["v.tsv"], folder=str(tmp_path)), "valid") == [("a", "b")]
+    assert held_out(DataSettings(corpus="reverse", valid=["v.tsv"], folder=str(tmp_path)), "valid") == [("a", "b")]
 
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz", "bomb.xz"])
 def test_a_line_without_end_is_refused_before_it_is_held_in_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(corpora, "MAX_LINE_BYTES", 1 << 20)
     opener = {".gz": gzip.open, ".xz": lzma.open}.get((tmp_path / name).suffix, open)
     with opener(tmp_path / name, "wb") as file:
         file.write(b"fine\n" + bytes(8 << 20))
@@ -180,4 +180,4 @@ def test_a_pipe_is_no_training_data(tmp_path):
 def test_json_that_is_nested_too_deeply(tmp_path):
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     with pytest.raises(UserError, match=r"deep\.jsonl, line 1: expected"):
-        list(read_pairs(*[Data(pairs=str(tmp_path / "deep.jsonl"))] * 2))
+        list(read_pairs(*[DataSettings(pairs=str(tmp_path / "deep.jsonl"))] * 2))

@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from regard.data import store as module
-from regard.data.store import Ragged, TokenStore, build, cache_folder, learn_tokenizers
+from regard.data import token_cache as module
+from regard.data.token_cache import Ragged, TokenStore, build, cache_folder, learn_tokenizers
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
-from regard.text import END, train
+from regard.text import EOS, train
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,10 @@ def test_stored_tokens_are_the_tokenizers_with_an_end_mark(tmp_path):
     plan = recipe(tmp_path, "b a\tx\na b b\ty x\n", {"unit": "word", "shared": False})
     source, target = learn_tokenizers(plan)  # b 3, a 2; x 2, y 1: ids from 4
     [store] = build(plan, source, target)
-    assert lists(store.source) == [[4, 5, END], [5, 4, 4, END]]
-    assert lists(store.target) == [[4, END], [5, 4, END]]
+    assert lists(store.source) == [[4, 5, EOS], [5, 4, 4, EOS]]
+    assert lists(store.target) == [[4, EOS], [5, 4, EOS]]
     assert (store.source.ids.dtype, store.source.offsets.dtype) == (np.uint16, np.int64)
-    assert store.report == module.Report(2, 0, 0, 7, 5) and len(store) == 2
+    assert store.report == module.CorpusReport(2, 0, 0, 7, 5) and len(store) == 2
 
 
 def test_tags_go_in_front(tmp_path):
@@ -72,7 +72,9 @@ def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
     # with the end mark: 2 and 2, blank, blank, 3 and 4 (one too long), 3 and 3
     plan = recipe(tmp_path, "a\tb\n\tb\na\t \na b\ta b c\na b\ta b\n", max_length=3)
     [store], _ = made(plan)
-    assert store.report == module.Report(pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5)
+    assert store.report == module.CorpusReport(
+        pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5
+    )
     with pytest.raises(UserError, match=r"a\.tsv: no usable sentence pairs \(1 blank, 1 longer than 2 tokens\)"):
         made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
 
@@ -159,7 +161,7 @@ def test_a_damaged_entry_is_replaced(tmp_path, cache):
         content = (folder / damage).read_bytes()
         (folder / damage).write_bytes(content[: len(content) // 2])
         stores, read = made(plan)
-        assert read and lists(stores[0].source)[0][-1] == END
+        assert read and lists(stores[0].source)[0][-1] == EOS
         (folder / damage).unlink()
         assert made(plan)[1] and not made(plan)[1]
 
@@ -188,7 +190,7 @@ def test_two_processes_at_once_both_end_well(tmp_path, cache):
     plan = recipe(tmp_path, "".join(f"a b {n}\tc {n}\n" for n in range(2000)))
     (tmp_path / "recipe.json").write_text(plan.model_dump_json())
     program = (
-        "import sys; from regard.data.store import *; from regard.recipes.schema import Recipe\n"
+        "import sys; from regard.data.token_cache import *; from regard.recipes.schema import Recipe\n"
         "plan = Recipe.model_validate_json(open(sys.argv[1]).read())\n"
         "[store] = build(plan, *learn_tokenizers(plan)); print(store.source.ids.sum(), len(store))"
     )
@@ -279,7 +281,7 @@ def test_gathering_equals_slicing():
         expected = [token for index in which for token in ragged[index].tolist()]
         assert ragged.gather(np.array(which, int)).tolist() == expected
     assert ragged.lengths().tolist() == [3, 1, 4, 2]
-    assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == module.Report(1, 0, 0, 2, 3)
+    assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == module.CorpusReport(1, 0, 0, 2, 3)
 
 
 def test_a_built_in_corpus_is_stored_too():

@@ -8,21 +8,23 @@ import random
 
 import pytest
 
-from regard.data.sources import detected, held_out, read_pairs
+from regard.data.corpora import detected, held_out, read_pairs
 from regard.errors import UserError
-from regard.recipes.schema import Corpus, Data
+from regard.recipes.schema import Corpus, DataSettings
 
 SPEECH = [('He said "no".', 'Er sagte "nein".'), ("Yes, sir.", "Ja, Herr."), ("A plain one", "Ein einfacher")]
 
 
 def pairs(folder, name, content, **settings):
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    data = Data(folder=str(folder), pairs=name, **settings)
+    data = DataSettings(folder=str(folder), pairs=name, **settings)
     return list(read_pairs(data, data))
 
 
 def said(folder, name, **settings):
-    return [line.removeprefix(f"{folder}/") for line in detected(Data(folder=str(folder), pairs=name, **settings))]
+    return [
+        line.removeprefix(f"{folder}/") for line in detected(DataSettings(folder=str(folder), pairs=name, **settings))
+    ]
 
 
 def written(rows, **how):
@@ -172,7 +174,7 @@ def test_parts_of_a_mix_and_held_out_files_have_settings_of_their_own(tmp_path):
     (tmp_path / "b.tsv").write_text("x\tnein\tno\n")
     (tmp_path / "v.csv").write_text("en,de\nyes,ja\n")
     mix = [Corpus(pairs="a.csv"), Corpus(pairs="b.tsv", columns=[2, 3])]
-    data = Data(folder=str(tmp_path), mix=mix, columns=["de", "en"], valid=["v.csv"])
+    data = DataSettings(folder=str(tmp_path), mix=mix, columns=["de", "en"], valid=["v.csv"])
     assert [list(read_pairs(corpus, data)) for corpus in mix] == [[("ja", "yes")], [("nein", "no")]]
     assert held_out(data, "valid") == [("ja", "yes")]
 
@@ -181,18 +183,18 @@ def test_plain_text_in_a_column(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one\\n\\ntwo"}\n{"text": "three"}\n{"text": " "}\n')
     (tmp_path / "a.csv").write_text('id,story\n1,"four, five"\n')
     for documents in ("line", "paragraph"):
-        data = Data(folder=str(tmp_path), text="a.jsonl", documents=documents)
+        data = DataSettings(folder=str(tmp_path), text="a.jsonl", documents=documents)
         assert list(read_pairs(data, data)) == [("", "one\n\ntwo"), ("", "three")]
-    data = Data(folder=str(tmp_path), text="a.jsonl", documents="stream")
+    data = DataSettings(folder=str(tmp_path), text="a.jsonl", documents="stream")
     assert "".join(text for _, text in read_pairs(data, data)) == "one\n\ntwo\nthree\n \n"
-    data = Data(folder=str(tmp_path), text="a.csv", columns=["story"])
+    data = DataSettings(folder=str(tmp_path), text="a.csv", columns=["story"])
     assert list(read_pairs(data, data)) == [("", "four, five")]
-    data = Data(folder=str(tmp_path), text="a.jsonl", format="text", documents="line")
+    data = DataSettings(folder=str(tmp_path), text="a.jsonl", format="text", documents="line")
     assert next(read_pairs(data, data))[1].startswith('{"text"')
 
 
 def test_columns_are_as_many_as_are_read():
     with pytest.raises(ValueError, match="columns names 2 for pairs"):
-        Data(pairs="a.tsv", columns=["en"])
+        DataSettings(pairs="a.tsv", columns=["en"])
     with pytest.raises(ValueError, match="columns names 1 for plain text"):
-        Data(text="a.csv", columns=["a", "b"])
+        DataSettings(text="a.csv", columns=["a", "b"])

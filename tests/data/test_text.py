@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.packing import Packer, Position, Windows, fill
-from regard.data.sources import held_out, read_pairs
-from regard.data.store import TokenStore, build, learn_tokenizers
-from regard.data.store import __name__ as STORE
+from regard.data.corpora import held_out, read_pairs
+from regard.data.packing import Packer, StreamPosition, TokenWindows, fill_ratio
+from regard.data.token_cache import TokenStore, build, learn_tokenizers
+from regard.data.token_cache import __name__ as STORE
 from regard.errors import UserError
-from regard.recipes.schema import Data, Recipe
-from regard.text import BEGIN, END, encode_stream, train
-from regard.text.sides import cut, encode_lines, stream_parts
-from regard.text.tokenizers import Foreign
+from regard.recipes.schema import DataSettings, Recipe
+from regard.text import BOS, EOS, encode_stream, train
+from regard.text.encode import chunk, encode_lines, stream_parts
+from regard.text.tokenizers import ForeignVocabulary
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 def texts(folder, content, **settings):
     (folder / "a.txt").write_bytes(content.encode())
-    data = Data(folder=str(folder), text="a.txt", **settings)
+    data = DataSettings(folder=str(folder), text="a.txt", **settings)
     return data, [text for _, text in read_pairs(data, data)]
 
 
@@ -60,13 +60,13 @@ def test_compressed_text_is_found_without_its_suffix(tmp_path):
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress("größer\n".encode()))
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"two\n"))
     for name, found in (("a.txt", "größer"), ("b.txt", "two")):
-        data = Data(folder=str(tmp_path), text=name)
+        data = DataSettings(folder=str(tmp_path), text=name)
         assert list(read_pairs(data, data)) == [("", found)]
 
 
 def test_a_header_names_the_columns_of_every_tsv_file(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tlabel\ngood\t1\nbad\t0\n")
-    data = Data(folder=str(tmp_path), pairs="a.tsv", test=["a.tsv"], header=True, count=1)
+    data = DataSettings(folder=str(tmp_path), pairs="a.tsv", test=["a.tsv"], header=True, count=1)
     assert list(read_pairs(data, data)) == [("good", "1")]
     assert held_out(data, "test") == [("good", "1"), ("bad", "0")]
 
@@ -105,15 +105,15 @@ def test_text_without_anything_held_out_says_what_to_set(tmp_path):
 
 
 def test_the_built_in_stories_have_splits_of_their_own():
-    data = Data(corpus="stories", count=3)
+    data = DataSettings(corpus="stories", count=3)
     assert len(list(read_pairs(data, data))) == 3 and len(held(data)) == 500
-    [whole] = held(Data(corpus="stories", documents="stream"))
+    [whole] = held(DataSettings(corpus="stories", documents="stream"))
     assert whole.splitlines() == held(data)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data")
 def test_tiny_shakespeare_is_cut_after_nine_tenths():
-    data = Data(folder=str(SHARED / "tinyshakespeare"), text="input.txt", documents="stream", held_out=0.1)
+    data = DataSettings(folder=str(SHARED / "tinyshakespeare"), text="input.txt", documents="stream", held_out=0.1)
     size, [rest] = sum(len(text) for _, text in read_pairs(data, data)), held(data)
     assert (size, len(rest)) == (1_003_854, 111_540)  # of 1,115,394
 
@@ -121,7 +121,7 @@ def test_tiny_shakespeare_is_cut_after_nine_tenths():
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data")
 def test_wikitext_has_as_many_tokens_as_published():
     """217,646 with the end of every line, of which the test counts the words and the lines."""
-    data = Data(folder=str(SHARED / "wikitext2"), text="wiki.valid.tokens", documents="stream")
+    data = DataSettings(folder=str(SHARED / "wikitext2"), text="wiki.valid.tokens", documents="stream")
     lines = [text for _, text in read_pairs(data, data)]
     words = train(lines, "word", 40_000)
     assert sum(map(len, encode_lines(words, lines))) == 217_646
@@ -153,7 +153,7 @@ def stored(plan):
 
 def test_documents_end_with_a_mark_beside_sources_of_no_tokens(tmp_path):
     _, targets, report = stored(recipe(tmp_path, "b a b b\n\na\n"))  # b is more frequent
-    assert targets == [[4, 5, 4, 4, END], [5, END]]
+    assert targets == [[4, 5, 4, 4, EOS], [5, EOS]]
     assert (report.documents, report.pairs, report.target_tokens, report.source_tokens) == (2, 2, 7, 0)
 
 
@@ -162,7 +162,7 @@ def test_long_documents_are_cut_and_rejoin_to_the_same_tokens(tmp_path):
     for longest in (2, 3, 4, 64):
         plan = recipe(tmp_path, "\n".join(lines), {"max_positions": longest})
         tokenizer, targets, report = stored(plan)
-        assert [t for piece in targets for t in piece] == [t for line in lines for t in [*tokenizer.encode(line), END]]
+        assert [t for piece in targets for t in piece] == [t for line in lines for t in [*tokenizer.encode(line), EOS]]
         assert max(map(len, targets)) <= longest
         assert report.pairs == sum(-(-(n + 1) // longest) for n in (7, 3, 4, 1)) and report.documents == 4
 
@@ -191,7 +191,7 @@ def test_bert_reads_every_piece_between_marks(tmp_path):
     plan = recipe(tmp_path, "a b c d e\na\n", {"family": "bert", "size": "tiny", "max_positions": 4})
     tokenizer, targets, _ = stored(plan)
     assert tokenizer.tags == ("<mask>",)
-    assert [piece[0] for piece in targets] == [BEGIN] * 4 and [piece[-1] for piece in targets] == [END] * 4
+    assert [piece[0] for piece in targets] == [BOS] * 4 and [piece[-1] for piece in targets] == [EOS] * 4
     assert [tokenizer.decode(piece[1:-1]) for piece in targets] == ["a b", "c d", "e", "a"]
 
 
@@ -206,8 +206,8 @@ def test_bert_reads_what_it_classifies_between_marks_too(tmp_path):
     source, target = learn_tokenizers(plan)
     assert (source.unit, source.tags, target.unit, target.tags) == ("char", ("<mask>",), "word", ())
     [store] = build(plan, source, target)
-    assert store.source[1].tolist() == [BEGIN, *source.encode("bad"), END]
-    assert store.target[0].tolist() == [*target.encode("yes"), END]
+    assert store.source[1].tolist() == [BOS, *source.encode("bad"), EOS]
+    assert store.target[0].tolist() == [*target.encode("yes"), EOS]
     (tmp_path / "a.tsv").write_text("good film\tnot bad\n")
     with pytest.raises(UserError, match="a class must be one word, and 'not bad' is not"):
         build(plan, source, target)
@@ -225,7 +225,7 @@ def test_a_stream_is_stored_as_one_run_without_marks(tmp_path, unit):
 def imported(texts):
     """A tokenizer as of an imported GPT-2."""
     tokenizer = train(texts, "bpe", 320)
-    tokenizer.foreign = Foreign(list(range(len(tokenizer))), [None] * tokenizer.first)
+    tokenizer.foreign = ForeignVocabulary(list(range(len(tokenizer))), [None] * tokenizer.first)
     return tokenizer
 
 
@@ -254,7 +254,7 @@ def test_an_imported_models_stream_is_the_same_in_any_parts(parts):
 def test_in_a_stream_of_words_the_end_mark_ends_lines(tmp_path):
     tokenizer, [run], _ = stored(recipe(tmp_path, "a b\n\na", documents="stream"))
     a, b = tokenizer.encode("a b")
-    assert run == [a, b, END, END, a]
+    assert run == [a, b, EOS, EOS, a]
 
 
 def test_any_change_that_matters_makes_it_anew(tmp_path):
@@ -270,7 +270,7 @@ def test_any_change_that_matters_makes_it_anew(tmp_path):
 def test_pieces_end_to_end_are_the_whole():
     for size in range(12):
         for longest in (1, 3, 5, 20):
-            pieces = cut(range(size), longest)
+            pieces = chunk(range(size), longest)
             assert [t for piece in pieces for t in piece] == list(range(size))
             assert all(len(piece) == longest for piece in pieces[:-1])
 
@@ -279,7 +279,7 @@ def test_pieces_end_to_end_are_the_whole():
 
 
 def test_documents_are_packed_as_targets_of_empty_sources():
-    store = TokenStore.of([[]] * 30, [[n, *range(200, 200 + n % 5), END] for n in range(100, 130)])
+    store = TokenStore.of([[]] * 30, [[n, *range(200, 200 + n % 5), EOS] for n in range(100, 130)])
     for static in (False, True):
         packer = Packer([store], [1.0], target_budget=20, seed=1, static=static)
         assert packer.source_budget == 0 and packer.dropped_long == 0
@@ -287,13 +287,13 @@ def test_documents_are_packed_as_targets_of_empty_sources():
         for batch, position in packer.batches():
             if position.epoch:
                 break
-            rows = batch.inputs.rows
-            assert batch.source.rows.lengths == (0,) * len(rows) and batch.source.ids.shape == (0,)
+            rows = batch.inputs.layout
+            assert batch.source.layout.lengths == (0,) * len(rows) and batch.source.ids.shape == (0,)
             assert rows.size == (20 if static else rows.tokens)
             for inputs, labels in zip(rows.split(batch.inputs.ids), rows.split(batch.labels), strict=True):
-                assert inputs[0] == BEGIN and torch.equal(inputs[1:], labels[:-1]) and labels[-1] == END
+                assert inputs[0] == BOS and torch.equal(inputs[1:], labels[:-1]) and labels[-1] == EOS
                 seen.append(int(labels[0]))
-            assert set(fill(batch)) == {"target", "padded"}
+            assert set(fill_ratio(batch)) == {"target", "padded"}
         assert sorted(seen) == list(range(100, 130))
 
 
@@ -302,12 +302,12 @@ def stream(size=1000, first=10):
 
 
 def windows(size=1000, context=8, batch_tokens=32, seed=1, **settings):
-    return Windows([stream(size)], [1.0], context=context, batch_tokens=batch_tokens, seed=seed, **settings)
+    return TokenWindows([stream(size)], [1.0], context=context, batch_tokens=batch_tokens, seed=seed, **settings)
 
 
 def epoch_of(packer, epoch=0):
     found = []
-    for batch, position in packer.batches(Position(epoch, 0)):
+    for batch, position in packer.batches(StreamPosition(epoch, 0)):
         if position.epoch != epoch:
             return found
         found.append(batch)
@@ -327,11 +327,11 @@ def test_windows_cover_the_text_once_an_epoch():
 
 def test_labels_are_the_inputs_one_further_on_in_even_rows():
     for batch in epoch_of(windows()):
-        assert batch.inputs.rows.lengths == (8,) * 4 and batch.inputs.rows.even
+        assert batch.inputs.layout.lengths == (8,) * 4 and batch.inputs.layout.equal_lengths
         assert torch.equal(batch.labels, batch.inputs.ids + 1), "the text counts upwards"
         assert torch.equal(batch.inputs.ids.view(4, 8).diff(dim=1), torch.ones(4, 7, dtype=torch.long))
-        assert batch.source.rows.lengths == (0,) * 4 and batch.tokens == 32
-        assert fill(batch) == {"target": 1.0, "padded": 1.0}
+        assert batch.source.layout.lengths == (0,) * 4 and batch.num_targets == 32
+        assert fill_ratio(batch) == {"target": 1.0, "padded": 1.0}
 
 
 def test_every_epoch_begins_at_an_offset_of_its_own_in_an_order_of_its_own():
@@ -362,7 +362,7 @@ def test_ranks_share_the_windows_without_overlap():
 
 def test_weights_say_how_often_a_text_is_visited():
     stores = [stream(401, 1000), stream(401, 5000)]
-    packer = Windows(stores, [2.0, 0.5], context=4, batch_tokens=4, seed=1)
+    packer = TokenWindows(stores, [2.0, 0.5], context=4, batch_tokens=4, seed=1)
     first = np.array([int(batch.inputs.ids[0]) for batch in epoch_of(packer)])
     assert 198 <= (first < 5000).sum() <= 200 and 49 <= (first >= 5000).sum() <= 50
 

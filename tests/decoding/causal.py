@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.models import Translator
-from regard.rows import PairBatch, TokenRow
+from regard.models import SequenceModel
+from regard.packed import PackedTokens, SeqBatch
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Memory:
         return Memory(self.vector[sentences], self.fed[sentences])
 
 
-class Causal(Translator):
+class Causal(SequenceModel):
     """memory = tanh(memory A + token), logits = memory W; in double precision, so that batches differ by nothing.
 
     To be fed more than `longest` tokens is a failure, as it is for a model with that many positions.
@@ -47,10 +47,10 @@ class Causal(Translator):
         assert int(memory.fed.max()) < self.longest, "fed more tokens than the model sees"
         return Memory(torch.tanh(memory.vector @ self.mix + self.token[tokens]), memory.fed + 1)
 
-    def start(self, source: TokenRow) -> Memory:
+    def start(self, source: PackedTokens) -> Memory:
         empty = torch.zeros(1, 1, self.width, dtype=torch.float64)
         memories = []
-        for ids in source.rows.split(source.ids):
+        for ids in source.layout.split(source.ids):
             memory = Memory(empty, torch.zeros(1, dtype=torch.long))
             for token in ids:
                 memory = self.feed(memory, token.view(1, 1))
@@ -63,14 +63,14 @@ class Causal(Translator):
 
     def after(self, tokens: list[int]) -> Tensor:
         """[V] logits of what follows these tokens."""
-        state = self.start(TokenRow.of([tokens[:-1]]))
+        state = self.start(PackedTokens.from_lists([tokens[:-1]]))
         return self.step(state, torch.tensor([[tokens[-1]]]))[0][0, 0]
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         rows = []
-        parts = batch.source.rows.split(batch.source.ids), batch.inputs.rows.split(batch.inputs.ids)
+        parts = batch.source.layout.split(batch.source.ids), batch.inputs.layout.split(batch.inputs.ids)
         for source, inputs in zip(*parts, strict=True):
-            state = self.start(TokenRow.of([source.tolist()]))
+            state = self.start(PackedTokens.from_lists([source.tolist()]))
             for token in inputs:
                 logits, state = self.step(state, token.view(1, 1))
                 rows.append(logits[0, 0])

@@ -10,38 +10,38 @@ from causal import Causal
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from regard.decoding.continuing import Continuation, Continuer, generation, settled, until_stop
+from regard.decoding.generate import Generation, Generator, generation, settled, until_stop
 from regard.decoding.sampling import fold
 from regard.errors import UserError
-from regard.recipes.schema import Decoding, Recipe
-from regard.text import BEGIN, END, Tokenizer, encode_stream, train
+from regard.recipes.schema import DecodingSettings, Recipe
+from regard.text import BOS, EOS, Tokenizer, encode_stream, train
 
 TEXT = ["the cat sat on the mat and the rat sat on the cat", "é è ü"]
 LETTERS = train(TEXT, "char", 270)
 WORDS = train(TEXT, "word", 260)
 PROMPTS = ["the cat", "", "the rat sat on the mat and the cat sat on", "on", "a\nb", "the cat"]
-SAMPLED = Decoding(method="sample", temperature=1.2)
-GREEDY = Decoding(method="beam", beam=1)
+SAMPLED = DecodingSettings(method="sample", temperature=1.2)
+GREEDY = DecodingSettings(method="beam", beam=1)
 
 
-def continuer(tokenizer: Tokenizer = LETTERS, longest: int = 16, stream: bool = False, **more: object) -> Continuer:
+def continuer(tokenizer: Tokenizer = LETTERS, longest: int = 16, stream: bool = False, **more: object) -> Generator:
     model = Causal(len(tokenizer), longest, sharpness=3.0)
     usual = {"model": model, "tokenizer": tokenizer, "settings": SAMPLED, "longest": longest, "stream": stream}
-    return Continuer(**{**usual, **more})  # type: ignore[arg-type]
+    return Generator(**{**usual, **more})  # type: ignore[arg-type]
 
 
 KINDS = [(LETTERS, False), (LETTERS, True), (WORDS, False), (WORDS, True)]
 kinds = pytest.mark.parametrize(("tokenizer", "stream"), KINDS, ids=["letters", "stream", "words", "stream of words"])
 
 
-def outcome(found: Continuation) -> list[tuple[str, tuple[int, ...], bool]]:
+def outcome(found: Generation) -> list[tuple[str, tuple[int, ...], bool]]:
     return [(text, h.tokens, h.finished) for text, h in zip(found.texts, found.hypotheses, strict=True)]
 
 
 # --- which tokens ---------------------------------------------------------------------------------------------------
 
 
-def one_by_one(continue_: Continuer, prompt: str, tokens: int) -> list[int]:
+def one_by_one(continue_: Generator, prompt: str, tokens: int) -> list[int]:
     """Greedy tokens, each from a model that reads its whole view afresh: the slow twin of caches and turns.
 
     A view is the begin mark (in documents) and all tokens; once those do not fit, the last half of the context's worth,
@@ -50,10 +50,10 @@ def one_by_one(continue_: Continuer, prompt: str, tokens: int) -> list[int]:
     tokenizer, stream, model = continue_.tokenizer, continue_.stream, continue_.model
     assert isinstance(model, Causal)
     words = stream and tokenizer.unit == "word"
-    mark = [] if stream else [BEGIN]
+    mark = [] if stream else [BOS]
     view = mark + (encode_stream(tokenizer, prompt) if stream else tokenizer.encode(prompt))
-    view = view or ([END] if words else tokenizer.encode("\n"))
-    banned = {*range(tokenizer.first), END} - (set() if stream and not words else {END})
+    view = view or ([EOS] if words else tokenizer.encode("\n"))
+    banned = {*range(tokenizer.first), EOS} - (set() if stream and not words else {EOS})
     written: list[int] = []
     for _ in range(tokens):
         if len(view) > continue_.longest:
@@ -61,7 +61,7 @@ def one_by_one(continue_: Continuer, prompt: str, tokens: int) -> list[int]:
         logits = model.after(view)
         best = max((float(logits[t]), -t) for t in range(len(tokenizer)) if t not in banned)
         token = -best[1]
-        if token == END and not words:
+        if token == EOS and not words:
             break
         written.append(token)
         view.append(token)
@@ -79,8 +79,12 @@ def test_greedy_equals_one_token_at_a_time(tokenizer: Tokenizer, stream: bool, l
 
 
 @kinds
-@pytest.mark.parametrize("settings", [SAMPLED, Decoding(method="sample", repetition_penalty=1.5, top_k=9), GREEDY])
-def test_a_prompt_gives_in_a_batch_what_it_gives_alone(tokenizer: Tokenizer, stream: bool, settings: Decoding) -> None:
+@pytest.mark.parametrize(
+    "settings", [SAMPLED, DecodingSettings(method="sample", repetition_penalty=1.5, top_k=9), GREEDY]
+)
+def test_a_prompt_gives_in_a_batch_what_it_gives_alone(
+    tokenizer: Tokenizer, stream: bool, settings: DecodingSettings
+) -> None:
     samples = 3 if settings.method == "sample" else 1
     continue_ = continuer(tokenizer, 9, stream, settings=settings, seed=5)
     together = continue_(PROMPTS, samples=samples, tokens=20)
@@ -123,7 +127,7 @@ def test_a_prompt_that_does_not_fit_loses_its_beginning() -> None:
 def test_what_is_not_text_is_never_written_but_newlines_are() -> None:
     tagged = train(TEXT, "char", 270, tags=["<2de>"])
     for stream in (False, True):
-        found = continuer(tagged, stream=stream, settings=Decoding(method="sample", temperature=50))(
+        found = continuer(tagged, stream=stream, settings=DecodingSettings(method="sample", temperature=50))(
             PROMPTS * 20, tokens=40
         )
         written = {token for one in found for h in one.hypotheses for token in h.tokens}
@@ -136,8 +140,8 @@ def test_log_probabilities_are_those_of_the_tokens() -> None:
     continue_ = continuer(longest=100)
     for one in continue_(PROMPTS, tokens=12):
         (h,) = one.hypotheses
-        view, total = [BEGIN, *LETTERS.encode(one.prompt)], 0.0
-        for token, logprob in zip([*h.tokens, END], h.logprobs, strict=False):
+        view, total = [BOS, *LETTERS.encode(one.prompt)], 0.0
+        for token, logprob in zip([*h.tokens, EOS], h.logprobs, strict=False):
             assert float(continue_.model.after(view).log_softmax(-1)[token]) == pytest.approx(logprob, abs=1e-5)
             view, total = [*view, token], total + logprob
         assert len(h.logprobs) == len(h.tokens) + h.finished
@@ -153,9 +157,9 @@ def test_words_are_put_apart_from_the_prompt_and_line_ends_are_newlines() -> Non
     for one in found:
         for text, h in zip(one.texts, one.hypotheses, strict=True):
             assert len(h.tokens) == 40
-            assert text.count("\n") == h.tokens.count(END)
+            assert text.count("\n") == h.tokens.count(EOS)
             assert text.split() == WORDS.decode(h.tokens).split()
-            assert text[:1] == " " if one.prompt == "the cat" and h.tokens[0] != END else text[:1] != " "
+            assert text[:1] == " " if one.prompt == "the cat" and h.tokens[0] != EOS else text[:1] != " "
 
 
 @pytest.mark.parametrize("longest", [6, 100])
@@ -227,11 +231,11 @@ def test_half_a_character_is_held_back() -> None:
 
 
 def test_generation_samples_unless_told_otherwise() -> None:
-    usual = generation(Decoding())
+    usual = generation(DecodingSettings())
     assert (usual.method, usual.temperature, usual.top_p) == ("sample", 0.8, 0.95)
-    own = generation(Decoding(method="sample", temperature=0.5))
+    own = generation(DecodingSettings(method="sample", temperature=0.5))
     assert (own.temperature, own.top_p) == (0.5, 1.0)  # a recipe that samples says how
-    assert generation(Decoding(), method="beam", beam=1).method == "beam"
+    assert generation(DecodingSettings(), method="beam", beam=1).method == "beam"
 
 
 def test_a_recipe_says_how_its_model_was_trained() -> None:
@@ -239,7 +243,7 @@ def test_a_recipe_says_how_its_model_was_trained() -> None:
     recipe = Recipe.model_validate(
         {"data": {"text": "a.txt", "documents": "stream", "lowercase": True}, "model": model}
     )
-    made = Continuer.for_recipe(Causal(len(LETTERS), 33), (LETTERS, LETTERS), recipe)
+    made = Generator.for_recipe(Causal(len(LETTERS), 33), (LETTERS, LETTERS), recipe)
     assert (made.longest, made.stream, made.lowercase) == (33, True, True)
     assert made(["THE CAT"], tokens=9)[0].texts == made(["the cat"], tokens=9)[0].texts
 

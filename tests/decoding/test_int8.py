@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from test_quick import FAMILIES, made, sources
 
-from regard import products
+from regard import linear_backends
 from regard.decoding import SearchRequest, score, search
 from regard.devices import decoding_precision
 from regard.errors import UserError
-from regard.recipes.schema import Decoding
-from regard.rows import PairBatch
-from regard.text import BEGIN, END
+from regard.packed import SeqBatch
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS, EOS
 
 pytestmark = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="this PyTorch has no int8 kernels"
@@ -36,7 +36,7 @@ def test_the_product_is_the_formula_and_close_to_the_real_one(vnni: bool) -> Non
     torch.manual_seed(1)
     x, weight, bias = torch.randn(5, 64), torch.randn(48, 64) / 8, torch.randn(48)
     x *= torch.tensor([1e-3, 1.0, 10.0, 1e3, 1.0])[:, None]  # rows of very different size
-    found = products.Int8(vnni)(x, weight, bias)
+    found = linear_backends.Int8Linear(vnni)(x, weight, bias)
     size = x.norm(dim=-1, keepdim=True)
     expected = by_hand(x, weight, bias, 127 if vnni else 63).float()
     assert ((found - expected).abs() / size).max() < 2e-3  # a number half way between two may be rounded either way
@@ -47,7 +47,7 @@ def test_the_product_is_the_formula_and_close_to_the_real_one(vnni: bool) -> Non
 def test_a_row_does_not_depend_on_those_beside_it(vnni: bool) -> None:
     torch.manual_seed(2)
     x, weight = torch.randn(6, 32), torch.randn(20, 32)
-    product = products.Int8(vnni)
+    product = linear_backends.Int8Linear(vnni)
     together = product(torch.cat([x, 1000 * x]), weight)[:6]
     torch.testing.assert_close(together, torch.cat([product(row[None], weight) for row in x]), atol=1e-6, rtol=1e-6)
 
@@ -56,14 +56,14 @@ def test_a_row_does_not_depend_on_those_beside_it(vnni: bool) -> None:
 def test_the_largest_numbers_do_not_overflow(vnni: bool) -> None:
     # 63 * 127 * 256 terms, all of one sign: more than 16 bits hold, and each pair as much as they do
     x, weight = torch.ones(3, 256), torch.ones(16, 256)
-    torch.testing.assert_close(products.Int8(vnni)(x, weight), torch.full((3, 16), 256.0))
-    torch.testing.assert_close(products.Int8(vnni)(-x, weight), torch.full((3, 16), -256.0))
+    torch.testing.assert_close(linear_backends.Int8Linear(vnni)(x, weight), torch.full((3, 16), 256.0))
+    torch.testing.assert_close(linear_backends.Int8Linear(vnni)(-x, weight), torch.full((3, 16), -256.0))
 
 
 @both
 def test_zeros_stay_zeros_and_what_is_no_number_stays_none(vnni: bool) -> None:
     weight, bias = torch.randn(4, 8), torch.randn(4)
-    product = products.Int8(vnni)
+    product = linear_backends.Int8Linear(vnni)
     torch.testing.assert_close(product(torch.zeros(2, 8), weight, bias), bias.expand(2, -1))
     torch.testing.assert_close(product(torch.randn(2, 8), torch.zeros(4, 8), bias), bias.expand(2, -1))
     assert product(torch.full((1, 8), torch.nan), weight).isnan().all()
@@ -72,14 +72,17 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none(vnni: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
     model, rough = made(family), made(family)
-    products.prepare(rough, "int8")
+    linear_backends.prepare(rough, "int8")
     source = sources()
-    pairs = [ids.tolist() for ids in source.rows.split(source.ids)]
-    batch = PairBatch.of(pairs, [[*pair[:-1][::-1], END] for pair in pairs], begin=BEGIN)
+    pairs = [ids.tolist() for ids in source.layout.split(source.ids)]
+    batch = SeqBatch.from_lists(pairs, [[*pair[:-1][::-1], EOS] for pair in pairs], bos=BOS)
     for one, other in zip(score(model, batch), score(rough, batch), strict=True):
         assert other == pytest.approx(one, abs=0.2)
-    found = search(rough, SearchRequest(source, Decoding(beam=2, max_extra=3)))
-    again = [search(rough, SearchRequest(sources(n + 1), Decoding(beam=2, max_extra=3)))[n] for n in range(len(pairs))]
+    found = search(rough, SearchRequest(source, DecodingSettings(beam=2, max_extra=3)))
+    again = [
+        search(rough, SearchRequest(sources(n + 1), DecodingSettings(beam=2, max_extra=3)))[n]
+        for n in range(len(pairs))
+    ]
     assert [h.tokens for h, *_ in found] == [h.tokens for h, *_ in again]
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decoding.lines import LineTranslator
+from regard.decoding.translate import Translator
 from regard.models import build
-from regard.recipes.schema import Decoding, GPTSettings, Recipe, TransformerSettings
-from regard.text import END, train
+from regard.recipes.schema import DecodingSettings, GPTSettings, Recipe, TransformerSettings
+from regard.text import EOS, train
 
 CONTEXT = 16
 WORDS = train(["a b c d e f"], "word", 260)
@@ -29,18 +29,18 @@ class Endless(torch.nn.Module):
 
     def step(self, state, tokens):
         logits, state = self.model.step(state, tokens)
-        return logits.index_fill(-1, torch.tensor(END), -1e9), state
+        return logits.index_fill(-1, torch.tensor(EOS), -1e9), state
 
 
 def translator(positions="learned", family="gpt", **settings):
-    sizes = {"width": 8, "heads": 2, "inner": 16, "max_positions": CONTEXT, "positions": positions}
+    sizes = {"width": 8, "heads": 2, "ffn_width": 16, "max_positions": CONTEXT, "positions": positions}
     layers = {"layers": 1} if family == "gpt" else {"encoder_layers": 1, "decoder_layers": 1}
     kind = GPTSettings if family == "gpt" else TransformerSettings
     chosen = kind.model_validate({**sizes, **layers, "dropout": 0.0})
     recipe = Recipe.model_validate({"data": {"corpus": "copy"}, "text": {"unit": "word"}, "model": chosen})
     torch.manual_seed(1)
     model = Endless(build(chosen, len(WORDS), len(WORDS), True).eval())
-    return LineTranslator.for_recipe(model, (WORDS, WORDS), recipe, Decoding(**{"beam": 2, **settings}))
+    return Translator.for_recipe(model, (WORDS, WORDS), recipe, DecodingSettings(**{"beam": 2, **settings}))
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])

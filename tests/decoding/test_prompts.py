@@ -13,16 +13,18 @@ from torch import Tensor
 from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.beam_state import Beams
 from regard.decoding.constraints import Constraints
-from regard.recipes.schema import Decoding
-from regard.rows import TokenRow
-from regard.text import BEGIN, END
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS, EOS
 
 SIZE = 12
 
 
-def decoding(tokens: int, **more: object) -> Decoding:
+def decoding(tokens: int, **more: object) -> DecodingSettings:
     """As many tokens as are asked for, whatever the source."""
-    return Decoding.model_validate({"max_ratio": 1e-9, "max_extra": tokens, "length_penalty": 0, "beam": 1, **more})
+    return DecodingSettings.model_validate(
+        {"max_ratio": 1e-9, "max_extra": tokens, "length_penalty": 0, "beam": 1, **more}
+    )
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -33,21 +35,23 @@ def prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_prompt_as_source_equals_the_prompt_as_forced_prefix(beam: int) -> None:
     model, given = Causal(SIZE, 100), prompts(12)
-    source = TokenRow.of([[BEGIN, *prompt[:-1]] for prompt in given])
+    source = PackedTokens.from_lists([[BOS, *prompt[:-1]] for prompt in given])
     after = search(
         model, SearchRequest(source, decoding(8, beam=beam), begin=[prompt[-1] for prompt in given], banned=[0, 1, 3])
     )
     for prompt, (found, *_) in zip(given, after, strict=True):
         settings = decoding(len(prompt) + 8, beam=beam)
-        ((forced, *_),) = search(model, SearchRequest(TokenRow.of([[]]), settings, prefixes=[prompt], banned=[0, 1, 3]))
+        ((forced, *_),) = search(
+            model, SearchRequest(PackedTokens.from_lists([[]]), settings, prefixes=[prompt], banned=[0, 1, 3])
+        )
         assert forced.tokens == (*prompt, *found.tokens) and forced.finished == found.finished
         assert forced.logprobs[len(prompt) :] == pytest.approx(found.logprobs, abs=1e-5)
 
 
 def test_without_first_tokens_the_begin_mark_is_fed() -> None:
-    model, source = Causal(SIZE, 100), TokenRow.of(prompts(5))
+    model, source = Causal(SIZE, 100), PackedTokens.from_lists(prompts(5))
     assert search(model, SearchRequest(source, decoding(6))) == search(
-        model, SearchRequest(source, decoding(6), begin=[BEGIN] * 5)
+        model, SearchRequest(source, decoding(6), begin=[BOS] * 5)
     )
     assert search(model, SearchRequest(source, decoding(6))) != search(
         model, SearchRequest(source, decoding(6), begin=[7] * 5)
@@ -55,9 +59,9 @@ def test_without_first_tokens_the_begin_mark_is_fed() -> None:
 
 
 def test_each_sentence_has_its_own_longest() -> None:
-    source = TokenRow.of(prompts(4))
+    source = PackedTokens.from_lists(prompts(4))
     found = search(
-        Causal(SIZE, 100), SearchRequest(source, decoding(9, method="sample"), banned=[END], max_length=[3, 1, 20, 5])
+        Causal(SIZE, 100), SearchRequest(source, decoding(9, method="sample"), banned=[EOS], max_length=[3, 1, 20, 5])
     )
     assert [len(h.tokens) for (h,) in found] == [3, 1, 9, 5]
 
@@ -68,7 +72,7 @@ A, B, C, D = 4, 5, 6, 7
 
 
 def rules(penalty: float, said: list[list[int]]) -> Constraints:
-    settings = Decoding(repetition_penalty=penalty)
+    settings = DecodingSettings(repetition_penalty=penalty)
     return Constraints.of(settings, [1] * len(said), torch.device("cpu"), prompts=said)
 
 
@@ -91,7 +95,7 @@ class Always:
     def __init__(self, logits: list[float]) -> None:
         self.logits = torch.tensor(logits)
 
-    def start(self, source: TokenRow) -> Always:
+    def start(self, source: PackedTokens) -> Always:
         return self
 
     def reorder(self, parents: Tensor) -> Always:
@@ -110,14 +114,16 @@ def test_greedy_with_a_penalty_by_hand() -> None:
     Log-probabilities are those of the discouraged distribution, the one that decided.
     """
     model = Always([0, 0, 0, 0, 3, 2, 1, 0])
-    ((found,),) = search(model, SearchRequest(TokenRow.of([[]]), decoding(4, repetition_penalty=2.0)))
+    ((found,),) = search(model, SearchRequest(PackedTokens.from_lists([[]]), decoding(4, repetition_penalty=2.0)))
     assert found.tokens == (A, B, A, A)
 
     def logp(chosen: float, *others: float) -> float:
         return chosen - math.log(sum(map(math.exp, [chosen, *others])) + 5)  # five logits of 0
 
     assert found.logprobs == pytest.approx([logp(3, 2, 1), logp(2, 1.5, 1), logp(1.5, 1, 1), logp(1.5, 1, 1)], abs=1e-6)
-    ((prompted,),) = search(model, SearchRequest(TokenRow.of([[]]), decoding(2, repetition_penalty=2.0), prompts=[[A]]))
+    ((prompted,),) = search(
+        model, SearchRequest(PackedTokens.from_lists([[]]), decoding(2, repetition_penalty=2.0), prompts=[[A]])
+    )
     assert prompted.tokens == (B, A)
 
 
@@ -125,9 +131,11 @@ def test_greedy_with_a_penalty_by_hand() -> None:
 def test_the_penalty_of_a_sentence_knows_nothing_of_its_batch(method: str) -> None:
     settings, given = decoding(10, method=method, repetition_penalty=1.7, beam=2), prompts(9)
     model = Causal(SIZE, 100)
-    together = search(model, SearchRequest(TokenRow.of(given), settings, prompts=given, seed=3))
+    together = search(model, SearchRequest(PackedTokens.from_lists(given), settings, prompts=given, seed=3))
     for n, prompt in enumerate(given):
-        (alone,) = search(model, SearchRequest(TokenRow.of([prompt]), settings, prompts=[prompt], seed=3, lines=[n]))
+        (alone,) = search(
+            model, SearchRequest(PackedTokens.from_lists([prompt]), settings, prompts=[prompt], seed=3, lines=[n])
+        )
         assert [h.tokens for h in alone] == [h.tokens for h in together[n]]
 
 
@@ -142,8 +150,8 @@ def watched(found_at: dict[int, int], method: str = "sample", count: int = 4) ->
         stop = torch.tensor([found_at.get(n) == length for n in sentences])
         return stop[:, None].expand_as(beams.alive)
 
-    source = TokenRow.of(prompts(count))
-    found = search(Causal(SIZE, 100), SearchRequest(source, decoding(7, method=method), banned=[END]), watch=watch)
+    source = PackedTokens.from_lists(prompts(count))
+    found = search(Causal(SIZE, 100), SearchRequest(source, decoding(7, method=method), banned=[EOS]), watch=watch)
     return [h for (h,) in found]
 
 
@@ -164,26 +172,28 @@ def test_a_stopped_beam_competes_with_its_final_score() -> None:
         return beams.tokens[..., -1] == A if beams.tokens.shape[-1] == 1 else None
 
     logits = [-math.inf, -math.inf, math.log(0.2), -math.inf, math.log(0.5), math.log(0.3)]
-    (found,) = search(Always(logits), SearchRequest(TokenRow.of([[]]), decoding(5, beam=3), nbest=2), watch=watch)
+    (found,) = search(
+        Always(logits), SearchRequest(PackedTokens.from_lists([[]]), decoding(5, beam=3), nbest=2), watch=watch
+    )
     assert [(h.tokens, h.finished) for h in found] == [((A,), False), ((), True)]
     assert [h.score for h in found] == pytest.approx([math.log(0.5), math.log(0.2)], abs=1e-6)
 
 
 def test_who_watches_sees_every_step_and_may_leave_all_as_it_is() -> None:
     seen: list[tuple[list[int], int]] = []
-    source, settings = TokenRow.of(prompts(3)), decoding(4, method="sample")
+    source, settings = PackedTokens.from_lists(prompts(3)), decoding(4, method="sample")
 
     def watch(sentences: list[int], beams: Beams) -> None:
         seen.append((list(sentences), beams.tokens.shape[-1]))
 
     model = Causal(SIZE, 100)
-    found = search(model, SearchRequest(source, settings, banned=[END], max_length=[4, 2, 4]), watch=watch)
-    assert found == search(model, SearchRequest(source, settings, banned=[END], max_length=[4, 2, 4]))
+    found = search(model, SearchRequest(source, settings, banned=[EOS], max_length=[4, 2, 4]), watch=watch)
+    assert found == search(model, SearchRequest(source, settings, banned=[EOS], max_length=[4, 2, 4]))
     assert seen == [([0, 1, 2], 1), ([0, 1, 2], 2), ([0, 2], 3), ([0, 2], 4)]
 
 
 def test_wrong_numbers_of_first_tokens_and_prompts() -> None:
     with pytest.raises(ValueError, match="2 first tokens for 1"):
-        search(Causal(SIZE, 9), SearchRequest(TokenRow.of([[]]), decoding(1), begin=[4, 5]))
+        search(Causal(SIZE, 9), SearchRequest(PackedTokens.from_lists([[]]), decoding(1), begin=[4, 5]))
     with pytest.raises(ValueError, match="2 prompts for 1"):
-        search(Causal(SIZE, 9), SearchRequest(TokenRow.of([[]]), decoding(1), prompts=[[4], [5]]))
+        search(Causal(SIZE, 9), SearchRequest(PackedTokens.from_lists([[]]), decoding(1), prompts=[[4], [5]]))

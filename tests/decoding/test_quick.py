@@ -12,44 +12,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import products
-from regard.attention import BeamTree, Dense, KVCache, attend, kernel
+from regard import linear_backends
+from regard.attention import BeamTree, DenseQK, KVCache, attend, use_backend
 from regard.decoding import Report, SearchRequest, search
 from regard.decoding.topk import GROUP, topk
-from regard.models import Translator, build
-from regard.recipes.schema import Decoding, Recipe
-from regard.rows import TokenRow
-from regard.text import END
+from regard.models import SequenceModel, build
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings, Recipe
+from regard.text import EOS
 
 FAMILIES = {
-    "transformer": {"width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 2, "inner": 48},
+    "transformer": {"width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 2, "ffn_width": 48},
     "recurrent": {"width": 32, "encoder_width": 32, "embedding": 32, "encoder_layers": 1, "decoder_layers": 1},
-    "gpt": {"width": 32, "heads": 4, "layers": 2, "inner": 48, "max_positions": 64},
+    "gpt": {"width": 32, "heads": 4, "layers": 2, "ffn_width": 48, "max_positions": 64},
 }
 
 
-def made(family: str, vocabulary: int = 300) -> Translator:
+def made(family: str, vocabulary: int = 300) -> SequenceModel:
     model = {"family": family, "dropout": 0.0, **FAMILIES[family]}
     settings = Recipe.model_validate({"data": {"corpus": "copy"}, "model": model}).model
     torch.manual_seed(1)
     return build(settings, vocabulary, vocabulary, shared=True).eval()
 
 
-def sources(count: int = 7, vocabulary: int = 300) -> TokenRow:
+def sources(count: int = 7, vocabulary: int = 300) -> PackedTokens:
     draw = Random(1)
-    return TokenRow.of(
-        [[*(draw.randrange(4, vocabulary) for _ in range(draw.randint(1, 9))), END] for _ in range(count)]
+    return PackedTokens.from_lists(
+        [[*(draw.randrange(4, vocabulary) for _ in range(draw.randint(1, 9))), EOS] for _ in range(count)]
     )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_prepared_model_finds_what_the_plain_one_finds(family: str, beam: int) -> None:
-    settings = Decoding(beam=beam, max_extra=6)
+    settings = DecodingSettings(beam=beam, max_extra=6)
     plain, quick = Report(), Report()
     expected = search(made(family), SearchRequest(sources(), settings), report=plain)
     model = made(family)
-    products.prepare(model)
+    linear_backends.prepare(model)
     found = search(model, SearchRequest(sources(), settings), report=quick)
     decided = [margin > 1e-5 for margin in plain.margins]
     assert sum(decided) >= len(decided) - 1
@@ -64,7 +64,7 @@ def test_a_prepared_model_finds_what_the_plain_one_finds(family: str, beam: int)
 @pytest.mark.parametrize("biased", [True, False])
 def test_an_ordered_product_is_the_plain_one(shape: tuple[int, ...], biased: bool) -> None:
     x, weight, bias = torch.randn(shape), torch.randn(11, 7), torch.randn(11) if biased else None
-    product = products.Ordered()
+    product = linear_backends.PrepackedLinear()
     with torch.no_grad():
         torch.testing.assert_close(product(x, weight, bias), F.linear(x, weight, bias))
         turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # the same numbers, lying otherwise
@@ -73,7 +73,7 @@ def test_an_ordered_product_is_the_plain_one(shape: tuple[int, ...], biased: boo
 
 def test_weights_that_change_are_ordered_anew() -> None:
     layer, x = torch.nn.Linear(5, 4), torch.randn(3, 5)
-    product = products.Ordered()
+    product = linear_backends.PrepackedLinear()
     with torch.no_grad():
         product(x, layer.weight)
         layer.weight.mul_(2)
@@ -81,11 +81,11 @@ def test_weights_that_change_are_ordered_anew() -> None:
 
 
 def test_a_prepared_model_still_has_its_gradients_and_its_names() -> None:
-    from regard import weights
+    from regard import tensor_io
 
     plain, quick = made("transformer"), made("transformer")
-    products.prepare(quick)
-    assert weights.of_model(plain).keys() == weights.of_model(quick).keys()
+    linear_backends.prepare(quick)
+    assert tensor_io.model_tensors(plain).keys() == tensor_io.model_tensors(quick).keys()
     assert plain.state_dict().keys() == quick.state_dict().keys()
     x = torch.randn(4, 32)
     for model in (plain, quick):
@@ -112,7 +112,7 @@ def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
     assert torch.equal(where[finite], expected.indices[finite])
 
 
-@pytest.mark.parametrize("name", ["plain", "fused", "few"])
+@pytest.mark.parametrize("name", ["plain", "fused", "small"])
 @pytest.mark.parametrize("prompt", [0, 3])
 def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, prompt: int) -> None:
     """Beams multiply, change places and sentences leave: entries that never move give what moving keys gives."""
@@ -122,7 +122,7 @@ def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, pro
     tree = BeamTree(sentences)
     caches = [KVCache(tree) for _ in layers]
     moved = [torch.empty(2, sentences, heads, 0, width) for _ in layers]  # keys and values of each beam
-    with torch.no_grad(), kernel(name):
+    with torch.no_grad(), use_backend(name):
         if prompt:
             for n in layers:
                 tokens = torch.randn(3, sentences, prompt, heads, width)
@@ -132,7 +132,7 @@ def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, pro
             for n in layers:
                 query, *new = torch.randn(3, sentences * beams, heads, width)
                 moved[n] = torch.cat([moved[n], torch.stack(new).unsqueeze(3)], 3)
-                expected = attend(query.unsqueeze(2), *moved[n], Dense()).squeeze(2)
+                expected = attend(query.unsqueeze(2), *moved[n], DenseQK()).squeeze(2)
                 torch.testing.assert_close(attend(query, *new, caches[n]), expected)
             assert tree.position.index.tolist() == [prompt + step]
             after = random.randint(1, 4)
@@ -155,13 +155,13 @@ def test_one_beam_needs_no_table() -> None:
     for _ in range(3):
         allowed = cache.open(token, token, token)[3]
         tree.follow(torch.zeros(2, 1, dtype=torch.long))
-    assert allowed.table is None and allowed.full
+    assert allowed.table is None and allowed.no_empty_rows
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_kernel_for_few_queries_is_the_plain_one(masked: bool) -> None:
-    from regard.attention import Allowed, ScaledDot
-    from regard.attention.kernels import KERNELS
+    from regard.attention import MaskTable, ScaledDot
+    from regard.attention.backends import BACKENDS
 
     torch.manual_seed(4)
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
@@ -169,18 +169,18 @@ def test_the_kernel_for_few_queries_is_the_plain_one(masked: bool) -> None:
     if masked:
         table = torch.rand(2, 1, 4, 9) > 0.5
         table[..., 0] = True
-    allowed = Allowed.shared(table, torch.float32)
-    expected = KERNELS["plain"](q, k, v, allowed, ScaledDot())
-    torch.testing.assert_close(KERNELS["few"](q, k, v, allowed, ScaledDot()), expected)
+    allowed = MaskTable.with_bias(table, torch.float32)
+    expected = BACKENDS["plain"](q, k, v, allowed, ScaledDot())
+    torch.testing.assert_close(BACKENDS["small"](q, k, v, allowed, ScaledDot()), expected)
 
 
 def test_translating_loads_neither_training_nor_peers() -> None:
     """`regard translate` is slow to start if it loads what it does not need."""
     code = (
-        "import json, sys, regard.api, regard.cli.app, regard.decoding.lines, regard.models.transformer;"
+        "import json, sys, regard.api, regard.cli.app, regard.decoding.translate, regard.models.transformer;"
         "print(json.dumps(sorted(sys.modules)))"
     )
     loaded = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
-    heavy = {"regard.training", "regard.serving", "sacrebleu", "transformers", "tensorboard", "matplotlib", "fastapi"}
+    heavy = {"regard.training", "regard.server", "sacrebleu", "transformers", "tensorboard", "matplotlib", "fastapi"}
     assert not loaded & heavy
     assert "regard.decoding.cuda_graphs" not in loaded

@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.decoding import Report, SearchRequest, sampling, search, topk
 from regard.decoding.sampling import draw, kept, keys, splitmix64, uniforms
 from regard.decoding.topk import stable_topk
-from regard.recipes.schema import Decoding
-from regard.rows import TokenRow
-from regard.text import BEGIN, END
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS, EOS
 
 A, B, C = 3, 4, 5
 MASK = (1 << 64) - 1
@@ -30,8 +30,8 @@ class TableModel:
         for last, row in rows.items():
             self.logits[last] = torch.tensor(row).log()
 
-    def start(self, source: TokenRow) -> Shape:
-        return Shape(len(source.rows), 1)
+    def start(self, source: PackedTokens) -> Shape:
+        return Shape(len(source.layout), 1)
 
     def step(self, state: Shape, tokens: Tensor) -> tuple[Tensor, Shape]:
         assert tokens.shape == (state.count, state.width)
@@ -54,11 +54,13 @@ class Shape:
 FIRST = [0.0, 0.0, 0.1, 0.2, 0.3, 0.4]
 AFTER_A = [0.0, 0.0, 0.5, 0.1, 0.4, 0.0]
 ENDS = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-MODEL = TableModel({BEGIN: FIRST, A: AFTER_A, B: ENDS, C: ENDS, END: ENDS})
+MODEL = TableModel({BOS: FIRST, A: AFTER_A, B: ENDS, C: ENDS, EOS: ENDS})
 
 
-def sample(count: int, settings: Decoding, lines: list[int] | None = None, seed: int = 0, nbest: int = 1) -> list:
-    source = TokenRow.of([[A, END]] * count)
+def sample(
+    count: int, settings: DecodingSettings, lines: list[int] | None = None, seed: int = 0, nbest: int = 1
+) -> list:
+    source = PackedTokens.from_lists([[A, EOS]] * count)
     return search(MODEL, SearchRequest(source, settings, lines=lines, seed=seed, nbest=nbest))
 
 
@@ -130,41 +132,41 @@ def test_steps_lines_and_samples_are_independent() -> None:
 
 
 def test_draws_are_as_likely_as_the_model_says() -> None:
-    found = sample(6000, Decoding(method="sample"))
-    tokens = [(*h.tokens, END) for (h,) in found]
-    assert chi_square([sum(t[0] == v for t in tokens) for v in (END, A, B, C)], [600, 1200, 1800, 2400]) < CHI_SQUARE[3]
+    found = sample(6000, DecodingSettings(method="sample"))
+    tokens = [(*h.tokens, EOS) for (h,) in found]
+    assert chi_square([sum(t[0] == v for t in tokens) for v in (EOS, A, B, C)], [600, 1200, 1800, 2400]) < CHI_SQUARE[3]
     after = [t[1] for t in tokens if t[0] == A]
     shares = [len(after) * p for p in (0.5, 0.1, 0.4)]
-    assert chi_square([after.count(v) for v in (END, A, B)], shares) < CHI_SQUARE[2]
+    assert chi_square([after.count(v) for v in (EOS, A, B)], shares) < CHI_SQUARE[2]
     assert not {0, 1} & {v for t in tokens for v in t}
 
 
 def test_temperature_sharpens() -> None:
     # p ** (1 / 0.5): .01, .04, .09, .16 of .30
-    found = sample(6000, Decoding(method="sample", temperature=0.5))
-    first = [(*h.tokens, END)[0] for (h,) in found]
-    assert chi_square([first.count(v) for v in (END, A, B, C)], [200, 800, 1800, 3200]) < CHI_SQUARE[3]
+    found = sample(6000, DecodingSettings(method="sample", temperature=0.5))
+    first = [(*h.tokens, EOS)[0] for (h,) in found]
+    assert chi_square([first.count(v) for v in (EOS, A, B, C)], [200, 800, 1800, 3200]) < CHI_SQUARE[3]
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, {C: 0.4, B: 0.3, A: 0.2, END: 0.1}),
+        ({}, {C: 0.4, B: 0.3, A: 0.2, EOS: 0.1}),
         ({"top_k": 1}, {C: 1.0}),
         ({"top_k": 2}, {C: 4 / 7, B: 3 / 7}),
-        ({"top_k": 99}, {C: 0.4, B: 0.3, A: 0.2, END: 0.1}),
+        ({"top_k": 99}, {C: 0.4, B: 0.3, A: 0.2, EOS: 0.1}),
         ({"top_p": 0.05}, {C: 0.4}),  # at least one
         ({"top_p": 0.39}, {C: 0.4}),
         ({"top_p": 0.41}, {C: 0.4, B: 0.3}),
         ({"top_p": 0.69}, {C: 0.4, B: 0.3}),
         ({"top_p": 0.71}, {C: 0.4, B: 0.3, A: 0.2}),
-        ({"top_p": 0.95}, {C: 0.4, B: 0.3, A: 0.2, END: 0.1}),
+        ({"top_p": 0.95}, {C: 0.4, B: 0.3, A: 0.2, EOS: 0.1}),
         ({"top_k": 2, "top_p": 0.5}, {C: 4 / 7}),  # top_p of what top_k has left: 4/7 reaches it
         ({"top_k": 2, "top_p": 0.6}, {C: 4 / 7, B: 3 / 7}),
     ],
 )
 def test_kept_tokens(settings: dict, expected: dict[int, float]) -> None:
-    share, order = kept(MODEL.logits[BEGIN][None, None], Decoding(method="sample", **settings))
+    share, order = kept(MODEL.logits[BOS][None, None], DecodingSettings(method="sample", **settings))
     found = {int(v): float(p) for v, p in zip(order.flatten(), share.flatten(), strict=True) if p > 0}
     assert found == pytest.approx(expected, abs=1e-6)
     assert list(found) == list(expected)  # likeliest first
@@ -172,28 +174,28 @@ def test_kept_tokens(settings: dict, expected: dict[int, float]) -> None:
 
 @pytest.mark.parametrize(("settings", "allowed"), [({"top_k": 2}, {B, C}), ({"top_p": 0.71}, {A, B, C})])
 def test_only_kept_tokens_are_drawn(settings: dict, allowed: set[int]) -> None:
-    first = {(*h.tokens, END)[0] for (h,) in sample(2000, Decoding(method="sample", **settings))}
+    first = {(*h.tokens, EOS)[0] for (h,) in sample(2000, DecodingSettings(method="sample", **settings))}
     assert first == allowed
 
 
 def test_inverse_of_the_cumulative_distribution() -> None:
     # likeliest first: C owns [0, .4), B [.4, .7), A [.7, .9), END [.9, 1)
     uniform = torch.tensor([[0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 1 - 2.0**-24]])
-    choice = draw(MODEL.logits[BEGIN][None, None], uniform, Decoding(method="sample"))
-    assert choice.tokens.tolist() == [[C, C, B, B, A, A, END, END]]
+    choice = draw(MODEL.logits[BOS][None, None], uniform, DecodingSettings(method="sample"))
+    assert choice.tokens.tolist() == [[C, C, B, B, A, A, EOS, EOS]]
     assert choice.parents.tolist() == [[0] * 8] and choice.moved
     assert float(choice.margin.amin()) == pytest.approx(0.01, abs=1e-6)
 
 
 def test_an_edge_belongs_to_the_token_above_it() -> None:
     # four equally likely tokens, in the order of their ids, own [0, .25), [.25, .5), [.5, .75), [.75, 1)
-    choice = draw(torch.zeros(1, 1, 4), torch.tensor([[0.0, 0.25, 0.5, 0.75]]), Decoding(method="sample"))
+    choice = draw(torch.zeros(1, 1, 4), torch.tensor([[0.0, 0.25, 0.5, 0.75]]), DecodingSettings(method="sample"))
     assert choice.tokens.tolist() == [[0, 1, 2, 3]]
     assert float(choice.margin.amin()) == 0
 
 
 def test_a_line_draws_the_same_whatever_its_batch() -> None:
-    settings = Decoding(method="sample")
+    settings = DecodingSettings(method="sample")
     whole = sample(60, settings, seed=9, nbest=3)
     picker = random.Random(2)
     for size in (1, 2, 7, 30):
@@ -203,7 +205,7 @@ def test_a_line_draws_the_same_whatever_its_batch() -> None:
 
 
 def test_more_samples_leave_the_first_as_they_were() -> None:
-    settings = Decoding(method="sample")
+    settings = DecodingSettings(method="sample")
     for (one,), many in zip(sample(40, settings), sample(40, settings, nbest=4), strict=True):
         assert len(many) == 4  # more than `beam` would allow for a beam of 1: samples are not beams
         assert one in many
@@ -211,22 +213,24 @@ def test_more_samples_leave_the_first_as_they_were() -> None:
 
 
 def test_samples_of_a_line_are_independent() -> None:
-    counts = {v: 0 for v in (END, A, B, C)}
-    for hypotheses in sample(1, Decoding(method="sample", beam=1), nbest=4000):
+    counts = {v: 0 for v in (EOS, A, B, C)}
+    for hypotheses in sample(1, DecodingSettings(method="sample", beam=1), nbest=4000):
         for h in hypotheses:
-            counts[(*h.tokens, END)[0]] += 1
+            counts[(*h.tokens, EOS)[0]] += 1
     assert chi_square(list(counts.values()), [400, 800, 1200, 1600]) < CHI_SQUARE[3]
 
 
 def test_logprobs_are_the_models_own_not_the_tempered() -> None:
-    (hypotheses,) = sample(1, Decoding(method="sample", temperature=0.01, length_penalty=0))
+    (hypotheses,) = sample(1, DecodingSettings(method="sample", temperature=0.01, length_penalty=0))
     assert hypotheses[0].tokens == (C,)
     assert hypotheses[0].logprobs == pytest.approx([math.log(0.4), 0.0], abs=1e-6)
 
 
 def test_margins_are_reported() -> None:
     report = Report()
-    search(MODEL, SearchRequest(TokenRow.of([[A, END]] * 50), Decoding(method="sample")), report=report)
+    search(
+        MODEL, SearchRequest(PackedTokens.from_lists([[A, EOS]] * 50), DecodingSettings(method="sample")), report=report
+    )
     assert len(report.margins) == 50
     assert all(0 <= margin <= 0.4 + 1e-6 for margin in report.margins)  # C's share, with a neighbour above it only
 
@@ -254,7 +258,7 @@ def test_the_likeliest_are_those_that_a_stable_sort_puts_first(size: int, count:
 def test_what_is_kept_does_not_depend_on_how_it_was_found(
     monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
 ) -> None:
-    logp, given = crowded(4, 2000).log_softmax(-1), Decoding(method="sample", **settings)
+    logp, given = crowded(4, 2000).log_softmax(-1), DecodingSettings(method="sample", **settings)
     monkeypatch.setattr(topk, "FEWER", 10**9)  # all by sorting
     share, order = kept(logp, given)
     monkeypatch.undo()

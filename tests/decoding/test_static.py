@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import kernel
+from regard.attention import use_backend
 from regard.decoding import Hypothesis, Report, SearchRequest, cuda_graphs, search, static_search
 from regard.decoding.beam_state import Beams
 from regard.decoding.constraints import NONE, repeats
@@ -21,29 +21,31 @@ from regard.decoding.cuda_graphs import CapturedRunner, is_inference, obstacle
 from regard.decoding.search import Runner, Watch, select_runner
 from regard.decoding.static_search import StaticRunner, rounded
 from regard.decoding.topk import topk
-from regard.models import Translator, build
+from regard.models import SequenceModel, build
 from regard.models.ensemble import Ensemble
 from regard.models.gpt import GPT
-from regard.recipes.schema import Decoding, Recipe
-from regard.rows import TokenRow
-from regard.text import BEGIN, END, FILL
+from regard.packed import PackedTokens
+from regard.recipes.schema import DecodingSettings, Recipe
+from regard.text import BOS, EOS, PAD
 
 WORDS = 24  # ids in the vocabulary, special ones counted
 CLOSE = 1e-5  # a decision by less than this may go either way in float32
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MODELS: dict[str, dict[str, Any]] = {
-    "transformer": dict(family="transformer", width=16, heads=2, inner=24, encoder_layers=1, decoder_layers=2),
+    "transformer": dict(family="transformer", width=16, heads=2, ffn_width=24, encoder_layers=1, decoder_layers=2),
     "learned": dict(
-        family="transformer", width=16, heads=4, inner=24, encoder_layers=1, decoder_layers=1, positions="learned"
+        family="transformer", width=16, heads=4, ffn_width=24, encoder_layers=1, decoder_layers=1, positions="learned"
     ),
-    "gpt": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128),
-    "window": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128, mask="window", reach=3),
-    "rotary": dict(family="gpt", width=16, heads=2, layers=1, inner=24, max_positions=128, positions="rotary"),
-    "relative": dict(family="gpt", width=16, heads=2, layers=2, inner=24, max_positions=128, positions="relative"),
+    "gpt": dict(family="gpt", width=16, heads=2, layers=2, ffn_width=24, max_positions=128),
+    "window": dict(
+        family="gpt", width=16, heads=2, layers=2, ffn_width=24, max_positions=128, mask="window", mask_size=3
+    ),
+    "rotary": dict(family="gpt", width=16, heads=2, layers=1, ffn_width=24, max_positions=128, positions="rotary"),
+    "relative": dict(family="gpt", width=16, heads=2, layers=2, ffn_width=24, max_positions=128, positions="relative"),
     "lstm": dict(family="recurrent", cell="lstm", width=12, encoder_width=8, embedding=10, attention="additive"),
     "gru": dict(family="recurrent", cell="gru", width=12, encoder_width=8, embedding=10, attention="none"),
-    "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="heads", heads=2),
+    "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="multihead", heads=2),
 }
 
 ENSEMBLES = {
@@ -57,15 +59,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beam": dict(beam=4, max_extra=30),
     "to the end": dict(beam=4, early_stopping=False, length_penalty=1.0),
     "at least": dict(beam=3, min_length=6),
-    "nothing twice": dict(beam=3, no_repeat=2),
+    "nothing twice": dict(beam=3, no_repeat_ngram=2),
     "penalised": dict(beam=3, repetition_penalty=1.5),
     "drawn": dict(method="sample"),
     "drawn from few": dict(method="sample", top_k=5, temperature=0.7, max_extra=20),
-    "drawn from most": dict(method="sample", top_p=0.8, no_repeat=1),
+    "drawn from most": dict(method="sample", top_p=0.8, no_repeat_ngram=1),
 }
 
 
-def model_of(name: str, seed: int = 0, size: int = WORDS) -> Translator:
+def model_of(name: str, seed: int = 0, size: int = WORDS) -> SequenceModel:
     if name in ENSEMBLES:
         return Ensemble([model_of(member, seed + n, size) for n, member in enumerate(ENSEMBLES[name])]).eval()
     given = {"dropout": 0.0, **MODELS[name]}
@@ -82,11 +84,11 @@ def model_of(name: str, seed: int = 0, size: int = WORDS) -> Translator:
 def sources(count: int, seed: int = 0, longest: int = 9, size: int = WORDS) -> list[list[int]]:
     random = Random(seed)
     lengths = [random.randint(0, longest - 1) for _ in range(count)]
-    return [[*(random.randrange(4, size) for _ in range(n)), END] for n in lengths]
+    return [[*(random.randrange(4, size) for _ in range(n)), EOS] for n in lengths]
 
 
 def found(
-    model: Translator,
+    model: SequenceModel,
     lines: list[list[int]],
     how: dict[str, Any],
     run: Runner | None,
@@ -94,11 +96,11 @@ def found(
     watch: Watch | None = None,
     **options: Any,
 ) -> tuple[list[list[Hypothesis]], list[float]]:
-    settings = Decoding.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
+    settings = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
     options = {"nbest": 2 if settings.method == "sample" or settings.beam > 1 else 1, "seed": 5, **options}
     report = Report()
-    row = TokenRow.of(lines).to(device)
-    request = SearchRequest(row, settings, banned=[FILL, BEGIN], **options)
+    row = PackedTokens.from_lists(lines).to(device)
+    request = SearchRequest(row, settings, banned=[PAD, BOS], **options)
     return search(model, request, watch=watch, report=report, run=run), report.margins
 
 
@@ -137,7 +139,7 @@ def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device:
 def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
     model, lines = model_of(name), sources(5)
     expected = found(model, lines, SETTINGS["beam"], None)
-    with kernel(which):
+    with use_backend(which):
         assert_same(found(model, lines, SETTINGS["beam"], StaticRunner(sizes=True)), expected)
 
 
@@ -156,8 +158,8 @@ def test_forced_beginnings_are_kept(name: str, how: str) -> None:
 
 def test_with_every_token_forbidden_it_ends() -> None:
     model, lines = model_of("transformer"), sources(3)
-    settings = Decoding(beam=2)
-    row = TokenRow.of(lines)
+    settings = DecodingSettings(beam=2)
+    row = PackedTokens.from_lists(lines)
     got = search(model, SearchRequest(row, settings, banned=range(WORDS)), run=StaticRunner())
     expected = search(model, SearchRequest(row, settings, banned=range(WORDS)))
     assert [[h.tokens for h in some] for some in got] == [[h.tokens for h in some] for some in expected] == [[()]] * 3
@@ -302,7 +304,7 @@ def test_sources_are_rounded_up_to_no_place_that_the_model_does_not_have(
 ) -> None:
     monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 20})
     model, run = model_of("learned").to(device), recorder(bf16=False)
-    lines = [[*range(4, 22), END], [5, END]]  # 19 tokens, rounded up to 24
+    lines = [[*range(4, 22), EOS], [5, EOS]]  # 19 tokens, rounded up to 24
     for _ in range(3):
         expected = found(model, lines, SETTINGS["greedy"], None, device, max_length=20)
         assert_same(found(model, lines, SETTINGS["greedy"], run, device, max_length=20), expected)
@@ -449,7 +451,7 @@ def test_nobody_looks_into_a_recorded_step() -> None:
     assert is_inference(model)
     with taps.listen(lambda module, kind, value: None):
         assert not is_inference(model)
-    with kernel("plain"):
+    with use_backend("plain"):
         assert not is_inference(model)
     assert not is_inference(model.train())
 

@@ -9,7 +9,7 @@ import pytest
 
 from regard.data.builtin import pairs
 from regard.errors import UserError
-from regard.evaluation.alignment import Aligned, AlignmentScore, Gold, built_in, read_aligned, read_links, score_links
+from regard.metrics.alignment import Aligned, AlignmentScore, Gold, built_in, read_aligned, read_links, score_links
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "alignments"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real gold alignments are not here")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from regard.errors import UserError
 from regard.evaluation import score_texts
 from regard.evaluation.compare import (
-    Measured,
-    Standing,
-    Training,
+    RunScores,
+    ScoreInterval,
+    TrainingSummary,
     buckets,
     clock,
     distinct_names,
@@ -95,8 +95,8 @@ def test_training_is_read_from_the_metrics(tmp_path: Path) -> None:
         {"step": 100, "kind": "valid", "loss": 1.1, "seconds": 5.5},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 15', encoding="utf-8")
-    assert Training.of(file) == Training(steps=100, seconds=5.5, tokens_per_second=750.0)
-    assert Training.of(tmp_path / "none") == Training(None, None, None)
+    assert TrainingSummary.of(file) == TrainingSummary(steps=100, seconds=5.5, tokens_per_second=750.0)
+    assert TrainingSummary.of(tmp_path / "none") == TrainingSummary(None, None, None)
 
 
 def test_models_in_a_few_words() -> None:
@@ -118,7 +118,9 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 def test_a_row_tells_a_run_and_a_star_marks_perplexities_that_do_not_compare() -> None:
     scores = score_texts(["a b c d", "x"], ["a b c d", "y"])
-    run = Standing("r", "GRU, dot", 1_234_567, Training(10, 125.0, 8806.4), 1.5, scores, (Measured(50, 40, 60),))
+    run = RunScores(
+        "r", "GRU, dot", 1_234_567, TrainingSummary(10, 125.0, 8806.4), 1.5, scores, (ScoreInterval(50, 40, 60),)
+    )
     heads, (cells,) = rows([run], same_vocabulary=True)
     told = dict(zip(heads, cells, strict=True))
     assert told["parameters"] == "1,234,567" and told["training"] == "2:05" and told["tokens/s"] == "8,806"

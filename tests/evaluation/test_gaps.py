@@ -9,37 +9,37 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.evaluation.gaps import gap_score
-from regard.models import Translator
-from regard.rows import PairBatch
-from regard.text import BEGIN, END, train
+from regard.evaluation.masked_lm import masked_lm_score
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
+from regard.text import BOS, EOS, train
 
 LETTERS = train([], "char", 300, tags=["<mask>"])
 TEXTS = ["the cat sat on the mat " * 40, "", "and the rat ate the cat " * 30, "a"]
 
 
-class Even(Translator):
+class Even(SequenceModel):
     """Holds everything equally likely."""
 
-    def forward(self, batch: PairBatch) -> Tensor:
-        return torch.zeros(batch.inputs.rows.size, len(LETTERS))
+    def forward(self, batch: SeqBatch) -> Tensor:
+        return torch.zeros(batch.inputs.layout.size, len(LETTERS))
 
 
-class Copying(Translator):
+class Copying(SequenceModel):
     """Sure that what it reads is what stands there."""
 
     longest = 0
 
-    def forward(self, batch: PairBatch) -> Tensor:
-        rows = batch.source.rows
-        self.longest = max(self.longest, rows.longest)
+    def forward(self, batch: SeqBatch) -> Tensor:
+        rows = batch.source.layout
+        self.longest = max(self.longest, rows.max_len)
         for text in rows.split(batch.source.ids):
-            assert text[0] == BEGIN and text[-1] == END
+            assert text[0] == BOS and text[-1] == EOS
         return 20.0 * torch.nn.functional.one_hot(batch.source.ids, len(LETTERS))
 
 
 def test_a_model_that_knows_nothing_has_the_loss_of_an_even_guess() -> None:
-    found = gap_score(Even(), LETTERS, TEXTS, longest=50, share=0.15, device="cpu")
+    found = masked_lm_score(Even(), LETTERS, TEXTS, longest=50, share=0.15, device="cpu")
     assert found.loss == pytest.approx(math.log(len(LETTERS)), rel=1e-6)
     tokens = sum(map(len, TEXTS))
     assert abs(found.gaps - 0.15 * tokens) < 4 * math.sqrt(0.15 * 0.85 * tokens)
@@ -47,28 +47,28 @@ def test_a_model_that_knows_nothing_has_the_loss_of_an_even_guess() -> None:
 
 def test_a_model_that_copies_is_right_where_the_gap_kept_its_token() -> None:
     """One in ten; a random piece is right one time in 256."""
-    found = gap_score(Copying(), LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
+    found = masked_lm_score(Copying(), LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
     expected = 0.1 + 0.1 / 256
     assert abs(found.accuracy / 100 - expected) < 4 * math.sqrt(expected * (1 - expected) / found.gaps)
 
 
 def test_batches_change_nothing_and_the_seed_moves_the_gaps() -> None:
     usual = {"longest": 50, "share": 0.3, "device": "cpu"}
-    whole = gap_score(Copying(), LETTERS, TEXTS, **usual)  # type: ignore[arg-type]
+    whole = masked_lm_score(Copying(), LETTERS, TEXTS, **usual)  # type: ignore[arg-type]
     seen: list[int] = []
-    small = gap_score(Copying(), LETTERS, TEXTS, batch_tokens=60, progress=seen.append, **usual)  # type: ignore[arg-type]
+    small = masked_lm_score(Copying(), LETTERS, TEXTS, batch_tokens=60, progress=seen.append, **usual)  # type: ignore[arg-type]
     assert (small.gaps, small.accuracy) == (whole.gaps, whole.accuracy) and small.loss == pytest.approx(whole.loss)
     assert sum(seen) == whole.gaps and len(seen) > 1
-    assert gap_score(Copying(), LETTERS, TEXTS, seed=1, **usual) != whole  # type: ignore[arg-type]
+    assert masked_lm_score(Copying(), LETTERS, TEXTS, seed=1, **usual) != whole  # type: ignore[arg-type]
 
 
 def test_long_texts_are_cut_to_what_the_model_reads() -> None:
     model = Copying()
-    gap_score(model, LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
+    masked_lm_score(model, LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
     assert model.longest == 50
 
 
 @pytest.mark.parametrize("texts", [[], [""]])
 def test_no_text_is_a_mistake(texts: list[str]) -> None:
     with pytest.raises(UserError, match="no text to score"):
-        gap_score(Even(), LETTERS, texts, longest=50, share=0.15, device="cpu")
+        masked_lm_score(Even(), LETTERS, texts, longest=50, share=0.15, device="cpu")

@@ -12,39 +12,39 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.evaluation.perplexity import TextScore, text_perplexity, windows
-from regard.models import Translator, build
+from regard.models import SequenceModel, build
+from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import GPTSettings
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END, Tokenizer, encode_stream, train
+from regard.text import BOS, EOS, Tokenizer, encode_stream, train
 
 LETTERS = train([], "char", 300)
 TEXTS = ["the cat sat\n", "on the mat\n", "and ate a rat", "", "é\n"]
 
 
-class Bigram(Translator):
+class Bigram(SequenceModel):
     """Next-token log-probabilities by the last token alone."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.table = torch.randn(size, size, generator=torch.Generator().manual_seed(1)).double().log_softmax(-1)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         return self.table[batch.inputs.ids]
 
 
 class Remembering(Bigram):
     """Next-token log-probabilities by the mean of all that the model was shown."""
 
-    def forward(self, batch: PairBatch) -> Tensor:
-        assert batch.source.rows.tokens == 0
-        return torch.cat([self.after(ids) for ids in batch.inputs.rows.split(batch.inputs.ids)])
+    def forward(self, batch: SeqBatch) -> Tensor:
+        assert batch.source.layout.tokens == 0
+        return torch.cat([self.after(ids) for ids in batch.inputs.layout.split(batch.inputs.ids)])
 
     def after(self, ids: Tensor) -> Tensor:
         seen = torch.arange(1, len(ids) + 1)[:, None]
         return (self.table[ids].cumsum(0) / seen).log_softmax(-1)
 
 
-def score(model: Translator, tokenizer: Tokenizer, texts: list[str], **options: object) -> TextScore:
+def score(model: SequenceModel, tokenizer: Tokenizer, texts: list[str], **options: object) -> TextScore:
     usual = {"context": 6, "stride": 3, "stream": False, "device": "cpu"}
     return text_perplexity(model, tokenizer, texts, **{**usual, **options})  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_no_tokens_make_no_window() -> None:
 
 def test_a_bigram_table_gives_what_can_be_added_up_by_hand() -> None:
     model = Bigram(len(LETTERS))
-    run = [BEGIN, *LETTERS.encode("ab"), END]
+    run = [BOS, *LETTERS.encode("ab"), EOS]
     nats = -sum(float(model.table[a, b]) for a, b in pairwise(run))
     found = score(model, LETTERS, ["ab"])
     assert found.tokens == 3 and found.bytes == 2
@@ -98,7 +98,7 @@ def test_a_bigram_table_gives_what_can_be_added_up_by_hand() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_stride_changes_nothing_for_a_model_that_looks_one_token_back(stream: bool) -> None:
     model = Bigram(len(LETTERS))
-    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BEGIN, *LETTERS.encode(text), END] for text in TEXTS]
+    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BOS, *LETTERS.encode(text), EOS] for text in TEXTS]
     nats = -sum(float(model.table[a, b]) for run in runs for a, b in pairwise(run))
     for context, stride in [(6, 1), (6, 3), (6, 5), (2, 1), (100, 50), *([(6, 6), (1, 1)] if stream else [])]:
         found = score(model, LETTERS, TEXTS, context=context, stride=stride, stream=stream)
@@ -110,8 +110,8 @@ def test_stride_changes_nothing_for_a_model_that_looks_one_token_back(stream: bo
 @pytest.mark.parametrize(("context", "stride"), [(5, 1), (5, 2), (5, 5), (8, 3), (100, 50)])
 def test_windows_in_batches_equal_one_token_at_a_time(context: int, stride: int, stream: bool) -> None:
     model = Remembering(len(LETTERS))
-    begin = None if stream else BEGIN
-    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BEGIN, *LETTERS.encode(text), END] for text in TEXTS]
+    begin = None if stream else BOS
+    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BOS, *LETTERS.encode(text), EOS] for text in TEXTS]
 
     def after(seen: list[int], token: int) -> float:
         return -float(model.after(torch.tensor(seen))[-1][token])
@@ -127,18 +127,20 @@ def test_windows_in_batches_equal_one_token_at_a_time(context: int, stride: int,
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_gpt_scores_windows_as_it_scores_one_token_at_a_time(positions: str, stream: bool) -> None:
     context, stride = 8, 3
-    sizes = {"width": 16, "heads": 2, "layers": 2, "inner": 16, "max_positions": context}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "ffn_width": 16, "max_positions": context}
     settings = GPTSettings.model_validate({"size": "nano", "positions": positions, **sizes})
     torch.manual_seed(1)
     model = build(settings, len(LETTERS), len(LETTERS), shared=True).eval()
-    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BEGIN, *LETTERS.encode(text), END] for text in TEXTS]
+    runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BOS, *LETTERS.encode(text), EOS] for text in TEXTS]
 
     def after(seen: list[int], token: int) -> float:
-        batch = PairBatch(TokenRow.of([[]]), TokenRow.of([seen]), torch.zeros(len(seen), dtype=torch.long))
+        batch = SeqBatch(
+            PackedTokens.from_lists([[]]), PackedTokens.from_lists([seen]), torch.zeros(len(seen), dtype=torch.long)
+        )
         with torch.no_grad():
             return -float(model(batch)[-1].log_softmax(-1)[token])
 
-    losses = [loss for run in runs for loss in one_by_one(after, run, context, stride, None if stream else BEGIN)]
+    losses = [loss for run in runs for loss in one_by_one(after, run, context, stride, None if stream else BOS)]
     found = score(model, LETTERS, TEXTS, context=context, stride=stride, stream=stream)
     assert found.tokens == len(losses)
     assert found.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
@@ -154,7 +156,7 @@ def test_the_bytes_of_a_stream_leave_out_the_token_that_is_not_scored() -> None:
 def test_words_of_a_stream_have_end_marks_where_lines_end() -> None:
     words = train(["the cat sat the cat"], "word", 300)
     the, cat, sat = (words.encode(word)[0] for word in ("the", "cat", "sat"))
-    assert encode_stream(words, ["the cat\n", "sat\n\n", "cat"]) == [the, cat, END, sat, END, END, cat]
+    assert encode_stream(words, ["the cat\n", "sat\n\n", "cat"]) == [the, cat, EOS, sat, EOS, EOS, cat]
     assert encode_stream(words, "the cat\nsat\n\ncat") == encode_stream(words, ["the cat\n", "sat\n\n", "cat"])
 
 

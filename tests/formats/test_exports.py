@@ -16,10 +16,10 @@ from test_huggingface import BOUND, ENGLISH, OWN, gpt2_folder, marian_folder, ow
 from regard.api import load
 from regard.cli import _run
 from regard.errors import UserError
-from regard.formats import export_run, import_folder
-from regard.formats.check import largest_difference
-from regard.formats.vocabularies import ids_of
-from regard.runs import Run
+from regard.interop import export_run, import_folder
+from regard.interop.check import largest_difference
+from regard.interop.vocabularies import ids_of
+from regard.run_dir import RunDir
 from regard.text import train
 
 LINES = texts(ENGLISH, 20, 8)
@@ -28,9 +28,9 @@ LINES = texts(ENGLISH, 20, 8)
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of our own and the folder it was exported to; made once."""
-    known: dict[str, tuple[Run, Path]] = {}
+    known: dict[str, tuple[RunDir, Path]] = {}
 
-    def get(name: str) -> tuple[Run, Path]:
+    def get(name: str) -> tuple[RunDir, Path]:
         if name not in known:
             path = tmp_path_factory.mktemp("exports")
             run = own_run(path / "run", OWN[name], texts(ENGLISH, 10))
@@ -82,7 +82,7 @@ def test_an_exported_bert_fills_masks_as_regard_does(exported: Any, name: str) -
         assert masks.sum() == len(filled.guesses)
         logits = model(**inputs).logits[0][masks]
         logits[:, [*tokenizer.all_special_ids, *run.tokenizers[0].forbidden()]] = -torch.inf
-        guesses = [run.tokenizers[0].pieces([best])[0] for best in logits.argmax(-1).tolist()]
+        guesses = [run.tokenizers[0].token_texts([best])[0] for best in logits.argmax(-1).tolist()]
         assert guesses == [guess[0].text for guess in filled.guesses]
 
 
@@ -108,7 +108,7 @@ def test_what_was_exported_is_imported_again(exported: Any, name: str, tmp_path:
 
 
 def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
-    changes = {"positions": "sinusoidal", "norm_first": True, "activation": "gated", "squeeze": 4}
+    changes = {"positions": "sinusoidal", "norm_first": True, "activation": "gated", "se_dim": 4}
     run = own_run(tmp_path / "run", OWN["transformer"] | {"model": OWN["transformer"]["model"] | changes}, LINES)
     with pytest.raises(UserError) as caught:
         export_run(run, tmp_path / "out")
@@ -145,7 +145,7 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
     assert _run(["import", str(folder), "--out", str(run), "--check", "-q"], debug=True) == 0
     out = tmp_path / "out"
     stored = load_file(run / "model.safetensors")
-    assert stored["encoder.0.feed_forward.into.weight"].dtype == torch.float32
+    assert stored["encoder.0.feed_forward.w_in.weight"].dtype == torch.float32
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
     capsys.readouterr()
@@ -156,7 +156,7 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
 def test_a_failed_check_of_an_export_leaves_no_folder(
     exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.formats.check.BOUND", -1.0)
+    monkeypatch.setattr("regard.interop.check.BOUND", -1.0)
     command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
     assert _run(command, debug=False) == 2
     assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()

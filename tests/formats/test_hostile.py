@@ -14,7 +14,7 @@ from safetensors.torch import load, save_file
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
 
 from regard.errors import UserError
-from regard.formats import import_folder
+from regard.interop import import_folder
 
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "gpt2": gpt2_folder,

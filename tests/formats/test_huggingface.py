@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from regard.cli import _run
 from regard.errors import UserError
-from regard.formats import export_run, import_folder
-from regard.formats.check import largest_difference
-from regard.formats.vocabularies import ids_of
+from regard.interop import export_run, import_folder
+from regard.interop.check import largest_difference
+from regard.interop.vocabularies import ids_of
 from regard.recipes.schema import Recipe
-from regard.runs import Run
-from regard.text import BEGIN, END, FILL, UNKNOWN
+from regard.run_dir import RunDir
+from regard.text import BOS, EOS, PAD, UNK
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if os.environ.get("CI"):  # there it has to be installed
@@ -220,7 +220,7 @@ if int(transformers.__version__.split(".")[0]) >= 5:  # before, it gave such a d
 class Made:
     model: Any
     folder: Path
-    run: Run
+    run: RunDir
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +284,12 @@ def test_a_body_without_its_head_is_imported_and_exported_with_one(made: Callabl
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "gpt2 narrow, inner 20"])
 def test_greedy_continuation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
-    from regard.decoding.continuing import Continuer, generation
+    from regard.decoding.generate import Generator, generation
 
     case = made(name)
     settings = generation(case.run.recipe.decoding, method="beam", beam=1)
     tokenizers = case.run.tokenizers
-    continuer = Continuer.for_recipe(case.run.model(), tokenizers, case.run.recipe, settings)
+    continuer = Generator.for_recipe(case.run.model(), tokenizers, case.run.recipe, settings)
     theirs = transformers.GPT2Tokenizer.from_pretrained(case.folder)
     prompts = ["", "the cat", "the", "a dog saw them all, there", "in the house\n\n\nthe cats"]
     found = continuer(prompts, tokens=30)
@@ -298,7 +298,7 @@ def test_greedy_continuation_gives_transformers_tokens(made: Callable[[str], Mad
         ids = torch.tensor([theirs(prompt)["input_ids"] or [theirs.bos_token_id]])
         out = case.model.generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
         tokens = [ids_of(tokenizers[1])[token] for token in ours.hypotheses[0].tokens]
-        ended = [ids_of(tokenizers[1])[END]] if ours.hypotheses[0].finished else []
+        ended = [ids_of(tokenizers[1])[EOS]] if ours.hypotheses[0].finished else []
         assert tokens + ended == out.tolist()
         assert ours.text == theirs.decode(out, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -313,7 +313,7 @@ def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made
     source, target = case.run.tokenizers
     longest = 20
     translator = load(case.run.path, device="cpu").translator(beam=1, max_ratio=1e-9, max_extra=longest)
-    silent = [[ids_of(target)[mark]] for mark in (BEGIN, UNKNOWN)]
+    silent = [[ids_of(target)[mark]] for mark in (BOS, UNK)]
     silent += [[ids_of(target)[target.tag(tag)]] for tag in target.tags]
     for line, answer in zip(lines, translator(lines), strict=True):
         ids = theirs(line, return_tensors="pt")
@@ -322,7 +322,7 @@ def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made
             **ids, max_new_tokens=longest, num_beams=1, do_sample=False, bad_words_ids=silent, forced_eos_token_id=None
         )[0, 1:].tolist()
         ours = [ids_of(target)[token] for token in answer.hypotheses[0].tokens]
-        assert ours == [token for token in out if token != ids_of(target)[END]]
+        assert ours == [token for token in out if token != ids_of(target)[EOS]]
         if "two" not in name:
             assert answer.texts[0] == theirs.decode(out, skip_special_tokens=True)
 
@@ -363,16 +363,16 @@ def test_the_class_of_a_text_is_transformers(made: Callable[[str], Made]) -> Non
 
 def test_probabilities_are_shared_out_among_what_the_model_has(made: Callable[[str], Made]) -> None:
     """Our special ids that GPT-2 lacks, and the second copy of its end mark, take nothing from the others."""
-    from regard.rows import PairBatch, TokenRow
+    from regard.packed import PackedTokens, SeqBatch
 
     case = made("gpt2")
     (tokenizer, _) = case.run.tokenizers
-    assert [ids_of(tokenizer)[mark] for mark in (FILL, UNKNOWN)] == [-1, -1]
-    assert ids_of(tokenizer)[BEGIN] == ids_of(tokenizer)[END] == case.model.config.eos_token_id
-    row = TokenRow.of([tokenizer.encode("the cat sat")])
+    assert [ids_of(tokenizer)[mark] for mark in (PAD, UNK)] == [-1, -1]
+    assert ids_of(tokenizer)[BOS] == ids_of(tokenizer)[EOS] == case.model.config.eos_token_id
+    row = PackedTokens.from_lists([tokenizer.encode("the cat sat")])
     with torch.inference_mode():
-        chances = case.run.model()(PairBatch(TokenRow.of([[]]), row, row.ids)).softmax(-1)
-    assert chances[:, [FILL, BEGIN, UNKNOWN]].max() == 0 and chances[:, END].min() > 0
+        chances = case.run.model()(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids)).softmax(-1)
+    assert chances[:, [PAD, BOS, UNK]].max() == 0 and chances[:, EOS].min() > 0
 
 
 def test_perplexity_and_scores_are_transformers(made: Callable[[str], Made]) -> None:
@@ -421,7 +421,7 @@ def test_both_sides_of_a_marian_are_cut_by_their_own_model(made: Callable[[str],
     source, target = case.run.tokenizers
     for text in texts(SPANISH, 8, 20):
         ids = theirs(text_target=text)["input_ids"]
-        assert [ids_of(target)[token] for token in [*target.encode(text), END]] == ids
+        assert [ids_of(target)[token] for token in [*target.encode(text), EOS]] == ids
         assert target.decode(target.encode(text)) == theirs.decode(ids, skip_special_tokens=True) == text
     assert any(source.encode(text) != target.encode(text) for text in texts(SPANISH, 8, 20))
     assert source.tags == (">>esp<<",), "a language is chosen with --source-tag, and never by what a text says"
@@ -446,12 +446,12 @@ def test_a_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
 # -- runs of our own ---------------------------------------------------------------------------------------------------
 
 
-def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> Run:
+def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> RunDir:
     """An untrained run, as training would lay it out."""
-    from regard import weights
+    from regard import tensor_io
     from regard.text import train
 
-    run = Run.create(path, Recipe.model_validate({"data": {"text": "none.txt"}} | recipe))
+    run = RunDir.create(path, Recipe.model_validate({"data": {"text": "none.txt"}} | recipe))
     text = run.recipe.text
     tags = ["<mask>"] if run.recipe.model.family == "bert" else []
     source = train(lines, text.unit, text.vocabulary, tags)
@@ -459,15 +459,18 @@ def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> Run:
     run.save_tokenizers(source, target)
     model = run.fresh_model()
     spread(model, 9)
-    weights.save(run.best, weights.of_model(model), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(model), {})
     return run
 
 
-SMALL = {"width": 32, "heads": 4, "inner": 48, "dropout": 0.1, "max_positions": 64}
+SMALL = {"width": 32, "heads": 4, "ffn_width": 48, "dropout": 0.1, "max_positions": 64}
 PAIRS = {"data": {"pairs": "none.tsv"}}
 OWN: dict[str, dict[str, Any]] = {
     "gpt": {"text": {"vocabulary": 300}, "model": {"family": "gpt", "layers": 2, **SMALL}},
-    "gpt untied": {"text": {"vocabulary": 300}, "model": {"family": "gpt", "layers": 1, "tied": False, **SMALL}},
+    "gpt untied": {
+        "text": {"vocabulary": 300},
+        "model": {"family": "gpt", "layers": 1, "tie_embeddings": False, **SMALL},
+    },
     "bert": {"text": {"vocabulary": 300}, "model": {"family": "bert", "layers": 2, **SMALL}},
     "bert of words": {
         "text": {"vocabulary": 300, "unit": "word"},
@@ -476,7 +479,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bert classifier": {
         **PAIRS,
         "text": {"vocabulary": 300, "shared": False, "target_unit": "word"},
-        "model": {"family": "bert", "task": "classify", "pool": "first", "layers": 2, **SMALL},
+        "model": {"family": "bert", "task": "classify", "pooling": "first", "layers": 2, **SMALL},
     },
     "transformer": {
         **PAIRS,
@@ -486,19 +489,19 @@ OWN: dict[str, dict[str, Any]] = {
             "encoder_layers": 2,
             "decoder_layers": 1,
             "norm_first": False,
-            "positions": "halves",
+            "positions": "sinusoidal-split",
             "activation": "gelu",
         },
     },
 }
-OWN["transformer untied"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | {"tied": False}}
+OWN["transformer untied"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | {"tie_embeddings": False}}
 
 
 def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None:
     """It says the same as before, and transformers reads what it reads; also when it is exported once more."""
     from regard.api import load
 
-    def greedy(run: Run) -> str:
+    def greedy(run: RunDir) -> str:
         return load(run.path, device="cpu").generate("the cat", tokens=8, method="beam", beam=1).text
 
     run = own_run(tmp_path / "run", OWN["gpt"], texts(ENGLISH, 10))
@@ -511,7 +514,7 @@ def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None
         theirs = transformers.AutoTokenizer.from_pretrained(folder)
         tokenizer = run.tokenizers[0]
         assert theirs("the cat")["input_ids"] == [
-            ids_of(tokenizer)[ours] for ours in (BEGIN, *tokenizer.encode("the cat"))
+            ids_of(tokenizer)[ours] for ours in (BOS, *tokenizer.encode("the cat"))
         ]
 
 
@@ -527,7 +530,7 @@ def test_a_run_of_our_own_is_the_same_model_in_transformers(name: str, tmp_path:
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     (tokenizer, _) = run.tokenizers
-    front, back = {"gpt": ([BEGIN], []), "bert": ([BEGIN], [END])}.get(run.recipe.model.family, ([], [END]))
+    front, back = {"gpt": ([BOS], []), "bert": ([BOS], [EOS])}.get(run.recipe.model.family, ([], [EOS]))
     for text in [*texts(ENGLISH, 11, 20), *AWKWARD]:
         ids = theirs(text)["input_ids"]
         assert ids == [*front, *tokenizer.encode(text), *back], text
@@ -678,7 +681,7 @@ def test_importing_needs_no_transformers_and_checking_says_so(
 
 
 def test_a_model_that_is_not_the_same_fails_its_check(made: Callable[[str], Made], tmp_path: Path) -> None:
-    from regard.formats.check import checked
+    from regard.interop.check import checked
 
     case = made("gpt2")
     other = Path(shutil.copytree(case.folder, tmp_path / "other"))
@@ -704,6 +707,6 @@ def test_an_imported_run_is_fine_tuned_and_exported_in_their_order(made: Callabl
     assert _run(["train", str(recipe), "--out", str(out), "-q", "--device", "cpu"], debug=False) == 2  # no data
     command = ["train", str(recipe), "--from", str(case.run.path), *words, "--out", str(out), "-q", "--device", "cpu"]
     assert _run(command, debug=True) == 0
-    folder = export_run(Run(out), tmp_path / "theirs")
+    folder = export_run(RunDir(out), tmp_path / "theirs")
     assert json.loads((folder / "vocab.json").read_text()) == json.loads((case.folder / "vocab.json").read_text())
-    assert largest_difference(Run(out), folder) <= BOUND
+    assert largest_difference(RunDir(out), folder) <= BOUND

@@ -47,38 +47,38 @@ def compiled(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **na
 
 
 def main() -> None:
-    from regard.gpu.candidates import greatest, log_sum
-    from regard.gpu.few import few
-    from regard.gpu.norm import added_norm, added_norm_backward
-    from regard.gpu.ragged import ragged, ragged_backward
-    from regard.gpu.slope import sloped
-    from regard.gpu.trial import _one
+    from regard.kernels.add_norm import add_norm, add_norm_backward
+    from regard.kernels.cross_entropy import cross_entropy_with_grad
+    from regard.kernels.decode_attention import decode_attention
+    from regard.kernels.probe import _probe_kernel
+    from regard.kernels.topk import logsumexp, topk
+    from regard.kernels.varlen_attention import varlen_attention, varlen_attention_backward
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    _one[(1,)](torch.zeros(1))
+    _probe_kernel[(1,)](torch.zeros(1))
     of, begins = torch.zeros(100, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
     for dtype, wide, causal in ((torch.bfloat16, 64, True), (torch.bfloat16, 128, False), (torch.float32, 48, True)):
         q, k, v = (torch.zeros(100, 2, n, dtype=dtype) for n in (wide, wide, 32))
-        out, lse = ragged(q, k, v, of, of, begins, begins, causal, 0.125)
-        ragged_backward(torch.zeros_like(v), q, k, v, out, lse, of, of, begins, begins, causal, 0.125)
+        out, lse = varlen_attention(q, k, v, of, of, begins, begins, causal, 0.125)
+        varlen_attention_backward(torch.zeros_like(v), q, k, v, out, lse, of, of, begins, begins, causal, 0.125)
         q, k, v = (torch.zeros(3, 2, n, d, dtype=dtype) for n, d in ((4, wide), (50, wide), (50, 32)))
-        few(q, k, v, torch.zeros(3, 1, 4, 50, dtype=dtype), 0.125)
+        decode_attention(q, k, v, torch.zeros(3, 1, 4, 50, dtype=dtype), 0.125)
     for dtype, bias, wanted in ((torch.bfloat16, None, True), (torch.float32, torch.zeros(40), False)):
         x, table, labels = torch.zeros(6, 8, dtype=dtype), torch.zeros(40, 8, dtype=dtype), torch.zeros(6).long()
-        sloped(x, table, bias, labels, labels > 0, 0.1, wanted)
+        cross_entropy_with_grad(x, table, bias, labels, labels > 0, 0.1, wanted)
     for dtype, centred in ((torch.bfloat16, True), (torch.float32, False)):
         x, seeds = torch.zeros(6, 512), torch.zeros(2, dtype=torch.int32) if centred else None
         bias = torch.zeros(512) if centred else None
         how = seeds, 0.2 if centred else 0.0
-        kept = added_norm(x, x.to(dtype), bias, torch.zeros(512), bias, *how, 1e-5, centred, dtype)
+        kept = add_norm(x, x.to(dtype), bias, torch.zeros(512), bias, *how, 1e-5, centred, dtype)
         given = [centred, True, centred]
-        added_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype, 4, 1)
-        log_sum(torch.zeros(6, 37000, dtype=dtype))
-        greatest(torch.zeros(6, 37000, dtype=dtype), 5)
+        add_norm_backward(x, x.to(dtype), x, *kept[2:], torch.zeros(512), *how, centred, given, dtype, 4, 1)
+        logsumexp(torch.zeros(6, 37000, dtype=dtype))
+        topk(torch.zeros(6, 37000, dtype=dtype), 5)
     for dtype in (torch.float32, torch.bfloat16):  # the longest rows of which several are loaded at once
         x, gain = torch.zeros(6, 1024, dtype=dtype), torch.zeros(1024)
-        kept = added_norm(x, x, gain, gain, gain, None, 0.0, 1e-5, True, dtype)
-        added_norm_backward(x, x, x, *kept[2:], gain, None, 0.0, True, [True] * 3, dtype, 4, 3)
+        kept = add_norm(x, x, gain, gain, gain, None, 0.0, 1e-5, True, dtype)
+        add_norm_backward(x, x, x, *kept[2:], gain, None, 0.0, True, [True] * 3, dtype, 4, 3)
     print(done)
 
 

@@ -14,19 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import gpu, models
+from regard import kernels, models
 from regard.accelerate import fused
 from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
-from regard.attention import Allowed, Causal, Flat, Relative, ScaledDot, Score, attend, kernel, kernels
-from regard.attention.allowed import Ranges
-from regard.attention.kernels import plain
-from regard.dropout import hashed, new_seeds
-from regard.inside.recorder import Recorder
-from regard.losses import cross_entropy
-from regard.nn.blocks import BlockSettings, BlockStack, DecoderBlock, EncoderBlock
+from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
+from regard.attention.backends import plain
+from regard.attention.mask_tables import SegmentMask
+from regard.interpret.recorder import Recorder
+from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
+from regard.nn.dropout import hashed, new_seeds
+from regard.nn.losses import cross_entropy
 from regard.nn.norms import LayerNorm
+from regard.packed import SeqBatch, StaticPackedLayout
 from regard.recipes.schema import BertSettings, GPTSettings, TransformerSettings
-from regard.rows import PairBatch, StaticRows
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
@@ -40,10 +40,10 @@ def close(found: object, expected: object, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected, atol=2e-5 if exact else 4e-2, rtol=1e-4 if exact else 4e-2)
 
 
-def rows(lengths: list[int], size: int, most: int) -> StaticRows:
+def rows(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
     ends = F.pad(ends, (0, most - len(lengths)), value=int(ends[-1]))
-    return StaticRows(ends, size, max(lengths))
+    return StaticPackedLayout(ends, size, max(lengths))
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,7 +53,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def by(name: str, call: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
     """What comes out with this kernel, and the gradients in the inputs."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    with kernel(name):
+    with use_backend(name):
         out = call(*leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
@@ -67,12 +67,12 @@ def test_sentences_end_to_end(lengths: list[int], causal: bool, dtype: torch.dty
     own = [max(n, 1) for n in lengths]
     queries = rows(own, sum(own) + 5, 95)
     keys = queries if causal else rows([n * 7 % 50 for n in lengths], 220 if len(lengths) < 50 else 700, 95)
-    layout = Flat(queries, keys, Causal() if causal else None)
+    layout = StaticQK(queries, keys, Causal() if causal else None)
     q, k, v = (drawn(r.size, 2, 24, dtype=dtype) for r in (queries, keys, keys))
     upstream = drawn(queries.size, 2, 24, dtype=dtype)
     upstream[sum(own) :] = 0  # nothing comes back from the fill
-    expected, found = (by(name, lambda *x: attend(*x, layout), [q, k, v], upstream) for name in ("plain", "ragged"))
-    real = queries.real
+    expected, found = (by(name, lambda *x: attend(*x, layout), [q, k, v], upstream) for name in ("plain", "varlen"))
+    real = queries.is_token
     close(found[0][real], expected[0][real], dtype)
     assert not found[0][~real].any() and all(x.isfinite().all() for x in found)
     close(found[1:], expected[1:], dtype)
@@ -83,12 +83,12 @@ def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Sc
     """Relative positions make queries and keys wider than values."""
     torch.manual_seed(0)
     score = score.to(DEVICE)
-    layout = Flat(rows([5, 30, 1], 40, 5), rows([5, 30, 1], 40, 5), None)
+    layout = StaticQK(rows([5, 30, 1], 40, 5), rows([5, 30, 1], 40, 5), None)
     inputs = [drawn(40, 2, width) for _ in range(3)]
     upstream = drawn(40, 2, width)
     upstream[36:] = 0
     expected, found = (
-        by(name, lambda *x: attend(*x, layout, score=score), inputs, upstream) for name in ("plain", "ragged")
+        by(name, lambda *x: attend(*x, layout, score=score), inputs, upstream) for name in ("plain", "varlen")
     )
     close(found[0][:36], expected[0][:36], torch.float32)
     close(found[1:], expected[1:], torch.float32)
@@ -96,45 +96,47 @@ def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Sc
 
 def test_a_compiler_is_told_the_truth_about_them() -> None:
     """What PyTorch is told of the shapes and gradients of our operations is so."""
-    from regard.gpu.candidates import greatest, log_sum
-    from regard.gpu.few import few
-    from regard.gpu.norm import added_norm
-    from regard.gpu.ragged import ragged
-    from regard.gpu.slope import sloped
+    from regard.kernels.add_norm import add_norm
+    from regard.kernels.cross_entropy import cross_entropy_with_grad
+    from regard.kernels.decode_attention import decode_attention
+    from regard.kernels.topk import logsumexp, topk
+    from regard.kernels.varlen_attention import varlen_attention
 
     torch.manual_seed(0)
-    sparse = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
-    assert isinstance(sparse, Ranges)
+    sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    assert isinstance(sparse, SegmentMask)
     q, k, v = (drawn(32, 2, 16).requires_grad_() for _ in range(3))
-    torch.library.opcheck(ragged, (q, k, v, *sparse.places, True, 0.25))
+    torch.library.opcheck(varlen_attention, (q, k, v, *sparse.places, True, 0.25))
     x, table, labels = drawn(5, 16), drawn(40, 16), torch.arange(5, device=DEVICE)
-    torch.library.opcheck(sloped, (x, table, drawn(40), labels, labels > 1, 0.1, True))
+    torch.library.opcheck(cross_entropy_with_grad, (x, table, drawn(40), labels, labels > 1, 0.1, True))
     seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
     more = [drawn(*shape).requires_grad_() for shape in ((5, 16), (16,), (16,), (16,))]
     x.requires_grad_()
-    torch.library.opcheck(added_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
-    torch.library.opcheck(added_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
-    torch.library.opcheck(log_sum, (drawn(5, 300),))
-    torch.library.opcheck(greatest, (drawn(5, 300), 3))
-    torch.library.opcheck(few, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25))
+    torch.library.opcheck(add_norm, (x, *more, seeds, 0.2, 1e-5, True, torch.float32))
+    torch.library.opcheck(add_norm, (x, *more, None, 0.0, 1e-5, True, torch.float32))
+    torch.library.opcheck(logsumexp, (drawn(5, 300),))
+    torch.library.opcheck(topk, (drawn(5, 300), 3))
+    torch.library.opcheck(
+        decode_attention, (drawn(2, 2, 3, 16), drawn(2, 2, 9, 16), drawn(2, 2, 9, 16), drawn(2, 1, 1, 9), 0.25)
+    )
 
 
 def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps the shapes of what operations give out, and would not see that a constant of a module has changed."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from regard.gpu import norm
+    from regard.kernels import add_norm
 
     def shapes() -> list[torch.Size]:
         with FakeTensorMode():
             x, rows, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
-            found = norm.added_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
+            found = add_norm.add_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
         return [t.shape for t in found]
 
     before, changed = shapes(), 0
-    for name, value in [*vars(norm).items()]:
+    for name, value in [*vars(add_norm).items()]:
         if name.isupper() and isinstance(value, int | tuple):
-            monkeypatch.setattr(norm, name, 2 * value)
+            monkeypatch.setattr(add_norm, name, 2 * value)
             changed += 1
     assert changed == 3 and shapes() == before
 
@@ -143,8 +145,8 @@ def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.Mon
     """Whatever the sentences are, values and gradients of a block are those of the block that is not compiled."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    monkeypatch.setattr(kernels, "_best", lambda *arguments: "ragged")
-    monkeypatch.setattr(Ranges, "prepare", lambda self: self.places and None)
+    monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "varlen")
+    monkeypatch.setattr(SegmentMask, "prepare", lambda self: self.places and None)
     counted = CompileCounterWithBackend("aot_eager")
 
     def called(block: nn.Module, *arguments: object) -> Tensor:
@@ -153,15 +155,15 @@ def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.Mon
 
     traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
     torch.manual_seed(0)
-    block = DecoderBlock(BlockSettings(width=32, heads=2, inner=64, activation="gelu")).to(DEVICE).train()
+    block = DecoderBlock(BlockConfig(width=32, heads=2, ffn_width=64, activation="gelu")).to(DEVICE).train()
     x, source, upstream = drawn(24, 32), drawn(30, 32), drawn(32, 24).T
     for lengths in ([5, 9, 3], [1] * 7, [17]):
         queries, keys = rows(lengths, 24, 8), rows([n + 1 for n in lengths], 30, 8)
-        layouts = Flat(queries, queries, Causal()), Flat(queries, keys)
+        layouts = StaticQK(queries, queries, Causal()), StaticQK(queries, keys)
         found = []
         for call in (called, traced):
             leaves = [x.clone().requires_grad_(), source.clone().requires_grad_()]
-            out = call(block, leaves[0], *layouts, leaves[1], queries.real)
+            out = call(block, leaves[0], *layouts, leaves[1], queries.is_token)
             found.append([out.detach(), *torch.autograd.grad(out, [*leaves, *block.parameters()], upstream)])
         close(found[1], found[0], torch.float32)
     assert counted.frame_count == 1
@@ -172,8 +174,8 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
     """The first of them, too; values and gradients are those of blocks that are not compiled, dropout included."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    monkeypatch.setattr(gpu, "takes", lambda x: True)
-    monkeypatch.setattr(kernels, "_best", lambda *arguments: "fused")
+    monkeypatch.setattr(kernels, "supports", lambda x: True)
+    monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "fused")
     counted = CompileCounterWithBackend("aot_eager")
 
     def called(block: nn.Module, *arguments: object) -> fused.ResidualStream:
@@ -182,18 +184,20 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
 
     traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
     torch.manual_seed(0)
-    settings = BlockSettings(width=32, heads=2, inner=64, dropout=0.1, norm_first=norm_first)
+    settings = BlockConfig(width=32, heads=2, ffn_width=64, dropout=0.1, norm_first=norm_first)
     stack = BlockStack.of(settings, EncoderBlock, 3).to(DEVICE).train()
     fuse(stack)
     queries = rows([5, 9, 3], 24, 8)
-    x, upstream, layout = drawn(24, 32).requires_grad_(), drawn(24, 32), Flat(queries, queries)
+    x, upstream, layout = drawn(24, 32).requires_grad_(), drawn(24, 32), StaticQK(queries, queries)
     found = []
     for call in (called, traced):
         torch.manual_seed(5)
         stream: fused.ResidualStream = start_pending(1 * x, stack[0]) if norm_first else 1 * x
         for block in stack:
-            stream = call(block, stream, layout, queries.real)
-        out = add_and_norm(stack[0].own_residual.norm, stream)[1] if isinstance(stream, PendingResidual) else stream
+            stream = call(block, stream, layout, queries.is_token)
+        out = (
+            add_and_norm(stack[0].self_attn_residual.norm, stream)[1] if isinstance(stream, PendingResidual) else stream
+        )
         assert isinstance(stream, PendingResidual) == norm_first
         found.append([out.detach(), *torch.autograd.grad(out, [x, *stack[1].parameters()], upstream)])
     close(found[1], found[0], torch.float32)
@@ -203,13 +207,13 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
 def test_sentences_lie_in_views_of_one_projection() -> None:
     """Queries, keys and values are read where the projection wrote them."""
     torch.manual_seed(0)
-    layout = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal())
+    layout = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal())
     upstream = drawn(32, 2, 16)
     found = []
-    for name in ("plain", "ragged"):
+    for name in ("plain", "varlen"):
         torch.manual_seed(1)
         whole = drawn(32, 3, 2, 16).requires_grad_()
-        with kernel(name):
+        with use_backend(name):
             out = attend(*whole.unbind(1), layout)
         found.append([out.detach(), *torch.autograd.grad(out, whole, upstream)])
     close(found[1], found[0], torch.float32)
@@ -220,15 +224,15 @@ def test_sentences_lie_in_views_of_one_projection() -> None:
 @pytest.mark.parametrize(("beams", "length"), [(1, 5), (4, 150), (12, 70)])
 def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
     """Every beam sees others of the stored keys; or all the same, as of a source; one of them may see nothing."""
-    from regard.gpu.few import few
+    from regard.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)
     q, k, v = (drawn(3, 2, n, 24, dtype=dtype) for n in (beams, length, length))
     table = torch.rand(3, 1, 1 if shared else beams, length, device=DEVICE) < 0.4
     table[0, 0, 0] = False
-    expected = plain(q, k, v, Allowed(table), ScaledDot())
+    expected = plain(q, k, v, MaskTable(table), ScaledDot())
     bias = torch.zeros(table.shape, dtype=dtype, device=DEVICE).masked_fill(~table, -torch.inf)
-    close(few(q, k, v, bias, 24**-0.5), expected, dtype)
+    close(decode_attention(q, k, v, bias, 24**-0.5), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -237,7 +241,7 @@ def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype
 @pytest.mark.parametrize("size", [9001, 4096, 1000])
 def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype: torch.dtype) -> None:
     """More logits than are taken at a time, as many, and fewer; and places that do not count."""
-    from regard.gpu.slope import sloped
+    from regard.kernels.cross_entropy import cross_entropy_with_grad
 
     torch.manual_seed(0)
     x, table = drawn(7, 16, dtype=dtype), drawn(size, 16, dtype=dtype)
@@ -247,11 +251,11 @@ def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype
     logits = (x @ table.T).float().requires_grad_()
     loss = cross_entropy(logits if bias is None else logits + bias, labels, counted, smoothing)
     loss.backward()
-    found, slope = sloped(x, table, bias, labels, counted, smoothing, True)
+    found, slope = cross_entropy_with_grad(x, table, bias, labels, counted, smoothing, True)
     close(found.sum(), loss.detach(), torch.float32)
     assert not found[~counted].any()
     torch.testing.assert_close(slope.float(), logits.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
-    alone, same = sloped(x, table, bias, labels, counted, smoothing, False)
+    alone, same = cross_entropy_with_grad(x, table, bias, labels, counted, smoothing, False)
     close(alone, found, torch.float32)
     close(same.float(), logits.detach(), dtype)
 
@@ -271,7 +275,7 @@ def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
     """For what nothing comes back to: what sums of scores are kept for, and what norms divide by."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from regard.gpu.ragged import ragged
+    from regard.kernels.varlen_attention import varlen_attention
 
     class Listens(TorchDispatchMode):
         def __torch_dispatch__(self, operation: Any, types: Any, inputs: Any = (), named: Any = None) -> Any:
@@ -279,10 +283,10 @@ def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
             return operation(*inputs, **(named or {}))
 
     heard: list[str] = []
-    sparse = Flat(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
-    assert isinstance(sparse, Ranges)
+    sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    assert isinstance(sparse, SegmentMask)
     x = drawn(32, 32).requires_grad_()
-    means, _ = ragged(*[x.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
+    means, _ = varlen_attention(*[x.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
     last = add_and_norm(LayerNorm(32).to(DEVICE), PendingResidual(x, means.flatten(1), None))[1]
     with Listens():
         last.backward(torch.ones_like(last))
@@ -307,9 +311,9 @@ def test_a_sum_and_its_norm(
 ) -> None:
     """Of a stream, in float32 or as low as what a matrix product adds to it, for the next matrix; with gradients."""
     for which, stages in (("USUAL", 1), ("MIDDLING", 3)):  # so that one takes several rows, and the last one fewer
-        monkeypatch.setattr(f"regard.gpu.norm.{which}", (8 if rows > 8 else 2, stages))
+        monkeypatch.setattr(f"regard.kernels.add_norm.{which}", (8 if rows > 8 else 2, stages))
     torch.manual_seed(0)
-    norm = BlockSettings(width=width, heads=1, inner=1, norm=kind).make_norm().to(DEVICE)
+    norm = BlockConfig(width=width, heads=1, ffn_width=1, norm=kind).make_norm().to(DEVICE)
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.normal_()
@@ -338,7 +342,7 @@ def test_a_sum_and_its_norm(
 
 
 def test_the_stream_is_as_exact_as_matrix_products_in_training_only() -> None:
-    stack = BlockStack.of(BlockSettings(width=32, heads=2, inner=64), EncoderBlock, 1).to(DEVICE)
+    stack = BlockStack.of(BlockConfig(width=32, heads=2, ffn_width=64), EncoderBlock, 1).to(DEVICE)
     fuse(stack)
     assert type(stack[0]) is FusedEncoderBlock
     for low, training in ((True, True), (True, False), (False, True)):
@@ -351,31 +355,31 @@ def test_the_stream_is_as_exact_as_matrix_products_in_training_only() -> None:
 @pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm", "squeeze"])
 def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, gradients and decoding steps are those of blocks that add up by themselves."""
-    from regard.gpu import norm
+    from regard.kernels import add_norm
 
     torch.manual_seed(0)
-    small = {"width": 32, "heads": 2, "inner": 64, "dropout": 0.0}
+    small = {"width": 32, "heads": 2, "ffn_width": 64, "dropout": 0.0}
     if kind == "gpt":
         settings: Any = GPTSettings.model_validate({**small, "size": "nano", "layers": 2})
     elif kind == "bert":
         settings = BertSettings.model_validate({**small, "size": "tiny", "layers": 2, "norm_first": True})
     else:
         deep = {"size": "tiny", "encoder_layers": 2, "decoder_layers": 2, "norm_first": kind != "post-norm"}
-        deep["squeeze"] = 8 if kind == "squeeze" else 0
+        deep["se_dim"] = 8 if kind == "squeeze" else 0
         settings = TransformerSettings.model_validate({**small, **deep})
     model = models.build(settings, 20, 20, True).to(DEVICE).train()
     with torch.no_grad():  # biases that start as zeros would hide that one is lost
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     sources = [[5, 6, 2], [7, 8, 9, 10, 2]]
-    batch = PairBatch.of(sources, sources, begin=1, source_size=10, target_size=9).to(DEVICE)
+    batch = SeqBatch.from_lists(sources, sources, bos=1, source_size=10, target_size=9).to(DEVICE)
     if kind == "bert":
-        batch = PairBatch(batch.source, batch.source, batch.source.ids, batch.source.rows.real)
+        batch = SeqBatch(batch.source, batch.source, batch.source.ids, batch.source.layout.is_token)
     found, used = [], []
-    added_norm = norm.added_norm
-    monkeypatch.setattr(norm, "added_norm", lambda *inputs: (used.append(True), added_norm(*inputs))[1])
-    monkeypatch.setattr(fused.gpu, "takes", lambda x: True)
-    monkeypatch.setattr(kernels, "_best", lambda *arguments: "plain")
+    added_norm = add_norm.add_norm
+    monkeypatch.setattr(add_norm, "add_norm", lambda *inputs: (used.append(True), added_norm(*inputs))[1])
+    monkeypatch.setattr(fused.kernels, "supports", lambda x: True)
+    monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "plain")
     names = list(model.state_dict())
     for ours in (False, True):
         if ours:
@@ -387,7 +391,7 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
         if kind != "bert":
             with torch.no_grad():
                 first, state = model.eval().step(
-                    model.start(batch.source), torch.ones_like(batch.source.rows.length)[:, None]
+                    model.start(batch.source), torch.ones_like(batch.source.layout.length)[:, None]
                 )
                 second, _ = model.step(state, first.argmax(-1))
             found[-1] += [first, second]
@@ -398,27 +402,27 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad(), Recorder(model) as seen:  # what is recorded is the plain definition
         recorded = model.train().loss(batch)
     assert not used and torch.equal(recorded, found[0][0])
-    assert any(name.endswith("own_residual.stream") for name in seen.values)
+    assert any(name.endswith("self_attn_residual.stream") for name in seen.values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "count"), [(9001, 5), (4096, 13), (700, 1), (130, 3)])
 def test_what_a_search_wants_of_logits(size: int, count: int, dtype: torch.dtype) -> None:
     """The greatest as `topk` has them; of equal ones, of which there are many in half precision, the first."""
-    from regard.gpu.candidates import greatest, log_sum
+    from regard.kernels.topk import logsumexp, topk
 
     torch.manual_seed(0)
     logits = 4 * drawn(2, 3, size, dtype=dtype)
     logits[0, 0, 17:] = -torch.inf  # fewer are possible than are asked for, maybe
     logits[0, 1] = -torch.inf
     logits[1, 1] = 2.5  # all are equal
-    torch.testing.assert_close(log_sum(logits), logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
-    best, where = greatest(logits, count)
+    torch.testing.assert_close(logsumexp(logits), logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
+    best, where = topk(logits, count)
     order = logits.float().sort(dim=-1, descending=True, stable=True)
     assert torch.equal(best, order.values[..., :count])
     assert torch.equal(where, order.indices[..., :count])
     broken = torch.full((1, size), torch.nan, dtype=dtype, device=DEVICE)
-    assert ((greatest(broken, count)[1] >= 0) & (greatest(broken, count)[1] < size)).all()
+    assert ((topk(broken, count)[1] >= 0) & (topk(broken, count)[1] < size)).all()
 
 
 def test_they_compile_where_there_is_no_gpu() -> None:
@@ -427,6 +431,7 @@ def test_they_compile_where_there_is_no_gpu() -> None:
     script = Path(__file__).parent / "compiled_elsewhere.py"
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    names = ["_forward", "_backward_queries", "_backward_keys", "_few", "_slope", "_norm"]
-    names += ["_norm_backward", "_log_sum", "_maxima", "_pick"]
+    names = ["_forward", "_backward_queries", "_backward_keys", "_decode_attention_kernel", "_cross_entropy_kernel"]
+    names += ["_add_norm_kernel", "_add_norm_backward_kernel", "_logsumexp_kernel"]
+    names += ["_group_maxima_kernel", "_select_kernel"]
     assert all(f"'{name}'" in done.stdout for name in names)

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.evaluation.alignment import Aligned, Gold, score_links
-from regard.inside.alignments import (
-    Pieces,
-    View,
+from regard.interpret.alignments import (
+    AttentionView,
+    WordTokens,
     attended_words,
     explained_words,
     linked,
@@ -22,13 +21,14 @@ from regard.inside.alignments import (
     views,
     word_weights,
 )
-from regard.inside.explain import Sampling
-from regard.inside.maps import Map
-from regard.inside.recorder import Recorder, intervene
-from regard.models import Translator, build
+from regard.interpret.explain import Sampling
+from regard.interpret.recorder import Recorder, intervene
+from regard.metrics.alignment import Aligned, Gold, score_links
+from regard.models import SequenceModel, build
+from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch
-from regard.text import BEGIN, Tokenizer, encode_side, train
+from regard.text import BOS, Tokenizer, encode_side, train
+from regard.viz.maps import Map
 
 TEXTS = ["The cats , the cats sat", "a Ünder-cat's é …", "sat", "", "the the the cats cats cats sat sat zebra"]
 SMALL: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "additive": {"family": "recurrent", "attention": "additive"},
     "dot": {"family": "recurrent", "attention": "dot"},
     "bilinear": {"family": "recurrent", "attention": "bilinear"},
-    "heads": {"family": "recurrent", "attention": "heads", "heads": 2},
+    "heads": {"family": "recurrent", "attention": "multihead", "heads": 2},
     "none": {"family": "recurrent", "attention": "none"},
     "gpt": {"family": "gpt", "width": 8, "heads": 2, "layers": 1},
 }
@@ -53,7 +53,7 @@ def recipe(kind: str, **data: Any) -> Recipe:
     return Recipe.model_validate({"data": {"corpus": "copy", **data}, "model": model})
 
 
-def made(settings: Recipe, tokens: Tokenizer) -> Translator:
+def made(settings: Recipe, tokens: Tokenizer) -> SequenceModel:
     """A model with large random weights, so that it looks here and there and not everywhere alike."""
     torch.manual_seed(3)
     model = build(settings.model, len(tokens), len(tokens), True).eval()
@@ -96,7 +96,10 @@ def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit,
 
 def test_a_word_weighs_the_sum_of_its_source_pieces_and_the_mean_of_its_target_rows():
     # source: a tag, word 0 in two pieces, word 1, the end mark; target: word 0, word 1 in two pieces, the end mark
-    source, target = Pieces([9, 1, 2, 3, 2], [-1, 0, 0, 1, -1], 2, False), Pieces([4, 5, 6, 2], [0, 1, 1, -1], 2, False)
+    source, target = (
+        WordTokens([9, 1, 2, 3, 2], [-1, 0, 0, 1, -1], 2, False),
+        WordTokens([4, 5, 6, 2], [0, 1, 1, -1], 2, False),
+    )
     rows = np.array([[0.1, 0.2, 0.3, 0.4, 0], [0, 0, 0.5, 0.5, 0], [0.5, 0, 0, 0.1, 0.4], [0, 0.3, 0.3, 0, 0.4]])
     predicting, reading = word_weights(rows[None, None], source, target)[:, 0, 0]
     assert predicting == pytest.approx(np.array([[0.5, 0.4], [0.25, 0.3]]))
@@ -104,7 +107,7 @@ def test_a_word_weighs_the_sum_of_its_source_pieces_and_the_mean_of_its_target_r
 
 
 def test_words_beyond_what_the_model_reads_are_linked_with_nothing():
-    source, target = Pieces([4, 5, 2], [0, 1, -1], 3, True), Pieces([4, 2], [0, -1], 2, True)
+    source, target = WordTokens([4, 5, 2], [0, 1, -1], 3, True), WordTokens([4, 2], [0, -1], 2, True)
     weights = word_weights(np.full((1, 1, 2, 3), 1 / 3), source, target)
     assert weights.shape == (2, 1, 1, 2, 3)
     assert linked(weights)[0, 0, 0].tolist() == [[True, False, False], [False, False, False]]
@@ -127,10 +130,10 @@ def diagonal(weights: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "taps"),
     [
-        ("transformer", ["decoder.0.cross.weights", "decoder.1.cross.weights"]),
-        ("additive", ["decoder.0.cross.weights"]),
-        ("dot", ["readout.cross.weights"]),
-        ("heads", ["readout.cross.weights"]),
+        ("transformer", ["decoder.0.cross_attn.weights", "decoder.1.cross_attn.weights"]),
+        ("additive", ["decoder.0.cross_attn.weights"]),
+        ("dot", ["readout.cross_attn.weights"]),
+        ("heads", ["readout.cross_attn.weights"]),
     ],
 )
 def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind, taps):
@@ -146,7 +149,7 @@ def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind,
         else:  # one row later: word j is linked with word j + 1, a doubtful link, and the last word with nothing
             assert (score.links, score.precision, score.recall) == (3, 100.0, 0.0)
             assert score.aer == pytest.approx(100 * (1 - 3 / (3 + 6)))
-    assert found.best(found.scores) == View(0, 0, "predicting")
+    assert found.best(found.scores) == AttentionView(0, 0, "predicting")
 
 
 def test_the_one_head_that_aligns_is_found_among_others():
@@ -161,10 +164,10 @@ def test_the_one_head_that_aligns_is_found_among_others():
         return planted
 
     corpus = aligned(("the cats sat a", "the cats sat a"), ("sat cats the", "sat cats the"))
-    with intervene(model, {"decoder.1.cross.weights": last}):
+    with intervene(model, {"decoder.1.cross_attn.weights": last}):
         found = measure(model, (tokens, tokens), settings, corpus)
-    assert found.best(found.scores) == View(1, 1, "reading")
-    assert found.scores[View(1, 1, "reading")].aer == 0
+    assert found.best(found.scores) == AttentionView(1, 1, "reading")
+    assert found.scores[AttentionView(1, 1, "reading")].aer == 0
 
 
 # -- every family -----------------------------------------------------------------------------------------------------
@@ -178,16 +181,18 @@ PAIRS = [
 ]
 
 
-def slow(model: Translator, tokens: Tokenizer, view: View, source: str, target: str) -> set[tuple[int, int]]:
+def slow(
+    model: SequenceModel, tokens: Tokenizer, view: AttentionView, source: str, target: str
+) -> set[tuple[int, int]]:
     """One pair by itself, its pieces joined as in the pictures, links drawn in plain Python."""
     sides, _ = encode_side(tokens, [source, target], tag=None, longest=40, lowercase=False)
     with torch.inference_mode(), Recorder(model) as seen:
-        model(PairBatch.of([sides[0]], [sides[1]], begin=BEGIN))
-        layers = [attended.sentence(0) for name, attended in seen.attention.items() if name.endswith("cross")]
+        model(SeqBatch.from_lists([sides[0]], [sides[1]], bos=BOS))
+        layers = [attended.sentence(0) for name, attended in seen.attention.items() if name.endswith("cross_attn")]
     weights = torch.stack(layers)
     weights = weights if view.layer is None else weights[[view.layer]]
     weights = (weights if view.head is None else weights[:, [view.head]]).mean((0, 1))
-    keys, queries = tokens.pieces(sides[0]), tokens.pieces(sides[1])
+    keys, queries = tokens.token_texts(sides[0]), tokens.token_texts(sides[1])
     if view.rows == "reading":
         queries = ["<s>", *queries[:-1]]
     words = Map(weights.numpy(), tuple(queries), tuple(keys)).to_words()
@@ -243,17 +248,17 @@ def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
 # -- explanations ------------------------------------------------------------------------------------------------------
 
 
-class Echo(Translator):
+class Echo(SequenceModel):
     """Says what its source holds, in any order: every token of it is likelier than all others, wherever it stands."""
 
     def __init__(self, size: int, louder: float = 4.0) -> None:
         super().__init__()
         self.size, self.louder = size, torch.nn.Parameter(torch.tensor(louder))
 
-    def forward(self, batch: PairBatch) -> torch.Tensor:
+    def forward(self, batch: SeqBatch) -> torch.Tensor:
         logits = torch.zeros(len(batch.inputs.ids), self.size)
-        rows = batch.inputs.rows.split(torch.arange(len(logits)))
-        for source, places in zip(batch.source.rows.split(batch.source.ids), rows, strict=True):
+        rows = batch.inputs.layout.split(torch.arange(len(logits)))
+        for source, places in zip(batch.source.layout.split(batch.source.ids), rows, strict=True):
             logits[places[:, None], source] = self.louder
         return logits
 

@@ -16,23 +16,24 @@ import torch
 from torch.nn import functional
 
 import regard
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
 from regard.errors import UserError
-from regard.inside.charts import scene as chart_scene
-from regard.inside.colours import NEITHER, signed_rgb
-from regard.inside.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, pictures, stream, text
-from regard.inside.explain.curve import area, charts
-from regard.inside.explain.models import Hiding, Reading, ask
-from regard.inside.explain.rise import BLOCK, draw_masks
-from regard.inside.grid import scene
-from regard.inside.scene import Group, Line, stacked
-from regard.inside.terminal import Colour
+from regard.interpret.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, stream, text
+from regard.interpret.explain.curve import area, charts
+from regard.interpret.explain.models import MaskedInput, MaskingMode, ask
+from regard.interpret.explain.rise import BLOCK, draw_masks
+from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch, TokenRow
-from regard.runs import Run
-from regard.text import BEGIN, END, UNKNOWN
+from regard.run_dir import RunDir
+from regard.text import BOS, EOS, UNK
 from regard.text import train as learn
+from regard.viz import explanations
+from regard.viz.charts import scene as chart_scene
+from regard.viz.colours import NEITHER, signed_rgb
+from regard.viz.grid import scene
+from regard.viz.scene import Group, Line, stacked
+from regard.viz.terminal import Colour
 
 Game = Callable[[frozenset[int]], float]
 
@@ -314,7 +315,7 @@ def made(path: Path, model: dict[str, Any], unit: str = "bpe", tags: Sequence[st
     recipe = Recipe.model_validate(
         {**sections, "text": {"unit": unit, "shared": shared, "target_unit": None if shared else "word"}}
     )
-    run = Run.create(path, recipe)
+    run = RunDir.create(path, recipe)
     tokenizer = learn(LINES * 3, unit, 330 if unit != "word" else 40, tags)
     run.save_tokenizers(tokenizer, tokenizer if shared else learn(["good bad dull"], "word", 20))
     torch.manual_seed(3)
@@ -322,11 +323,11 @@ def made(path: Path, model: dict[str, Any], unit: str = "bpe", tags: Sequence[st
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    weights.save(run.best, weights.of_model(fresh), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(fresh), {})
     return regard.load(path, device="cpu")
 
 
-SIZES = {"width": 16, "heads": 2, "inner": 24, "dropout": 0.0, "max_positions": 40}
+SIZES = {"width": 16, "heads": 2, "ffn_width": 24, "dropout": 0.0, "max_positions": 40}
 TRANSFORMER = {**SIZES, "family": "transformer", "encoder_layers": 1, "decoder_layers": 1}
 GPT = {**SIZES, "family": "gpt", "layers": 1}
 BERT = {**SIZES, "family": "bert", "layers": 1}
@@ -344,35 +345,35 @@ def test_a_word_is_hidden_with_all_its_pieces_and_marks_never_are(translating: M
     tokenizer = translating.run.tokenizers[0]
     sentence = "the zebra ran <from> </s>"  # what looks like a mark is text
     tokens = translating.translator().encode([sentence])[0][0]
-    reading = Reading.of(tokens, tokenizer, Hiding(how))
+    reading = MaskedInput.of(tokens, tokenizer, MaskingMode(how))
     assert reading.names == ("the", "zebra", "ran", "<from>", "</s>")
     assert len(reading.groups[1]) > 1  # in pieces
     assert reading.masked([True] * 5) == tokens
     tag, *inside, end = tokens
-    assert (tag, end) == (tokenizer.tag("<from>"), END)
+    assert (tag, end) == (tokenizer.tag("<from>"), EOS)
     nothing = reading.masked([False] * 5)
-    assert nothing == ([tag, end] if how == "drop" else [tag, *[UNKNOWN] * len(inside), end])
+    assert nothing == ([tag, end] if how == "drop" else [tag, *[UNK] * len(inside), end])
     without = reading.masked([True, False, True, True, True])
     pieces = len(tokenizer.encode(" zebra"))
     before, after = tokenizer.encode("the"), tokenizer.encode(" ran <from> </s>")
-    assert without == [tag, *before, *([] if how == "drop" else [UNKNOWN] * pieces), *after, end]
+    assert without == [tag, *before, *([] if how == "drop" else [UNK] * pieces), *after, end]
 
 
 def test_words_whose_pieces_share_a_character_are_written_whole(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = tokenizer.encode("naïve café 😀 мир\u3000世界 ⟨c3⟩⟨af⟩")
-    words = Reading.of(tokens, tokenizer, Hiding())
+    words = MaskedInput.of(tokens, tokenizer, MaskingMode())
     assert words.names == ("naïve", "café", "😀", "мир", "世界", "⟨c3⟩⟨af⟩")
-    pieces = Reading.of(tokens, tokenizer, Hiding(unit="pieces"))
+    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="pieces"))
     assert pieces.names[tokenizer.decode(tokens[:3]).index("\ufffd") :][:2] == ("⟨c3⟩", "⟨af⟩")
 
 
 def test_pieces_and_spans_instead_of_words(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = translating.translator().encode(["the cat sat on zebras"])[0][0]
-    pieces = Reading.of(tokens, tokenizer, Hiding(unit="pieces"))
+    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="pieces"))
     assert pieces.groups == [[place] for place in range(1, len(tokens) - 1)]
-    spans = Reading.of(tokens, tokenizer, Hiding(span=2))
+    spans = MaskedInput.of(tokens, tokenizer, MaskingMode(span=2))
     assert [name.strip("␣").replace("␣", " ") for name in spans.names] == ["the cat", "sat on", "zebras"]
     assert [place for group in spans.groups for place in group] == list(range(1, len(tokens) - 1))
 
@@ -380,8 +381,8 @@ def test_pieces_and_spans_instead_of_words(translating: Model) -> None:
 def test_words_that_were_never_learnt_are_words(tmp_path: Path) -> None:
     model = made(tmp_path / "run", TRANSFORMER, unit="word")
     tokens = model.translator().encode(["the xyzzy cat"])[0][0]
-    assert tokens[1] == UNKNOWN
-    reading = Reading.of(tokens, model.run.tokenizers[0], Hiding("drop"))
+    assert tokens[1] == UNK
+    reading = MaskedInput.of(tokens, model.run.tokenizers[0], MaskingMode("drop"))
     assert len(reading.groups) == 3 and reading.masked([True, False, True]) == [tokens[0], *tokens[2:]]
 
 
@@ -392,19 +393,19 @@ def test_the_matrix_of_a_translation_equals_a_slow_loop(translating: Model, how:
     source_side, target_side = translating.run.tokenizers
     tag, to = source_side.tag("<from>"), target_side.tag("<to>")
     words = [source_side.encode(word) for word in ("the", " cat", " sat")]
-    said = [[to], *(target_side.encode(word) for word in ("a", " small", " zebra")), [END]]
+    said = [[to], *(target_side.encode(word) for word in ("a", " small", " zebra")), [EOS]]
 
     def slow(keep: Sequence[bool]) -> list[float]:
         """Log-probabilities of the target words, token by token, in one sentence of its own."""
         hidden = [
-            word if kept else [UNKNOWN] * len(word) * (how == "unknown") for word, kept in zip(words, keep, strict=True)
+            word if kept else [UNK] * len(word) * (how == "unknown") for word, kept in zip(words, keep, strict=True)
         ]
-        ids = [tag, *(token for word in hidden for token in word), END]
-        history, found = [BEGIN], []
+        ids = [tag, *(token for word in hidden for token in word), EOS]
+        history, found = [BOS], []
         for word in said:
             total = 0.0
             for token in word:
-                batch = PairBatch.of([ids], [[*history[1:], END]], begin=BEGIN)
+                batch = SeqBatch.from_lists([ids], [[*history[1:], EOS]], bos=BOS)
                 with torch.no_grad():
                     total += float(functional.log_softmax(translating.module(batch)[-1], -1)[token])
                 history.append(token)
@@ -455,21 +456,21 @@ def test_prompt_by_continuation(tmp_path: Path, documents: str, how: str) -> Non
     tokenizer = model.run.tokenizers[0]
     found = model.explain("the cat", target=" sat on", how=how)  # type: ignore[arg-type]
     assert found.features == ("the", "cat") and found.outputs == ("sat", "on") and found.exact
-    front = [BEGIN] if documents == "line" else []
+    front = [BOS] if documents == "line" else []
     the, cat, sat, on = (tokenizer.encode(word) for word in ("the", " cat", " sat", " on"))
 
     def logp(prompt: list[int]) -> np.ndarray:
         """Of the two words after a prompt."""
         prompt = prompt or tokenizer.encode("\n")  # a stream's text begins after a line
         ids = [*prompt, *sat, *on]
-        row = TokenRow.of([ids])
+        row = PackedTokens.from_lists([ids])
         with torch.no_grad():
-            logits = model.module(PairBatch(TokenRow.of([[]]), row, row.ids))
+            logits = model.module(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
         each = [float(functional.log_softmax(logits[k - 1], -1)[ids[k]]) for k in range(len(prompt), len(ids))]
         return np.array([sum(each[: len(sat)]), sum(each[len(sat) :])])
 
     def blank(word: list[int]) -> list[int]:
-        return [UNKNOWN] * len(word) if how == "unknown" else []
+        return [UNK] * len(word) if how == "unknown" else []
 
     both, first = logp([*front, *the, *cat]), logp([*front, *the, *blank(cat)])
     second, none = logp([*front, *blank(the), *cat]), logp([*front, *blank(the), *blank(cat)])
@@ -544,12 +545,20 @@ def test_shares_of_what_spoke_for_each_output() -> None:
 def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> None:
     assert signed_rgb(1.0) == (0x00, 0x72, 0xB2) and signed_rgb(-1.0) == (0xD5, 0x5E, 0x00)
     assert signed_rgb(0.0) == NEITHER and signed_rgb(-7.0) == signed_rgb(-1.0)
-    assert (pictures.number(1.239), pictures.number(-0.5), pictures.number(-0.001)) == ("+1.24", "−0.50", "0.00")
-    assert (pictures.number(-15.93), pictures.number(9.996), pictures.number(123.4)) == ("−15.9", "+10.0", "+123")
+    assert (explanations.number(1.239), explanations.number(-0.5), explanations.number(-0.001)) == (
+        "+1.24",
+        "−0.50",
+        "0.00",
+    )
+    assert (explanations.number(-15.93), explanations.number(9.996), explanations.number(123.4)) == (
+        "−15.9",
+        "+10.0",
+        "+123",
+    )
 
 
 def test_the_matrix_has_a_cell_a_number_in_its_colour() -> None:
-    root = ElementTree.fromstring(pictures.draw(small()))
+    root = ElementTree.fromstring(explanations.draw(small()))
     cells = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if len(r)]
     assert len(cells) == 6
     assert cells[0].get("fill") == "#0072b2" and cells[0][0].text == "el depends on the: +2.00"
@@ -559,14 +568,14 @@ def test_the_matrix_has_a_cell_a_number_in_its_colour() -> None:
 
 
 def test_a_long_title_is_cut_to_the_card() -> None:
-    for drawing in (lambda found: scene(pictures.matrix(found)), pictures.bars):
+    for drawing in (lambda found: scene(explanations.matrix(found)), explanations.bars):
         root = ElementTree.fromstring(drawing(replace(small(), title="a very long story " * 30)).svg())
         title = next(t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text"))
         assert title.startswith("a very long") and title.endswith("…") and float(root.get("width", "")) < 900
 
 
 def test_bars_carry_their_error_bars_and_pictures_can_be_stacked() -> None:
-    drawn = pictures.bars(small(exact=False))
+    drawn = explanations.bars(small(exact=False))
     whiskers = [item for item in drawn.items if isinstance(item, Line) and item.stroke == "card"]
     assert len(whiskers) == 3 and "two standard errors" in drawn.svg()
     curve = Curve("importance", np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 2.0]))

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import regard
-from regard import weights
+from regard import tensor_io
 from regard.errors import UserError
-from regard.inside.explain import Function, Judge, Person, Scorer, Unreliable, explain_answer, sort_by
-from regard.inside.explain.judge import most_questions
+from regard.interpret.explain import Function, Judge, Person, Scorer, Unreliable, explain_answer, sort_by
+from regard.interpret.explain.judge import most_questions
 from regard.recipes.schema import Recipe
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.text import train as learn
 
 SPELT = {"three": 3, "twenty": 20, "a dozen": 12, "two hundred": 200}
@@ -147,13 +147,13 @@ def test_a_scorer_prefers_the_higher_score() -> None:
 
 def test_a_model_is_a_judge_of_what_is_likely(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b c\n")
-    gpt = {"family": "gpt", "width": 8, "heads": 1, "layers": 1, "inner": 8, "max_positions": 20}
+    gpt = {"family": "gpt", "width": 8, "heads": 1, "layers": 1, "ffn_width": 8, "max_positions": 20}
     recipe = Recipe.model_validate({"data": {"text": str(tmp_path / "text.txt")}, "model": gpt})
-    run = Run.create(tmp_path / "run", recipe)
+    run = RunDir.create(tmp_path / "run", recipe)
     tokenizer = learn(["a b c"], "char", 270)
     run.save_tokenizers(tokenizer, tokenizer)
     torch.manual_seed(1)
-    weights.save(run.best, weights.of_model(run.fresh_model()), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {})
     model = regard.load(tmp_path / "run", device="cpu")
     texts = ["abc", "b", "ccbba", "a a"]
     likely = {text: sum(logp) for text, logp in zip(texts, model.score([("", t) for t in texts]), strict=True)}

@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from regard.inside import svg, terminal
-from regard.inside.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb, xterm256
-from regard.inside.maps import Map, columns, labels, shorten, visible
+from regard.viz import svg, terminal
+from regard.viz.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb, xterm256
+from regard.viz.maps import Map, columns, labels, shorten, visible
 
 SVG = "{http://www.w3.org/2000/svg}"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

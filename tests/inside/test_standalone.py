@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from regard.api import Model
-from regard.inside import standalone
-from regard.inside.trace import Trace, record, request_key
+from regard.interpret.trace import Trace, record, request_key
+from regard.viz import standalone
 from tiny_runs import make_run
 
 

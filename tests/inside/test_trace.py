@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
 from regard.data.builtin import pairs
-from regard.decoding.lines import LineTranslator
+from regard.decoding.translate import Translator
 from regard.errors import UserError
-from regard.inside.alignments import View, measure
-from regard.inside.changes import parse
-from regard.inside.maps import Map
-from regard.inside.recorder import Recorder, intervene
-from regard.inside.trace import Trace, request_key
-from regard.inside.trace.stats import describe
-from regard.rows import PairBatch
-from regard.text import BEGIN, END, UNKNOWN
+from regard.interpret.alignments import AttentionView, measure
+from regard.interpret.interventions import parse
+from regard.interpret.recorder import Recorder, intervene
+from regard.interpret.trace import Trace, request_key
+from regard.interpret.trace.stats import describe
+from regard.packed import SeqBatch
+from regard.text import BOS, EOS, UNK
+from regard.viz.maps import Map
 from tiny_runs import FAMILIES, make_run, text_for
 
 Get = Callable[[str], Model]
@@ -69,19 +69,19 @@ def test_weights_times_values_are_what_the_kernel_gave(model: Get, family: str) 
         torch.testing.assert_close((exact @ value).transpose(0, 1), heads, atol=1e-5, rtol=1e-4)
 
 
-def _by_hand(one: Model, trace: Trace) -> PairBatch:
+def _by_hand(one: Model, trace: Trace) -> SeqBatch:
     """The pass of a trace, laid out from its tokens alone."""
-    from regard.rows import TokenRow
+    from regard.packed import PackedTokens
 
     source, inputs, target = (ids(trace, side) for side in ("source", "inputs", "target"))
     task = trace.header["model"]["task"]
     if task == "fill":
-        row = TokenRow.of([inputs])
-        return PairBatch(row, row, row.ids)
+        row = PackedTokens.from_lists([inputs])
+        return SeqBatch(row, row, row.ids)
     if one.run.recipe.model.family == "gpt" and task == "translate":  # one row in the trace, two for the model
-        begin = inputs.index(BEGIN)
+        begin = inputs.index(BOS)
         source, inputs, target = inputs[:begin], inputs[begin:], target[begin:]
-    return PairBatch(TokenRow.of([source]), TokenRow.of([inputs]), torch.tensor(target))
+    return SeqBatch(PackedTokens.from_lists([source]), PackedTokens.from_lists([inputs]), torch.tensor(target))
 
 
 @pytest.mark.parametrize("family", ATTENDING)
@@ -148,11 +148,11 @@ def test_what_each_layer_would_say_is_its_stream_through_the_last_layer(model: G
     assert [{key: layer[key] for key in layer if key != "top"} for layer in trace.layers] == trace.header["layers"]
     assert "top" not in trace.header["layers"][0]
     whole = trace.header["model"]["task"] in ("fill", "classify")
-    batch = PairBatch.of([ids(trace, "source")], [ids(trace, "target")], begin=BEGIN)
+    batch = SeqBatch.from_lists([ids(trace, "source")], [ids(trace, "target")], bos=BOS)
     for layer in trace.layers:
         stream = torch.from_numpy(trace.array(f"{layer['name']}.stream"))
         with torch.inference_mode():
-            p = one.module.read_off(stream, batch).float().softmax(-1)
+            p = one.module.logit_lens(stream, batch).float().softmax(-1)
         assert len(layer["top"]) == (len(p) if whole else len(trace.header["tokens"]["inputs"]))
         for row, top in zip(p, layer["top"], strict=True):
             assert [each["p"] for each in top] == pytest.approx(row.topk(5).values.tolist(), rel=1e-4)
@@ -161,8 +161,8 @@ def test_what_each_layer_would_say_is_its_stream_through_the_last_layer(model: G
 
 def test_layers_are_read_off_when_asked_for_and_once(model: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     one, asked = model("gpt"), []
-    read_off = type(one.module).read_off
-    monkeypatch.setattr(type(one.module), "read_off", lambda *given: asked.append(given[1].shape) or read_off(*given))
+    read_off = type(one.module).logit_lens
+    monkeypatch.setattr(type(one.module), "logit_lens", lambda *given: asked.append(given[1].shape) or read_off(*given))
     trace = one.trace(text_for("gpt"))
     before = len(asked)
     assert before == 1, "the output itself"
@@ -182,7 +182,7 @@ def test_a_trace_belongs_to_the_hypothesis_that_the_beam_returned(model: Get, fa
     assert trace.header["output"]["logp"][-len(logprobs) :] == pytest.approx(logprobs, abs=1e-4)
     if family.startswith("transformer"):
         for layer, found in enumerate(translation.attention.weights):
-            np.testing.assert_allclose(trace.array(f"decoder.{layer}.cross.weights"), found, atol=1e-5)
+            np.testing.assert_allclose(trace.array(f"decoder.{layer}.cross_attn.weights"), found, atol=1e-5)
 
 
 def test_a_text_is_continued_greedily(model: Get) -> None:
@@ -246,7 +246,7 @@ def test_going_on_token_by_token_is_the_greedy_output(model: Get, family: str) -
 
 def test_what_cannot_go_on_is_refused(model: Get) -> None:
     one = model("transformer")
-    for after, why in (([END], "nothing follows the end mark"), ([99999], "no token 99999"), ([5] * 60, "room for")):
+    for after, why in (([EOS], "nothing follows the end mark"), ([99999], "no token 99999"), ([5] * 60, "room for")):
         with pytest.raises(UserError, match=why):
             one.trace("this cat", after=after)
     with pytest.raises(UserError, match="not both"):
@@ -266,7 +266,7 @@ def test_what_cannot_go_on_is_refused(model: Get) -> None:
 
 def test_tokens_say_what_they_are(model: Get) -> None:
     tokens = model("transformer").trace("this cat, very large").header["tokens"]["source"]
-    assert tokens[-1] | {"id": END, "mark": True, "word": -1} == tokens[-1]
+    assert tokens[-1] | {"id": EOS, "mark": True, "word": -1} == tokens[-1]
     assert "".join(token["piece"] for token in tokens[:-1]) == "this cat, very large"
     comma = next(token for token in tokens if token["piece"] == ",")
     assert comma["punctuation"] and comma["word"] == 1  # no blank before it
@@ -317,15 +317,17 @@ def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> Non
     pair = next(pairs("en-es", "test"))
     gold = one.trace(pair.source, pair.target).header["gold"]
     assert gold["links"] == sorted([j, i] for i, j in pair.alignment)
-    from regard.evaluation.alignment import Aligned, Gold
+    from regard.metrics.alignment import Aligned, Gold
 
     corpus = [Aligned(pair.source, pair.target, Gold.of(pair.alignment))]
     counted = measure(one.module, run.tokenizers, run.recipe, corpus).scores
     for layer in range(2):
-        name = f"decoder.{layer}.cross"
-        assert gold["aer"][name] == pytest.approx([counted[View(layer, head)].aer for head in range(2)], rel=1e-5)
-        assert gold["mean"][name] == pytest.approx(counted[View(layer)].aer, rel=1e-5)
-    assert gold["all"] == pytest.approx(counted[View()].aer, rel=1e-5)
+        name = f"decoder.{layer}.cross_attn"
+        assert gold["aer"][name] == pytest.approx(
+            [counted[AttentionView(layer, head)].aer for head in range(2)], rel=1e-5
+        )
+        assert gold["mean"][name] == pytest.approx(counted[AttentionView(layer)].aer, rel=1e-5)
+    assert gold["all"] == pytest.approx(counted[AttentionView()].aer, rel=1e-5)
     other = one.trace(pair.source, "otra cosa").header
     assert other["gold"] is None and other["text"]["reference"] == pair.target
     assert one.trace("no such sentence").header["text"]["reference"] is None
@@ -359,11 +361,11 @@ def test_numbers_too_large_for_half_a_float_are_carried_whole(tmp_path: Path) ->
     run = make_run(tmp_path / "run", "transformer")
     one = Model(run, "cpu")
     with torch.no_grad():
-        one.module.decoder[0].own.out.bias += 1e6  # type: ignore[operator, union-attr, index]
+        one.module.decoder[0].self_attn.out_proj.bias += 1e6  # type: ignore[operator, union-attr, index]
     trace = one.trace("this cat")
     kinds = {name: about["dtype"] for name, about in trace.header["arrays"].items()}
-    assert kinds["decoder.0.own.stream"] == "float32" and kinds["encoder.0.own.stream"] == "float16"
-    assert np.isfinite(trace.display("decoder.0.own.stream")).all()
+    assert kinds["decoder.0.self_attn.stream"] == "float32" and kinds["encoder.0.self_attn.stream"] == "float16"
+    assert np.isfinite(trace.display("decoder.0.self_attn.stream")).all()
 
 
 def test_a_file_that_is_no_trace_is_named(model: Get, tmp_path: Path) -> None:
@@ -375,13 +377,13 @@ def test_a_file_that_is_no_trace_is_named(model: Get, tmp_path: Path) -> None:
         (trace.header | {"version": 2}, "version 2; this regard reads version 1"),
         (trace.header, "do not agree"),
     ):
-        weights.save(path, tensors, about)
+        tensor_io.save(path, tensors, about)
         with pytest.raises(UserError, match=why):
             Trace.load(path)
     path.write_bytes(b"nothing")
     with pytest.raises(UserError, match="damaged"):
         Trace.load(path)
-    for name in ("decoder.9.cross.weights", "output.logits/999", "output.logits/-1", "output.logits/x"):
+    for name in ("decoder.9.cross_attn.weights", "output.logits/999", "output.logits/-1", "output.logits/x"):
         with pytest.raises(KeyError, match="no array"):
             trace.array(name)
 
@@ -459,16 +461,16 @@ def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family:
     plain = one.trace(text)
     side = "source" if plain.header["tokens"]["source"] else "inputs"
     changed = one.trace(text, changes=[{"kind": "word", "side": side, "token": 1}])
-    translator: LineTranslator = one.translator()
+    translator: Translator = one.translator()
     source = translator.encode([text])[0][0]
-    source[1] = UNKNOWN
+    source[1] = UNK
     assert ids(changed, side)[: len(source)] == source
     (best,) = translator.of_tokens([source])
     assert changed.header["text"]["target"] == one.run.tokenizers[1].decode(best.tokens)
     with torch.inference_mode():
         said = [token["id"] for token in plain.header["tokens"]["target"]]
         said = said[len(source) :] if side == "inputs" else said
-        logits = one.module(PairBatch.of([source], [said], begin=BEGIN)).float()
+        logits = one.module(SeqBatch.from_lists([source], [said], bos=BOS)).float()
     expected = functional.log_softmax(logits, -1)[range(len(said)), said].tolist()
     assert changed.header["held"]["logp"][-len(said) :] == pytest.approx(expected, abs=1e-4)
 
@@ -476,9 +478,9 @@ def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family:
 def test_a_hidden_word_of_a_prompt(model: Get) -> None:
     one = model("gpt")
     changed = one.trace("Once upon a time", changes=[{"kind": "word", "side": "inputs", "token": 2}])
-    assert ids(changed, "inputs")[2] == UNKNOWN and ids(changed, "target")[1] == UNKNOWN
+    assert ids(changed, "inputs")[2] == UNK and ids(changed, "target")[1] == UNK
     view, _ = one.generator().read("Once upon a time")
-    view[2] = UNKNOWN
+    view[2] = UNK
     found = one.generator(method="beam", beam=1).after(view, 12)
     assert [token["id"] for token in changed.header["tokens"]["target"] if not token["given"]] == list(found.tokens)
 
@@ -533,20 +535,35 @@ def test_no_changes_change_nothing(model: Get) -> None:
     ("change", "why"),
     [
         ({"kind": "brain"}, "one of head, word, row"),
-        ({"kind": "head", "attention": "decoder.0.cross"}, "has attention, head"),
-        (head("decoder.7.cross", 0), "no attention 'decoder.7.cross': there are encoder.0.own"),
-        (head("decoder.0.cross", 2), "no head 2 in decoder.0.cross: it has 2"),
-        (head("decoder.0.cross", -1), "no head -1"),
-        ({"kind": "head", "attention": "decoder.0.cross", "head": True}, "head = True"),
+        ({"kind": "head", "attention": "decoder.0.cross_attn"}, "has attention, head"),
+        (head("decoder.7.cross_attn", 0), "no attention 'decoder.7.cross_attn': there are encoder.0.self_attn"),
+        (head("decoder.0.cross_attn", 2), "no head 2 in decoder.0.cross_attn: it has 2"),
+        (head("decoder.0.cross_attn", -1), "no head -1"),
+        ({"kind": "head", "attention": "decoder.0.cross_attn", "head": True}, "head = True"),
         ({"kind": "word", "side": "inputs", "token": 0}, "only words of that"),
         ({"kind": "word", "side": "source", "token": 99}, "no token 99"),
         ({"kind": "word", "side": "source", "token": -1}, "no token -1"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [1.0]}, "1 weights for the"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 99, "weights": [1.0]}, "no query 99"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [0.0]}, "not all of them 0"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [-1.0, 2.0]}, "at least 0"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [10**400]}, "a million"),
-        ({"kind": "row", "attention": "decoder.0.cross", "head": 0, "query": 0, "weights": [math.nan]}, "at least 0"),
+        (
+            {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [1.0]},
+            "1 weights for the",
+        ),
+        ({"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 99, "weights": [1.0]}, "no query 99"),
+        (
+            {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [0.0]},
+            "not all of them 0",
+        ),
+        (
+            {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [-1.0, 2.0]},
+            "at least 0",
+        ),
+        (
+            {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [10**400]},
+            "a million",
+        ),
+        (
+            {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [math.nan]},
+            "at least 0",
+        ),
     ],
 )
 def test_a_change_that_is_none_is_refused_in_a_line(model: Get, change: dict[str, Any], why: str) -> None:
@@ -571,7 +588,7 @@ def test_changes_are_read_once_and_written_back() -> None:
 def test_looking_changes_nothing(model: Get) -> None:
     one = model("transformer")
     before = one.translate("this cat is very large")
-    one.trace("this cat is very large", changes=[head("decoder.0.cross", 0)])
+    one.trace("this cat is very large", changes=[head("decoder.0.cross_attn", 0)])
     after = one.translate("this cat is very large")
     assert (before.text, before.score) == (after.text, after.score)
 

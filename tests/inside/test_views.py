@@ -23,17 +23,18 @@ import torch
 
 from regard.api import Model
 from regard.errors import UserError
-from regard.inside import figure, places, standalone, views
-from regard.inside.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
-from regard.inside.grid import Grid
-from regard.inside.maps import columns
-from regard.inside.scene import MANY, Cells, Scene, png
-from regard.inside.terminal import SHADES
-from regard.inside.trace import Trace
-from regard.inside.views import Choice
-from regard.inside.views.heads import pooled
-from regard.runs import Run
+from regard.interpret import position_study
+from regard.interpret.trace import Trace
+from regard.run_dir import RunDir
 from regard.text.tokenizers import joined
+from regard.viz import matplotlib_backend, standalone, views
+from regard.viz.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
+from regard.viz.grid import Grid
+from regard.viz.maps import columns
+from regard.viz.scene import MANY, Cells, Scene, png
+from regard.viz.terminal import SHADES
+from regard.viz.views import MapChoice
+from regard.viz.views.heads import pooled
 from tiny_runs import FAMILIES, make_run, text_for
 
 Get = Callable[[str], Trace]
@@ -102,11 +103,11 @@ def test_a_ramp_spans_its_numbers() -> None:
 # -- one map, every carrier -------------------------------------------------------------------------------------------
 
 
-ONE = Choice("cross", layer=1, head=1, words=False)
+ONE = MapChoice("cross", layer=1, head=1, words=False)
 
 
 def exact(trace: Trace) -> np.ndarray:
-    return trace.array("decoder.1.cross.weights")[1]
+    return trace.array("decoder.1.cross_attn.weights")[1]
 
 
 def test_svg_and_terminal_show_the_weights_by_their_colours(trace: Get) -> None:
@@ -136,7 +137,7 @@ def test_json_safetensors_and_html_hold_the_weights(trace: Get, tmp_path: Path) 
 
     written = json.loads((tmp_path / "map.json").read_text())
     assert np.abs(np.array(written["weights"]) - weights).max() <= WRITTEN
-    assert written["trace"] == seen.header and written["attention"] == "decoder.1.cross"
+    assert written["trace"] == seen.header and written["attention"] == "decoder.1.cross_attn"
 
     again = Trace.load(tmp_path / "map.safetensors")
     assert again.header == seen.header
@@ -150,9 +151,9 @@ def _embedded(page: str, seen: Trace) -> np.ndarray:
     found = re.search(r'<script type="application/json" id="regard-data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
-    (packed,) = [value for name, value in data["arrays"].items() if name.endswith("/decoder.1.cross.weights")]
+    (packed,) = [value for name, value in data["arrays"].items() if name.endswith("/decoder.1.cross_attn.weights")]
     raw = zlib.decompress(base64.b64decode(packed), -15)
-    about = seen.header["arrays"]["decoder.1.cross.weights"]
+    about = seen.header["arrays"]["decoder.1.cross_attn.weights"]
     return np.frombuffer(raw, np.uint8).reshape(about["shape"]) * about["scale"]
 
 
@@ -209,7 +210,14 @@ def test_small_maps_have_their_colours_and_say_their_numbers(trace: Get) -> None
     seen = trace("transformer")
     picture = views.draw(seen, "heads")
     matrices = [item for item, _, _ in picture.scene().flat() if isinstance(item, Cells)]
-    order = ["encoder.0.own", "encoder.1.own", "decoder.0.own", "decoder.1.own", "decoder.0.cross", "decoder.1.cross"]
+    order = [
+        "encoder.0.self_attn",
+        "encoder.1.self_attn",
+        "decoder.0.self_attn",
+        "decoder.1.self_attn",
+        "decoder.0.cross_attn",
+        "decoder.1.cross_attn",
+    ]
     heads = [head for name in order for head in seen.array(f"{name}.weights")]
     for cells, weights in zip(matrices, heads, strict=False):  # the last matrix is the legend
         assert np.abs(weight_of(cells.colours) - weights).max() <= SEEN_AS_COLOUR + CARRIED
@@ -218,8 +226,8 @@ def test_small_maps_have_their_colours_and_say_their_numbers(trace: Get) -> None
     said = f"entropy {stats['entropy']:.2f}"
     assert said in picture.scene().svg() and said in picture.text(width=80, colour="none")
     by_name = {entry["name"]: entry for entry in picture.numbers["heads"]}
-    written = np.array(by_name["decoder.0.cross"]["weights"]) * by_name["decoder.0.cross"]["scale"]
-    assert np.abs(written - seen.array("decoder.0.cross.weights")).max() <= CARRIED
+    written = np.array(by_name["decoder.0.cross_attn"]["weights"]) * by_name["decoder.0.cross_attn"]["scale"]
+    assert np.abs(written - seen.array("decoder.0.cross_attn.weights")).max() <= CARRIED
 
 
 def test_of_a_long_text_small_maps_keep_the_greatest_weight_of_each_cell() -> None:
@@ -236,7 +244,7 @@ def test_gates_are_means_over_units_and_single_units_on_request(trace: Get) -> N
     assert overview.numbers["gates"][0]["mean"] == pytest.approx(seen.array(first["array"]).mean(1), rel=1e-5)
     cells, _, _ = cells_of(overview.scene())
     assert np.abs(weight_of(cells.colours[0]) - seen.array(first["array"]).mean(1)).max() <= SEEN_AS_COLOUR
-    units = views.draw(seen, "gates", Choice("encoder", layer=0))
+    units = views.draw(seen, "gates", MapChoice("encoder", layer=0))
     cells, _, _ = cells_of(units.scene())
     values = seen.array(first["array"])
     order = np.argsort(-values.mean(0), kind="stable")
@@ -277,8 +285,8 @@ def test_words_and_gold_links(trace: Get) -> None:
     tokens = seen.header["tokens"]
     links = [[0, 1], [1, 0]]
     seen.header["gold"] = {
-        "links": links, "all": 12.5, "mean": {"decoder.0.cross": 20.0, "decoder.1.cross": 30.0},
-        "aer": {"decoder.0.cross": [50.0, 25.0], "decoder.1.cross": [75.0, 24.0]},
+        "links": links, "all": 12.5, "mean": {"decoder.0.cross_attn": 20.0, "decoder.1.cross_attn": 30.0},
+        "aer": {"decoder.0.cross_attn": [50.0, 25.0], "decoder.1.cross_attn": [75.0, 24.0]},
     }  # fmt: skip
     for side in ("source", "target"):
         for i, token in enumerate(tokens[side]):
@@ -286,11 +294,11 @@ def test_words_and_gold_links(trace: Get) -> None:
     words = views.draw(seen, "align")
     assert "AER 12.5 %" in words.panels[0].title  # type: ignore[union-attr]
     assert words.numbers["links"] == links
-    pieces = views.draw(seen, "align", Choice(words=False))
+    pieces = views.draw(seen, "align", MapChoice(words=False))
     assert [[r // 2, c // 2] for r, c in pieces.numbers["links"]] == [[0, 1]] * 4 + [[1, 0]] * 4
-    best = views.draw(seen, "align", Choice(head="best"))
+    best = views.draw(seen, "align", MapChoice(head="best"))
     assert (best.numbers["layer"], best.numbers["head"]) == (1, 1) and "AER 24.0 %" in best.numbers["title"]
-    best = views.draw(seen, "align", Choice(layer=0, head="best"))
+    best = views.draw(seen, "align", MapChoice(layer=0, head="best"))
     assert (best.numbers["layer"], best.numbers["head"]) == (0, 1)
     assert np.array(words.numbers["weights"]).sum(1) == pytest.approx(1, abs=1e-4)
 
@@ -309,7 +317,7 @@ def test_words_are_whole_and_end_where_the_prompt_does(written: Trace) -> None:
     grid = views.draw(written, "maps").panels[0]
     assert isinstance(grid, Grid) and grid.rows == grid.columns == WRITTEN_WORDS
     assert "мир" in views.draw(written, "maps").text(width=200, colour="none")
-    pieces = views.draw(written, "maps", Choice(words=False)).panels[0]
+    pieces = views.draw(written, "maps", MapChoice(words=False)).panels[0]
     assert isinstance(pieces, Grid) and "⟨c3⟩" in pieces.rows
 
 
@@ -338,30 +346,30 @@ def test_the_walk_writes_whole_characters(written: Trace) -> None:
 
 def test_the_mean_is_over_all_layers_and_heads(trace: Get) -> None:
     seen = trace("transformer")
-    both = np.stack([seen.array(f"decoder.{layer}.cross.weights") for layer in (0, 1)])
-    found = views.draw(seen, "align", Choice(words=False)).numbers["weights"]
+    both = np.stack([seen.array(f"decoder.{layer}.cross_attn.weights") for layer in (0, 1)])
+    found = views.draw(seen, "align", MapChoice(words=False)).numbers["weights"]
     assert np.array(found) == pytest.approx(both.mean((0, 1)), abs=1e-6)
-    found = views.draw(seen, "align", Choice(head=1, words=False)).numbers["weights"]
+    found = views.draw(seen, "align", MapChoice(head=1, words=False)).numbers["weights"]
     assert np.array(found) == pytest.approx(both[:, 1].mean(0), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("family", "view", "choice", "said"),
     [
-        ("transformer", "gates", Choice(), "without gates; it has align, maps, heads, walk"),
-        ("gpt", "align", Choice(), "without cross-attention; it has maps, heads, walk"),
-        ("recurrent (no attention)", "heads", Choice(), "without attention; it has gates, walk"),
-        ("gpt", "maps", Choice("encoder"), "--part encoder: this model's attention is in its decoder"),
-        ("transformer", "maps", Choice("encoder", layer=2), "--layer 3: this model has 2 encoder layers"),
-        ("transformer", "align", Choice(head=2), "--head 3: this model has 2 heads"),
-        ("transformer", "align", Choice(head="best"), "gold alignment is known"),
-        ("transformer", "maps", Choice("encoder", head="best"), "--head best is of cross-attention"),
-        ("recurrent (additive)", "gates", Choice(layer=7), "--layer 8: this model has 2 layers with gates"),
-        ("transformer (norm after, gated)", "gates", Choice("cross"), "gates are in its decoder and encoder"),
+        ("transformer", "gates", MapChoice(), "without gates; it has align, maps, heads, walk"),
+        ("gpt", "align", MapChoice(), "without cross-attention; it has maps, heads, walk"),
+        ("recurrent (no attention)", "heads", MapChoice(), "without attention; it has gates, walk"),
+        ("gpt", "maps", MapChoice("encoder"), "--part encoder: this model's attention is in its decoder"),
+        ("transformer", "maps", MapChoice("encoder", layer=2), "--layer 3: this model has 2 encoder layers"),
+        ("transformer", "align", MapChoice(head=2), "--head 3: this model has 2 heads"),
+        ("transformer", "align", MapChoice(head="best"), "gold alignment is known"),
+        ("transformer", "maps", MapChoice("encoder", head="best"), "--head best is of cross-attention"),
+        ("recurrent (additive)", "gates", MapChoice(layer=7), "--layer 8: this model has 2 layers with gates"),
+        ("transformer (norm after, gated)", "gates", MapChoice("cross"), "gates are in its decoder and encoder"),
     ],
 )
 def test_what_a_model_lacks_is_said_with_what_it_has(
-    trace: Get, family: str, view: str, choice: Choice, said: str
+    trace: Get, family: str, view: str, choice: MapChoice, said: str
 ) -> None:
     with pytest.raises(UserError) as error:
         views.draw(trace(family), view, choice)
@@ -391,7 +399,7 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
             for i, top in enumerate(row):
                 top["piece"] = NASTY[i % len(NASTY)]
     for view in views.fitting(seen):
-        picture = views.draw(seen, view, Choice(words=False))
+        picture = views.draw(seen, view, MapChoice(words=False))
         drawing = picture.scene().svg()
         ET.fromstring(drawing)
         assert "<img" not in drawing and "\x1b" not in drawing
@@ -407,7 +415,7 @@ def test_what_runs_from_right_to_left_is_isolated(trace: Get) -> None:
     for token in seen.header["tokens"]["inputs"]:
         token["piece"] = " قطة"
     texts = [
-        t.text for t in ET.fromstring(views.draw(seen, "maps", Choice(words=False)).scene().svg()).iter(SVG + "text")
+        t.text for t in ET.fromstring(views.draw(seen, "maps", MapChoice(words=False)).scene().svg()).iter(SVG + "text")
     ]
     assert "\u2068قطة\u2069" in texts
 
@@ -421,7 +429,7 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     side = [{"id": i, "piece": f" w{i}", "label": f"w{i}", "word": i, "mark": False, "punctuation": False,
              "given": i < 9} for i in range(tokens)]  # fmt: skip
     top = [[{"id": 1, "piece": " a", "p": 0.5}]] * tokens
-    names = [f"decoder.{layer}.own" for layer in range(layers)]
+    names = [f"decoder.{layer}.self_attn" for layer in range(layers)]
     header: dict[str, Any] = {
         "model": {"name": "long", "family": "gpt", "task": "generate", "heads": heads},
         "text": {"source": "", "target": ""},
@@ -437,8 +445,8 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     }  # fmt: skip
     layers = [{"name": "embedding", "label": "embedding", "side": "inputs", "top": top}]
     trace = Trace(header, {f"{name}.weights": lambda: weights for name in names}, lambda: layers)
-    trace.keep("decoder.0.own.weights", weights)
-    shown = trace.display("decoder.0.own.weights")
+    trace.keep("decoder.0.self_attn.weights", weights)
+    shown = trace.display("decoder.0.self_attn.weights")
     trace._shown = {f"{name}.weights": shown for name in names}
     return trace
 
@@ -450,7 +458,7 @@ def test_512_tokens_and_144_heads_make_files_of_a_few_megabytes() -> None:
         drawing = picture.scene().svg()
         ET.fromstring(drawing)
         assert len(drawing) < most, view
-    one = views.draw(seen, "maps", Choice(layer=3, head=2))
+    one = views.draw(seen, "maps", MapChoice(layer=3, head=2))
     cells, _, _ = cells_of(one.scene())
     assert cells.colours.shape == (512, 512, 3) and cells.many
     assert max(columns(line) for line in one.text(width=80, colour="none").splitlines()) <= 80
@@ -481,16 +489,18 @@ def _unpacked(data: bytes) -> np.ndarray:
 def test_the_same_picture_gives_the_same_bytes_and_missing_signs_are_named(trace: Get) -> None:
     _matplotlib()
     scene = views.draw(trace("gpt"), "maps").scene()
-    light = figure.draw(scene, "pdf")
-    assert light == figure.draw(scene, "pdf") and light != figure.draw(scene, "pdf", theme="dark")
-    from regard.inside.scene import Text
+    light = matplotlib_backend.draw(scene, "pdf")
+    assert light == matplotlib_backend.draw(scene, "pdf") and light != matplotlib_backend.draw(
+        scene, "pdf", theme="dark"
+    )
+    from regard.viz.scene import SceneText
 
-    _, missing = figure.draw(Scene(50, 50, "x", "", (Text(1, 1, "a $x$ \U0010fffd"),)), "pdf")
+    _, missing = matplotlib_backend.draw(Scene(50, 50, "x", "", (SceneText(1, 1, "a $x$ \U0010fffd"),)), "pdf")
     assert missing in ("", "\U0010fffd")  # a sign for private use, which hardly any font has
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("regard.inside.figure.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.viz.matplotlib_backend.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"regard\[pictures\]"):
         views.files.checked(tmp_path / "map.png")
 
@@ -508,7 +518,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_the_four_criteria_of_the_tour(kind: str, holds: tuple[bool, ...]) -> None:
-    study = places.study(kind, 30, 32)
+    study = position_study.study(kind, 30, 32)
     assert tuple(one.holds for one in study.criteria) == holds
     assert study.vectors.shape == (30, 32)
     picture = views.positions(study)
@@ -519,37 +529,37 @@ def test_the_four_criteria_of_the_tour(kind: str, holds: tuple[bool, ...]) -> No
 
 
 def test_products_of_sinusoids_depend_on_the_distance_alone() -> None:
-    study = places.study("sinusoidal", 40, 16)
+    study = position_study.study("sinusoidal", 40, 16)
     expected = [sum(math.cos(k / 10000 ** (2 * m / 16)) for m in range(8)) for k in range(40)]
     assert study.dot == pytest.approx(expected, abs=1e-5)
     assert study.spread.max() < 1e-5
-    assert places.study("learned", 40, 16).spread[1:-1].min() > 0.01
+    assert position_study.study("learned", 40, 16).spread[1:-1].min() > 0.01
 
 
 def test_positions_show_their_numbers_and_leave_chance_as_it_was() -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    study = places.study("learned", 12, 8)
+    study = position_study.study("learned", 12, 8)
     assert torch.equal(before, torch.random.get_rng_state())
     picture = views.positions(study)
     cells, _, _ = cells_of(picture.scene())
     assert (cells.colours == Ramp.signed(study.vectors).rgbs(study.vectors)).all()
     assert np.array(picture.numbers["positions"]["array"]) == pytest.approx(study.vectors, rel=1e-5)
     table = np.arange(20.0).reshape(10, 2)
-    assert (places.study("learned", 4, table=table).vectors == table[:4]).all()
+    assert (position_study.study("learned", 4, table=table).vectors == table[:4]).all()
 
 
 def test_a_models_own_table_is_found(tmp_path: Path) -> None:
     model = Model(make_run(tmp_path / "tiny", "gpt", positions="learned"), "cpu")
-    assert places.table(model.module).shape == (48, 16)
+    assert position_study.table(model.module).shape == (48, 16)
     with pytest.raises(UserError, match="adds no vector"):
-        places.study("rotary")
+        position_study.study("rotary")
 
 
 # -- curves -----------------------------------------------------------------------------------------------------------
 
 
-def _measured(run: Run, *rows: dict[str, Any], tail: str = "") -> Run:
+def _measured(run: RunDir, *rows: dict[str, Any], tail: str = "") -> RunDir:
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
     return run
 

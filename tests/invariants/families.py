@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.models import Translator, build
+from regard.models import SequenceModel, build
+from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import ModelSettings, Recipe
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END
+from regard.text import BOS, EOS
 
 INVARIANTS = (
     "fused = plain",
@@ -46,7 +46,7 @@ def transformer(seed: int) -> dict[str, Any]:
         "family": "transformer",
         "width": heads * random.choice([4, 8]) * (4 // heads),
         "heads": heads,
-        "inner": random.randint(8, 32),
+        "ffn_width": random.randint(8, 32),
         "encoder_layers": random.randint(1, 2),
         "decoder_layers": 2,
         "dropout": 0.0,
@@ -55,15 +55,15 @@ def transformer(seed: int) -> dict[str, Any]:
         "qk_norm": seed % 3 == 1,
         "positions": ["sinusoidal", "learned", "fraction", "index"][seed % 4],
         "activation": ["relu", "gelu", "gated"][(seed // 2) % 3],
-        "tied": seed % 4 < 2,
+        "tie_embeddings": seed % 4 < 2,
         "max_positions": 64,
     }
 
 
 def recurrent(seed: int) -> dict[str, Any]:
     random = Random(f"recurrent {seed}")
-    attention = ["none", "dot", "additive", "heads", "none", "bilinear"][seed % 6]
-    width = 2 * random.randint(2, 4) if attention != "heads" else 8
+    attention = ["none", "dot", "additive", "multihead", "none", "bilinear"][seed % 6]
+    width = 2 * random.randint(2, 4) if attention != "multihead" else 8
     return {
         "family": "recurrent",
         "cell": ["lstm", "gru"][(seed // 2 + seed) % 2],
@@ -77,7 +77,7 @@ def recurrent(seed: int) -> dict[str, Any]:
         "heads": 2,
         "feed": "start" if seed % 6 == 0 else "every",
         "dropout": 0.0,
-        "tied": seed % 3 != 1,
+        "tie_embeddings": seed % 3 != 1,
         "max_positions": 64,
     }
 
@@ -90,16 +90,16 @@ def gpt(seed: int) -> dict[str, Any]:
         "width": heads * 8,
         "heads": heads,
         "layers": random.randint(1, 2),
-        "inner": random.randint(8, 32),
+        "ffn_width": random.randint(8, 32),
         "dropout": 0.0,
         "norm": ["layer", "rms"][seed % 2],
         "activation": ["gelu-tanh", "gated", "silu"][seed % 3],
         "positions": ["learned", "rotary", "relative", "sinusoidal", "relative", "rotary"][seed % 6],
         "mask": ["causal", "window", "causal", "strided", "segments", "fixed"][seed % 6],
-        "reach": random.randint(2, 5),
-        "memory": random.randint(0, 4),
-        "tied": seed % 4 < 2,
-        "scaled": seed % 2 == 1,
+        "mask_size": random.randint(2, 5),
+        "memory_size": random.randint(0, 4),
+        "tie_embeddings": seed % 4 < 2,
+        "scale_embeddings": seed % 2 == 1,
         "max_positions": 64,
     }
 
@@ -113,12 +113,12 @@ def bert(seed: int) -> dict[str, Any]:
         "width": heads * 8,
         "heads": heads,
         "layers": random.randint(1, 2),
-        "inner": random.randint(8, 32),
+        "ffn_width": random.randint(8, 32),
         "dropout": 0.0,
         "norm": ["layer", "rms"][seed % 2],
         "norm_first": seed % 3 == 1,
         "positions": ["learned", "rotary", "relative", "sinusoidal"][seed % 4],
-        "pool": ["mean", "first"][(seed // 2) % 2],
+        "pooling": ["mean", "first"][(seed // 2) % 2],
         "max_positions": 64,
     }
 
@@ -147,28 +147,28 @@ NOT_ASKED: dict[tuple[str, str], str] = {
 class Case:
     """A tiny model with random weights, and random sentence pairs that carry their end marks."""
 
-    model: Translator
+    model: SequenceModel
     sources: list[list[int]]
     targets: list[list[int]]
     vocabulary: int  # of the target
     fills: bool = False  # reads the source with gaps, and guesses what was there
 
-    def batch(self, spare: int = 0, only: list[int] | None = None) -> PairBatch:
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> SeqBatch:
         """All pairs in this order (or only some, in theirs), with `spare` places of fill in either row."""
         chosen = range(len(self.sources)) if only is None else only
         sources, targets = [self.sources[i] for i in chosen], [self.targets[i] for i in chosen]
         sizes = [sum(map(len, side)) + spare for side in (sources, targets)]
         if self.fills:
-            row = TokenRow.of(sources, sizes[0])
-            return PairBatch(row, row, (row.ids + 1) % self.vocabulary, row.rows.real & (row.ids % 2 == 0))
-        return PairBatch.of(sources, targets, begin=BEGIN, source_size=sizes[0], target_size=sizes[1])
+            row = PackedTokens.from_lists(sources, sizes[0])
+            return SeqBatch(row, row, (row.ids + 1) % self.vocabulary, row.layout.is_token & (row.ids % 2 == 0))
+        return SeqBatch.from_lists(sources, targets, bos=BOS, source_size=sizes[0], target_size=sizes[1])
 
-    def source(self, only: list[int] | None = None) -> TokenRow:
+    def source(self, only: list[int] | None = None) -> PackedTokens:
         return self.batch(only=only).source
 
     def next_logits(self, source: list[int], history: list[int]) -> Tensor:
         """[V] by one full forward pass, for what follows `history` (which begins with the begin mark)."""
-        return self.model(PairBatch.of([source], [[*history[1:], END]], begin=BEGIN))[-1]
+        return self.model(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
 
 
 def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
@@ -206,7 +206,7 @@ def make(
 
     def sentences(size: int) -> list[list[int]]:
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
-        return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), END] for n in lengths]
+        return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
 
     made = Case(model, sentences(source_size), sentences(target_size), target_size, fills)
     if any("running" in name for name, _ in model.named_buffers()):  # statistics that fit the model
@@ -217,14 +217,14 @@ def make(
     return made
 
 
-def gradients(model: Translator, objective: Tensor) -> dict[str, Tensor]:
+def gradients(model: SequenceModel, objective: Tensor) -> dict[str, Tensor]:
     """By name; zeros for parameters that took no part."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(objective, parameters, allow_unused=True, materialize_grads=True)
     return dict(zip(names, found, strict=True))
 
 
-def logits_of(case: Case, batch: PairBatch) -> list[Tensor]:
+def logits_of(case: Case, batch: SeqBatch) -> list[Tensor]:
     """Per sentence of the batch, [its target's length, V]."""
     with torch.no_grad():
-        return batch.inputs.rows.split(case.model(batch))
+        return batch.inputs.layout.split(case.model(batch))

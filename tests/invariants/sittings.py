@@ -11,7 +11,7 @@ import torch
 from families import FAMILIES
 from torch import Tensor
 
-from regard import weights
+from regard import tensor_io
 from regard.recipes.schema import Recipe
 
 STEPS = 12
@@ -71,7 +71,7 @@ def remembered(run: Path) -> dict[str, Tensor]:
     files = sorted(run.glob("**/*.safetensors"))
     assert {"model.safetensors", "resume.safetensors"} <= {file.name for file in files}
     return {
-        f"{file.relative_to(run)} {name}": tensor for file in files for name, tensor in weights.load(file)[0].items()
+        f"{file.relative_to(run)} {name}": tensor for file in files for name, tensor in tensor_io.load(file)[0].items()
     }
 
 
@@ -87,6 +87,6 @@ def assert_same_runs(one: Path, other: Path) -> None:
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
     assert measured(one) == measured(other)
-    about = [weights.load(run / "resume.safetensors")[1] for run in (one, other)]
+    about = [tensor_io.load(run / "resume.safetensors")[1] for run in (one, other)]
     times = {"seconds": 0, "logs": {}}  # seconds are in the logs, too, which were compared without them
     assert {**about[0], **times} == {**about[1], **times}

@@ -16,10 +16,10 @@ from families import FIRST_WORD, SEEDS, Case, logits_of
 from torch import Tensor
 
 from regard.decoding import Hypothesis, Report, SearchRequest, score, search
-from regard.decoding.lines import LineTranslator
-from regard.recipes.schema import Decoding
-from regard.rows import PairBatch
-from regard.text import BEGIN, END, FILL, Tokenizer
+from regard.decoding.translate import Translator
+from regard.packed import SeqBatch
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS, EOS, PAD, Tokenizer
 from regard.text import train as train_tokenizer
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
@@ -28,7 +28,7 @@ CLOSE = 1e-5  # a decision by less than this may go either way in float32
 
 def full_pass(made: Case, sources: list[list[int]], histories: list[list[int]]) -> Tensor:
     """[len(histories), V] logits of the token after each history, by teacher forcing without a cache."""
-    batch = PairBatch.of(sources, [[*history[1:], END] for history in histories], begin=BEGIN)
+    batch = SeqBatch.from_lists(sources, [[*history[1:], EOS] for history in histories], bos=BOS)
     return torch.stack([part[-1] for part in logits_of(made, batch)])
 
 
@@ -39,7 +39,7 @@ def test_steps_with_a_cache_are_full_passes_over_the_histories(case: Any, seed: 
     made: Case = case(seed, pairs=4)
     random = Random(seed)
     inside, beams = list(range(4)), 1
-    histories = [[[BEGIN]] for _ in inside]
+    histories = [[[BOS]] for _ in inside]
     with torch.no_grad():
         state = made.model.start(made.source())
         for step in range(20):
@@ -67,23 +67,23 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
     case: Any, seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     made: Case = case(seed, pairs=8)
-    settings = Decoding(beam=1, max_ratio=1.5, max_extra=4)
+    settings = DecodingSettings(beam=1, max_ratio=1.5, max_extra=4)
     report = Report()
-    found = search(made.model, SearchRequest(made.source(), settings, banned=[FILL, BEGIN]), report=report)
+    found = search(made.model, SearchRequest(made.source(), settings, banned=[PAD, BOS]), report=report)
     close = 0
     for source, (hypothesis,), margin in zip(made.sources, found, report.margins, strict=True):
-        history, total = [BEGIN], 0.0
+        history, total = [BOS], 0.0
         limit = math.floor(1.5 * len(source) + 4)
-        while len(history) <= limit and history[-1] != END:
+        while len(history) <= limit and history[-1] != EOS:
             with torch.no_grad():
                 logp = made.next_logits(source, history).log_softmax(-1)
-            logp[[FILL, BEGIN]] = -math.inf
+            logp[[PAD, BOS]] = -math.inf
             history.append(int(logp.argmax()))
             total += float(logp.max())
         close += margin < CLOSE
         if margin >= CLOSE:
-            assert hypothesis.tokens == tuple(t for t in history[1:] if t != END)
-            assert hypothesis.finished == (history[-1] == END)
+            assert hypothesis.tokens == tuple(t for t in history[1:] if t != EOS)
+            assert hypothesis.finished == (history[-1] == EOS)
             assert sum(hypothesis.logprobs) == pytest.approx(total, abs=1e-4)
     record_property("close", [close, len(found)])
 
@@ -92,8 +92,8 @@ def everything(made: Case, source: list[int], longest: int, alpha: float) -> lis
     """Every output of at most `longest` tokens (the end mark counted) with its score, best first."""
     words = range(FIRST_WORD - 1, made.vocabulary)  # unknown words may be said here: one token more to choose from
     outputs = [tokens for length in range(longest + 1) for tokens in itertools.product(words, repeat=length)]
-    targets = [[*tokens, END] for tokens in outputs]
-    scored = score(made.model, PairBatch.of([source] * len(targets), targets, begin=BEGIN))
+    targets = [[*tokens, EOS] for tokens in outputs]
+    scored = score(made.model, SeqBatch.from_lists([source] * len(targets), targets, bos=BOS))
     found = []
     for tokens, logprobs in zip(outputs, scored, strict=True):
         finished = len(tokens) < longest
@@ -112,9 +112,9 @@ def test_a_beam_as_wide_as_the_space_finds_and_ranks_everything(
 ) -> None:
     made: Case = case(seed, pairs=2, vocabulary=6)  # three tokens to say (3, 4, 5) and the end mark
     everywhere = 1 + 3 + 9 + 27  # outputs of 0, 1 and 2 words that ended, and of 3 that were cut
-    settings = Decoding(beam=64, length_penalty=alpha, early_stopping=early, max_ratio=0.01, max_extra=3)
+    settings = DecodingSettings(beam=64, length_penalty=alpha, early_stopping=early, max_ratio=0.01, max_extra=3)
     for nbest in (everywhere, 1):
-        found = search(made.model, SearchRequest(made.source(), settings, banned=[FILL, BEGIN], nbest=nbest))
+        found = search(made.model, SearchRequest(made.source(), settings, banned=[PAD, BOS], nbest=nbest))
         for source, hypotheses in zip(made.sources, found, strict=True):
             expected = everything(made, source, 3, alpha)
             assert len(expected) == everywhere and len(hypotheses) == nbest
@@ -137,7 +137,7 @@ def test_a_sentence_does_not_notice_its_batch(
 ) -> None:
     made: Case = case(seed, pairs=12, longest=12)
     exact = replace(made, model=deepcopy(made.model).double())  # where rounding hides nothing
-    settings = Decoding(beam=beam, max_extra=5)
+    settings = DecodingSettings(beam=beam, max_extra=5)
     order = Random(seed).sample(range(12), 12)
     groups = [[list(range(12))], [[n] for n in range(12)], [order], [order[:5], order[5:]]]
     outputs, logits, margins = [], [], [math.inf] * 12
@@ -196,9 +196,9 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(LINES * 3, "char", 300)
 
 
-def translator(made: Case, tokenizer: Tokenizer, **settings: Any) -> LineTranslator:
-    chosen = Decoding.model_validate({"beam": 2, "max_ratio": 1.0, "max_extra": 3, **settings})
-    return LineTranslator(made.model, (tokenizer, tokenizer), chosen, longest=16)
+def translator(made: Case, tokenizer: Tokenizer, **settings: Any) -> Translator:
+    chosen = DecodingSettings.model_validate({"beam": 2, "max_ratio": 1.0, "max_extra": 3, **settings})
+    return Translator(made.model, (tokenizer, tokenizer), chosen, longest=16)
 
 
 @pytest.mark.invariant("n lines in = n lines out")

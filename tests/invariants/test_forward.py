@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.accelerate import checkpoint_activations
-from regard.attention import kernel
+from regard.attention import use_backend
 from regard.decoding import SearchRequest, search
-from regard.inside.recorder import Recorder
-from regard.recipes.schema import Decoding
-from regard.rows import PairBatch, Rows, TokenRow
+from regard.interpret.recorder import Recorder
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
+from regard.recipes.schema import DecodingSettings
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
 
@@ -34,9 +34,9 @@ def test_the_fused_kernel_computes_what_the_plain_one_defines(
     batch = made.batch(spare=3)
     results = []
     for name in ("plain", "fused"):
-        with kernel(name):
+        with use_backend(name):
             logits = made.model(batch)
-        real = batch.inputs.rows.tokens
+        real = batch.inputs.layout.tokens
         loss = F.cross_entropy(logits[:real], batch.labels[:real])
         results.append({"logits": logits, **gradients(made.model, loss)})
     for name, slow in results[0].items():
@@ -61,7 +61,7 @@ def test_sentences_do_not_notice_how_they_are_laid(case: Any, seed: int) -> None
     assert sum(singly) == pytest.approx(loss, rel=1e-5)
 
 
-def with_other_fill(batch: PairBatch, vocabulary: int) -> PairBatch:
+def with_other_fill(batch: SeqBatch, vocabulary: int) -> SeqBatch:
     """The same batch with random tokens where the fill is, in source, input and labels."""
 
     def refill(ids: Tensor, real: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ def with_other_fill(batch: PairBatch, vocabulary: int) -> PairBatch:
     source, inputs = batch.source, batch.inputs
     return replace(
         batch,
-        source=TokenRow(refill(source.ids, source.rows.real), source.rows),
-        inputs=TokenRow(refill(inputs.ids, inputs.rows.real), inputs.rows),
-        labels=refill(batch.labels, inputs.rows.real),
+        source=PackedTokens(refill(source.ids, source.layout.is_token), source.layout),
+        inputs=PackedTokens(refill(inputs.ids, inputs.layout.is_token), inputs.layout),
+        labels=refill(batch.labels, inputs.layout.is_token),
     )
 
 
@@ -101,9 +101,11 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
     made: Case = case(seed, dropout=0.2)
     made.model.train(training)
     batch = made.batch(spare=6)
-    sides = (batch.source.rows, batch.inputs.rows)
-    both = Rows([s + t for s, t in zip(*(rows.lengths for rows in sides), strict=True)], sum(r.size for r in sides))
-    real = {rows.size: rows.real[:, None] for rows in (*sides, both)}  # some families lay both sides in one row
+    sides = (batch.source.layout, batch.inputs.layout)
+    both = PackedLayout(
+        [s + t for s, t in zip(*(rows.lengths for rows in sides), strict=True)], sum(r.size for r in sides)
+    )
+    real = {rows.size: rows.is_token[:, None] for rows in (*sides, both)}  # some families lay both sides in one row
     assert len(real) == 2 if made.fills else 3  # they can be told apart by their size
     poisoned = 0
 
@@ -114,14 +116,14 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
         poisoned += 1
         return value.where(real[len(value)], math.nan)
 
-    with kernel(name):
+    with use_backend(name):
         torch.manual_seed(seed)
         clean = made.model(batch), made.model.loss(batch)
         torch.manual_seed(seed)
         with taps.listen(poison):
             dirty = made.model(batch), made.model.loss(batch)
     assert poisoned >= 2 * len(list(made.model.children()))  # it was there to be read
-    tokens = batch.inputs.rows.tokens
+    tokens = batch.inputs.layout.tokens
     assert torch.equal(clean[0][:tokens], dirty[0][:tokens])
     assert torch.equal(clean[1], dirty[1]) and dirty[1].isfinite()
 
@@ -169,7 +171,7 @@ def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: 
             weights = attended.sentence(n)
             assert weights.shape[1:] == (q, k)
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]))
-            if name.endswith("own") and ("decoder" in name or family == "gpt"):
+            if name.endswith("self_attn") and ("decoder" in name or family == "gpt"):
                 assert not weights.triu(1).any()
 
 
@@ -178,9 +180,9 @@ def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: 
 @seeds
 def test_a_recorded_search_finds_the_same(case: Any, seed: int) -> None:
     made: Case = case(seed)
-    off = search(made.model, SearchRequest(made.source(), Decoding(beam=3), nbest=3))
+    off = search(made.model, SearchRequest(made.source(), DecodingSettings(beam=3), nbest=3))
     with Recorder(made.model):
-        on = search(made.model, SearchRequest(made.source(), Decoding(beam=3), nbest=3))
+        on = search(made.model, SearchRequest(made.source(), DecodingSettings(beam=3), nbest=3))
     assert off == on
 
 

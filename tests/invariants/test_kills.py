@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError
 from sittings import assert_same_runs, tiny
 
-from regard import weights
+from regard import tensor_io
 from regard.errors import UserError
 from regard.recipes import to_toml
-from regard.training import state, train
+from regard.training import checkpoint, train
 
 
 class Disk:
@@ -31,8 +31,8 @@ class Disk:
         self.full_at: int | None = None
         patch.setattr(os, "replace", self._failing(os.replace))
         patch.setattr(os, "fsync", self._failing(os.fsync))
-        patch.setattr(weights, "save_file", self._failing(weights.save_file))
-        patch.setattr(state, "open", self._failing(open), raising=False)  # metrics and samples are appended to
+        patch.setattr(tensor_io, "save_file", self._failing(tensor_io.save_file))
+        patch.setattr(checkpoint, "open", self._failing(open), raising=False)  # metrics and samples are appended to
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_at_any_write_costs_nothing_but_the_time_since_the_l
             train(settings, run, device="cpu", quiet=True)
         assert disk.calls == kinds[: number + 1]
         for file in run.rglob("*.safetensors"):
-            weights.load(file)  # the old file or the new one, whole, with its checksum
+            tensor_io.load(file)  # the old file or the new one, whole, with its checksum
         assert not list(run.rglob("*.tmp"))
         disk.again(full_at=None)
         train(settings, run, device="cpu", quiet=True)
@@ -82,7 +82,7 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
     settings = recipe(1, steps=14, save_every=2, validate_every=8, validate_lines=1)  # some snapshots go again
     names: list[str] = []
     full_at: list[int] = []
-    writer, save_file = weights.Writer, weights.save_file
+    writer, save_file = tensor_io.TensorWriter, tensor_io.save_file
 
     def slow(tensors: Any, file: str, **named: Any) -> None:
         time.sleep(0.02)  # so that updates overtake it
@@ -93,11 +93,11 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
 
     def trained(run: Path, behind: bool) -> Path:
         names.clear()
-        monkeypatch.setattr(weights, "Writer", lambda **_: writer(behind=behind))
+        monkeypatch.setattr(tensor_io, "TensorWriter", lambda **_: writer(behind=behind))
         train(settings, run, device="cpu", quiet=True)
         return run
 
-    monkeypatch.setattr(weights, "save_file", slow)
+    monkeypatch.setattr(tensor_io, "save_file", slow)
     whole = trained(tmp_path / "whole", behind=False)
     assert_same_runs(whole, trained(tmp_path / "behind", behind=True))
     count = len(names)
@@ -111,7 +111,7 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
                 trained(run, behind)
             assert len(names) == number + 1
             files = run.rglob("*.safetensors")
-            left.append({file.relative_to(run): weights.about(file)["step"] for file in files})
+            left.append({file.relative_to(run): tensor_io.read_metadata(file)["step"] for file in files})
         assert left[0] == left[1]
         full_at.clear()
         assert_same_runs(whole, trained(run, behind=True))
@@ -119,34 +119,34 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
 
 def test_what_is_written_behind_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
     tensor, files = torch.zeros(3), [tmp_path / f"{n}.safetensors" for n in range(5)]
-    with weights.Writer(behind=True) as writer:
+    with tensor_io.TensorWriter(behind=True) as writer:
         for n, file in enumerate(files):
             writer.save(file, {"a": tensor.fill_(n)}, {"step": n})
         tensor.fill_(-1)
     for n, file in enumerate(files):
-        tensors, about = weights.load(file)
+        tensors, about = tensor_io.load(file)
         assert about == {"step": n} and tensors["a"].tolist() == [n] * 3
-    with pytest.raises(UserError), weights.Writer(behind=True) as writer:
+    with pytest.raises(UserError), tensor_io.TensorWriter(behind=True) as writer:
         writer.save(tmp_path / "0.safetensors" / "no folder", {"a": tensor}, {})
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "w.safetensors"
     old, new = {"a": torch.zeros(3)}, {"a": torch.ones(3)}
-    weights.save(file, old, {"step": 1})
+    tensor_io.save(file, old, {"step": 1})
     disk = Disk(monkeypatch)
-    weights.save(tmp_path / "other", new, {"step": 2})
+    tensor_io.save(tmp_path / "other", new, {"step": 2})
     assert disk.calls == ["save_file", "fsync", "replace", "fsync"]
     for number in range(3):
         disk.again(full_at=number)
         with pytest.raises(UserError, match="the disk is full"):
-            weights.save(file, new, {"step": 2})
-        tensors, about = weights.load(file)
+            tensor_io.save(file, new, {"step": 2})
+        tensors, about = tensor_io.load(file)
         assert torch.equal(tensors["a"], old["a"]) and about == {"step": 1}
         assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "w.safetensors"]
     disk.again(full_at=None)
-    weights.save(file, new, {"step": 2})
-    assert torch.equal(weights.load(file)[0]["a"], new["a"])
+    tensor_io.save(file, new, {"step": 2})
+    assert torch.equal(tensor_io.load(file)[0]["a"], new["a"])
 
 
 def test_the_librarys_own_words_for_a_full_disk_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,15 +155,15 @@ def test_the_librarys_own_words_for_a_full_disk_are_understood(tmp_path: Path, m
     def save_file(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(weights, "save_file", save_file)
+    monkeypatch.setattr(tensor_io, "save_file", save_file)
     with pytest.raises(UserError, match=r"w\.safetensors could not be written: the disk is full"):
-        weights.save(tmp_path / "w.safetensors", {"a": torch.zeros(3)}, {})
+        tensor_io.save(tmp_path / "w.safetensors", {"a": torch.zeros(3)}, {})
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "w.safetensors"
-    weights.save(file, {"a": torch.arange(100.0)}, {})
+    tensor_io.save(file, {"a": torch.arange(100.0)}, {})
     content = bytearray(file.read_bytes())
     if damage == "cut":
         content = content[:-7]
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         content = bytearray(b"" if damage == "empty" else b"hello")
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"w\.safetensors (is damaged|was altered)"):
-        weights.load(file)
+        tensor_io.load(file)
 
 
 SCRIPT = """

@@ -13,10 +13,10 @@ from families import SEEDS, Case
 from sittings import assert_same_runs, measured
 from torch import Tensor
 
-from regard import weights
+from regard import tensor_io
 from regard.data.packing import Packer
-from regard.rows import PairBatch
-from regard.runs import Run
+from regard.packed import SeqBatch
+from regard.run_dir import RunDir
 from regard.training import train
 from regard.training.loop import Interrupted, Trainer
 
@@ -37,7 +37,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(
     assert len(measured(whole)) > 5
     update, stops = Trainer._update, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
 
-    def stopping(self: Trainer, batches: list[PairBatch]) -> None:
+    def stopping(self: Trainer, batches: list[SeqBatch]) -> None:
         update(self, batches)
         if stops and self.progress.step == stops[0]:
             stops.pop(0)
@@ -65,7 +65,7 @@ def test_training_longer_is_training_on(recipe: Any, tmp_path: Path) -> None:
     train(recipe(0), whole, device="cpu", quiet=True)
     train(recipe(0, steps=8), parts, device="cpu", quiet=True)
     train(recipe(0), parts, device="cpu", quiet=True)
-    one, other = (weights.load(run / "resume.safetensors")[0] for run in (whole, parts))
+    one, other = (tensor_io.load(run / "resume.safetensors")[0] for run in (whole, parts))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -81,9 +81,9 @@ def test_a_finished_run_is_left_alone(recipe: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 3 != 2])  # batch norm: another batch, another mean
 def test_k_small_batches_make_the_update_of_one_large(case: Any, recipe: Any, seed: int, tmp_path: Path) -> None:
     made: Case = case(seed, pairs=9)
-    run = Run.create(tmp_path / "run", recipe(seed, clip=0.0, label_smoothing=0.1))
+    run = RunDir.create(tmp_path / "run", recipe(seed, max_grad_norm=0.0, label_smoothing=0.1))
 
-    def gradients(batches: list[PairBatch]) -> dict[str, Tensor]:
+    def gradients(batches: list[SeqBatch]) -> dict[str, Tensor]:
         """What the optimiser is given by one update on these batches."""
         trainer = Trainer(run, made.model, None, None, None, torch.device("cpu"))  # type: ignore[arg-type]
         given: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
     drawn: list[tuple[float, ...]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: list[PairBatch]) -> None:
+    def listening(self: Trainer, batches: list[SeqBatch]) -> None:
         loss = self.model.loss
 
         def drawing(*arguments: Any) -> Tensor:

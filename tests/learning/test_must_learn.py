@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import regard
-from regard.data.sources import held_out
+from regard.data.corpora import held_out
 from regard.decoding import Report, SearchRequest, search
-from regard.rows import TokenRow
+from regard.packed import PackedTokens
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def the_batch_changes_nothing(model: regard.Model, lines: list[str]) -> None:
         together = Report()
         found = search(
             model.module,
-            SearchRequest(TokenRow.of(tokens), translator.settings, banned=translator.forbidden),
+            SearchRequest(PackedTokens.from_lists(tokens), translator.settings, banned=translator.forbidden),
             report=together,
         )
         close = [margin < 1e-5 for margin in together.margins]
@@ -61,6 +61,7 @@ def the_batch_changes_nothing(model: regard.Model, lines: list[str]) -> None:
         assert beam > 1 or not any(close)
         for sentence, (best, *_), is_close in zip(tokens, found, close, strict=True):
             ((alone, *_),) = search(
-                model.module, SearchRequest(TokenRow.of([sentence]), translator.settings, banned=translator.forbidden)
+                model.module,
+                SearchRequest(PackedTokens.from_lists([sentence]), translator.settings, banned=translator.forbidden),
             )
             assert is_close or alone.tokens == best.tokens

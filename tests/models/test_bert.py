@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import weights
+from regard import tensor_io
 from regard.decoding import SearchRequest, search
 from regard.errors import UserError
-from regard.inside.recorder import Recorder
-from regard.models import Translator, build
+from regard.interpret.recorder import Recorder
+from regard.models import SequenceModel, build
 from regard.models.bert import Bert
-from regard.recipes.schema import BertSettings, Decoding
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END
+from regard.packed import PackedTokens, SeqBatch
+from regard.recipes.schema import BertSettings, DecodingSettings
+from regard.text import BOS, EOS
 
-TINY = {"width": 16, "heads": 4, "layers": 2, "inner": 24, "dropout": 0.0, "max_positions": 32}
-TEXTS = [[BEGIN, 9, 5, 7, 12, END], [BEGIN, 6, END], [BEGIN, 8, 8, 11, END]]
+TINY = {"width": 16, "heads": 4, "layers": 2, "ffn_width": 24, "dropout": 0.0, "max_positions": 32}
+TEXTS = [[BOS, 9, 5, 7, 12, EOS], [BOS, 6, EOS], [BOS, 8, 8, 11, EOS]]
 
 
 def settings(**changes: Any) -> BertSettings:
@@ -38,14 +38,14 @@ def bert(source: int = 20, target: int = 20, **changes: Any) -> Bert:
     return model.eval()
 
 
-def gappy(size: int | None = None, guessed: int = 7) -> PairBatch:
+def gappy(size: int | None = None, guessed: int = 7) -> SeqBatch:
     """The texts with some of their words to be guessed."""
-    row = TokenRow.of(TEXTS, size)
-    return PairBatch(row, row, row.ids, row.ids >= guessed)
+    row = PackedTokens.from_lists(TEXTS, size)
+    return SeqBatch(row, row, row.ids, row.ids >= guessed)
 
 
-def classes(size: int | None = None) -> PairBatch:
-    return PairBatch.of(TEXTS, [[4, END], [5, END], [6, END]], begin=BEGIN, target_size=size)
+def classes(size: int | None = None) -> SeqBatch:
+    return SeqBatch.from_lists(TEXTS, [[4, EOS], [5, EOS], [6, EOS]], bos=BOS, target_size=size)
 
 
 # -- against PyTorch ---------------------------------------------------------------------------------------------------
@@ -55,18 +55,18 @@ def pytorch_encoder(model: Bert) -> nn.TransformerEncoder:
     """PyTorch's encoder with our weights."""
     s = model.settings
     layer = nn.TransformerEncoderLayer(
-        s.width, s.heads, s.inner, 0.0, "gelu", s.norm_eps, batch_first=True, norm_first=s.norm_first
+        s.width, s.heads, s.ffn_width, 0.0, "gelu", s.norm_eps, batch_first=True, norm_first=s.norm_first
     )
     final = nn.LayerNorm(s.width, s.norm_eps) if s.norm_first else None
     encoder = nn.TransformerEncoder(layer, s.layers, final, enable_nested_tensor=False)
     with torch.no_grad():
         for ours, theirs in zip(model.encoder, encoder.layers, strict=True):
-            theirs.self_attn.in_proj_weight.copy_(ours.own.query_key_value.weight)
-            theirs.self_attn.in_proj_bias.copy_(ours.own.query_key_value.bias)
-            theirs.self_attn.out_proj.load_state_dict(ours.own.out.state_dict())
-            theirs.linear1.load_state_dict(ours.feed_forward.into.state_dict())
-            theirs.linear2.load_state_dict(ours.feed_forward.out.state_dict())
-            theirs.norm1.load_state_dict(ours.own_residual.norm.state_dict())
+            theirs.self_attn.in_proj_weight.copy_(ours.self_attn.qkv_proj.weight)
+            theirs.self_attn.in_proj_bias.copy_(ours.self_attn.qkv_proj.bias)
+            theirs.self_attn.out_proj.load_state_dict(ours.self_attn.out_proj.state_dict())
+            theirs.linear1.load_state_dict(ours.feed_forward.w_in.state_dict())
+            theirs.linear2.load_state_dict(ours.feed_forward.w_out.state_dict())
+            theirs.norm1.load_state_dict(ours.self_attn_residual.norm.state_dict())
             theirs.norm2.load_state_dict(ours.feed_forward_residual.norm.state_dict())
         if final is not None:
             final.load_state_dict(model.encoder.norm.state_dict())
@@ -76,7 +76,7 @@ def pytorch_encoder(model: Bert) -> nn.TransformerEncoder:
 def pytorch_states(model: Bert, text: list[int]) -> Tensor:
     """What every token of one text becomes, by PyTorch's layers."""
     s, e = model.settings, model.embedding
-    x = e.table[text] + e.positions.table[: len(text)] + e.kinds[0]  # type: ignore[union-attr, index]
+    x = e.table[text] + e.positions.table[: len(text)] + e.token_types[0]  # type: ignore[union-attr, index]
     x = F.layer_norm(x, (s.width,), e.norm.weight, e.norm.bias, s.norm_eps)  # type: ignore[arg-type]
     return pytorch_encoder(model)(x[None])[0]
 
@@ -84,19 +84,19 @@ def pytorch_states(model: Bert, text: list[int]) -> Tensor:
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_encoder_is_pytorchs_over_each_text_by_itself(norm_first: bool) -> None:
     model = bert(norm_first=norm_first)
-    row = TokenRow.of(TEXTS, 20)
+    row = PackedTokens.from_lists(TEXTS, 20)
     with torch.no_grad():
-        for text, states in zip(TEXTS, row.rows.split(model.encode(row)), strict=True):
+        for text, states in zip(TEXTS, row.layout.split(model.encode(row)), strict=True):
             torch.testing.assert_close(states, pytorch_states(model, text), atol=1e-5, rtol=1e-5)
 
 
 def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
     model = bert()
-    head, width = model.filler, model.settings.width
+    head, width = model.mlm_head, model.settings.width
     with torch.no_grad():
         logits = model(gappy(20))
         assert logits.shape == (20, 20)
-        for text, found in zip(TEXTS, gappy(20).inputs.rows.split(logits), strict=True):
+        for text, found in zip(TEXTS, gappy(20).inputs.layout.split(logits), strict=True):
             hidden = F.gelu(F.linear(pytorch_states(model, text), head.dense.weight, head.dense.bias))
             hidden = F.layer_norm(hidden, (width,), head.norm.weight, head.norm.bias, 1e-12)  # type: ignore[arg-type]
             torch.testing.assert_close(found, hidden @ model.embedding.table.T + head.bias, atol=1e-4, rtol=1e-5)
@@ -104,10 +104,10 @@ def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_a_class_is_told_by_what_the_first_token_or_the_mean_of_all_has_become(pool: str) -> None:
-    model = bert(target=9, task="classify", pool=pool)
+    model = bert(target=9, task="classify", pooling=pool)
     pooler, out = model.classifier.pooler, model.classifier.out
     with torch.no_grad():
-        logits = classes().inputs.rows.split(model(classes()))
+        logits = classes().inputs.layout.split(model(classes()))
         for text, found in zip(TEXTS, logits, strict=True):
             states = pytorch_states(model, text)
             spoken = states[0] if pool == "first" else states.mean(0)
@@ -116,11 +116,11 @@ def test_a_class_is_told_by_what_the_first_token_or_the_mean_of_all_has_become(p
 
 
 def test_positions_inside_the_attention_tell_one_order_from_another() -> None:
-    one, other = ([BEGIN, 5, 6, 7, END], [BEGIN, 7, 6, 5, END])
+    one, other = ([BOS, 5, 6, 7, EOS], [BOS, 7, 6, 5, EOS])
     for kind in ("learned", "sinusoidal", "rotary", "relative"):
         model = bert(positions=kind)
         with torch.no_grad():
-            begin = [model.encode(TokenRow.of([text]))[0] for text in (one, other)]
+            begin = [model.encode(PackedTokens.from_lists([text]))[0] for text in (one, other)]
         assert (begin[0] - begin[1]).abs().max() > 1e-3, kind
         has_table = "embedding.positions.table" in dict(model.named_parameters())
         assert has_table == (kind == "learned")
@@ -133,7 +133,7 @@ def body(vocabulary: int, s: BertSettings) -> int:
     """Parameters of the tables (tokens, positions, two kinds of text) with their norm, and of the blocks."""
     d = s.width
     tables = (vocabulary + s.max_positions + 2) * d + 2 * d
-    attention, feed_forward, norms = 4 * (d * d + d), 2 * d * s.inner + s.inner + d, 2 * 2 * d
+    attention, feed_forward, norms = 4 * (d * d + d), 2 * d * s.ffn_width + s.ffn_width + d, 2 * 2 * d
     return tables + s.layers * (attention + feed_forward + norms)
 
 
@@ -168,21 +168,21 @@ def test_only_the_places_to_be_guessed_count_in_the_loss() -> None:
         guessed = [place for place, token in enumerate(batch.labels.tolist()) if token >= 7]
         expected = -sum(logp[place, batch.labels[place]].item() for place in guessed)
         assert model.loss(batch).item() == pytest.approx(expected, rel=1e-5)
-    assert batch.tokens == len(guessed) == 6
+    assert batch.num_targets == len(guessed) == 6
 
 
 def test_computing_fewer_logits_leaves_loss_and_gradients_as_they_are() -> None:
     model, batch = bert(), gappy(20)
     parameters = list(model.parameters())
     results = []
-    for loss in (model.loss(batch, 0.1), Translator.loss(model, batch, 0.1)):  # ours, and from logits at every place
+    for loss in (model.loss(batch, 0.1), SequenceModel.loss(model, batch, 0.1)):  # ours, and from logits at every place
         results.append([loss, *torch.autograd.grad(loss, parameters)])
     for quick, slow in zip(*results, strict=True):
         torch.testing.assert_close(quick, slow, atol=1e-4, rtol=1e-5)
 
 
 def test_every_place_sees_both_sides() -> None:
-    model, row = bert(), TokenRow.of(TEXTS)
+    model, row = bert(), PackedTokens.from_lists(TEXTS)
     with torch.no_grad(), Recorder(model) as seen:
         model.encode(row)
     assert len(seen.attention) == 2
@@ -192,7 +192,7 @@ def test_every_place_sees_both_sides() -> None:
 
 def test_a_fill_model_writes_nothing() -> None:
     with pytest.raises(UserError, match=r"fill.*writes nothing"):
-        search(bert(), SearchRequest(TokenRow.of(TEXTS), Decoding()))
+        search(bert(), SearchRequest(PackedTokens.from_lists(TEXTS), DecodingSettings()))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
@@ -200,24 +200,24 @@ def test_a_fill_model_writes_nothing() -> None:
 
 def test_after_the_class_comes_the_end_for_certain() -> None:
     model = bert(target=9, task="classify")
-    batch = PairBatch.of(TEXTS, [[4, END], [5, 6, 7, END], [END]], begin=BEGIN, target_size=12)
+    batch = SeqBatch.from_lists(TEXTS, [[4, EOS], [5, 6, 7, EOS], [EOS]], bos=BOS, target_size=12)
     with torch.no_grad():
-        logits = batch.inputs.rows.split(model(batch))
+        logits = batch.inputs.layout.split(model(batch))
     assert [len(part) for part in logits] == [2, 4, 1]
     for part in logits:
         assert part.isfinite().all()
         for later in part[1:].double().log_softmax(-1):  # the end mark 0, the eight others -30
-            assert later[END].item() == pytest.approx(-8 * math.exp(-30), rel=1e-3)
+            assert later[EOS].item() == pytest.approx(-8 * math.exp(-30), rel=1e-3)
             assert later.sort().values[:-1].tolist() == pytest.approx([-30.0] * 8)
 
 
 def test_steps_give_what_a_full_pass_gives() -> None:
     model = bert(target=9, task="classify")
-    batch = PairBatch.of(TEXTS, [[4, 5, END]] * 3, begin=BEGIN)
+    batch = SeqBatch.from_lists(TEXTS, [[4, 5, EOS]] * 3, bos=BOS)
     with torch.no_grad():
-        whole = torch.stack(batch.inputs.rows.split(model(batch)))  # [N, 3, V]
+        whole = torch.stack(batch.inputs.layout.split(model(batch)))  # [N, 3, V]
         state = model.start(batch.source)
-        first, state = model.step(state, torch.full((3, 1), BEGIN))
+        first, state = model.step(state, torch.full((3, 1), BOS))
         torch.testing.assert_close(first[:, 0], whole[:, 0])
         state = state.reorder(torch.zeros(3, 2, dtype=torch.long)).keep(torch.tensor([2, 0]))
         for place in (1, 2):
@@ -228,12 +228,15 @@ def test_steps_give_what_a_full_pass_gives() -> None:
 def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
     model = bert(target=9, task="classify")
     with torch.no_grad():
-        model.classifier.out.bias[END] = -100.0  # as after training: no text is without a class
+        model.classifier.out.bias[EOS] = -100.0  # as after training: no text is without a class
     found = search(
-        model, SearchRequest(TokenRow.of(TEXTS), Decoding(beam=4, length_penalty=0.0), banned=[0, 1, 3], nbest=3)
+        model,
+        SearchRequest(
+            PackedTokens.from_lists(TEXTS), DecodingSettings(beam=4, length_penalty=0.0), banned=[0, 1, 3], nbest=3
+        ),
     )
     with torch.no_grad():
-        logits = torch.stack([part[0] for part in classes().inputs.rows.split(model(classes()))])
+        logits = torch.stack([part[0] for part in classes().inputs.layout.split(model(classes()))])
     for hypotheses, row in zip(found, logits, strict=True):
         best = (row[4:].topk(3).indices + 4).tolist()
         assert [h.tokens for h in hypotheses] == [(token,) for token in best]
@@ -248,39 +251,39 @@ def test_a_classifier_begins_with_the_body_of_a_fill_model_and_a_head_of_its_own
     with torch.no_grad():
         for parameter in filler.parameters():
             parameter.add_(1.0)
-    before = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
-    learnt = weights.of_model(filler)
-    model.begin_with(learnt, "there")
-    for name, tensor in weights.of_model(model).items():
+    before = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
+    learnt = tensor_io.model_tensors(filler)
+    model.init_from(learnt, "there")
+    for name, tensor in tensor_io.model_tensors(model).items():
         own = name.startswith("classifier.")
         assert torch.equal(tensor, before[name] if own else learnt[name]), name
         assert own or not torch.equal(tensor, before[name]), name
 
 
 def test_tensors_that_do_not_fit_are_named() -> None:
-    learnt = weights.of_model(bert())
+    learnt = tensor_io.model_tensors(bert())
     model = bert(target=9, task="classify")
-    lacking = {name: tensor for name, tensor in learnt.items() if name != "embedding.kinds"}
-    with pytest.raises(UserError, match=r"there lacks tensor embedding\.kinds \(1 in all\)"):
-        model.begin_with(lacking, "there")
-    with pytest.raises(UserError, match=r"there has an unknown tensor encoder\.9\.own \(1 in all\)"):
-        model.begin_with({**learnt, "encoder.9.own": torch.zeros(1)}, "there")
+    lacking = {name: tensor for name, tensor in learnt.items() if name != "embedding.token_types"}
+    with pytest.raises(UserError, match=r"there lacks tensor embedding\.token_types \(1 in all\)"):
+        model.init_from(lacking, "there")
+    with pytest.raises(UserError, match=r"there has an unknown tensor encoder\.9\.self_attn \(1 in all\)"):
+        model.init_from({**learnt, "encoder.9.self_attn": torch.zeros(1)}, "there")
     with pytest.raises(UserError, match=r"there: embedding\.table has shape \(21, 16\), not \(20, 16\)"):
-        model.begin_with(weights.of_model(bert(source=21)), "there")
-    with pytest.raises(UserError, match=r"there lacks tensor filler\.bias"):
-        bert().begin_with(weights.of_model(model), "there")  # a classifier never learnt to fill in
+        model.init_from(tensor_io.model_tensors(bert(source=21)), "there")
+    with pytest.raises(UserError, match=r"there lacks tensor mlm_head\.bias"):
+        bert().init_from(tensor_io.model_tensors(model), "there")  # a classifier never learnt to fill in
 
 
 def test_the_same_task_takes_everything() -> None:
     one, other = bert(target=9, task="classify"), Bert(settings(task="classify"), 20, 9)
-    other.begin_with(weights.of_model(one), "there")
+    other.init_from(tensor_io.model_tensors(one), "there")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 # -- must learn --------------------------------------------------------------------------------------------------------
 
 
-def some_texts(count: int, generator: torch.Generator) -> PairBatch:
+def some_texts(count: int, generator: torch.Generator) -> SeqBatch:
     """Texts of 1 to 6 words: all from 10 to 19 (class 4), or some of them from 20 to 29 (class 5)."""
     sources, targets = [], []
     for _ in range(count):
@@ -289,9 +292,9 @@ def some_texts(count: int, generator: torch.Generator) -> PairBatch:
         odd = bool(torch.randint(0, 2, (), generator=generator))
         if odd:
             words[torch.randint(0, length, (), generator=generator)] += 10
-        sources.append([BEGIN, *words.tolist(), END])
-        targets.append([5 if odd else 4, END])
-    return PairBatch.of(sources, targets, begin=BEGIN)
+        sources.append([BOS, *words.tolist(), EOS])
+        targets.append([5 if odd else 4, EOS])
+    return SeqBatch.from_lists(sources, targets, bos=BOS)
 
 
 def test_a_tiny_classifier_learns_which_words_matter() -> None:
@@ -302,12 +305,12 @@ def test_a_tiny_classifier_learns_which_words_matter() -> None:
     for _ in range(150):
         batch = some_texts(32, generator)
         optimizer.zero_grad()
-        (model.loss(batch) / batch.tokens).backward()
+        (model.loss(batch) / batch.num_targets).backward()
         optimizer.step()
     fresh = some_texts(300, generator)
-    found = search(model.eval(), SearchRequest(fresh.source, Decoding(beam=1)))
+    found = search(model.eval(), SearchRequest(fresh.source, DecodingSettings(beam=1)))
     right = [
-        h.tokens == (int(label[0]),) for (h,), label in zip(found, fresh.inputs.rows.split(fresh.labels), strict=True)
+        h.tokens == (int(label[0]),) for (h,), label in zip(found, fresh.inputs.layout.split(fresh.labels), strict=True)
     ]
     assert sum(right) >= 0.98 * len(right)
 
@@ -318,14 +321,14 @@ def test_a_tiny_fill_model_learns_a_rule_that_needs_both_sides() -> None:
     model = Bert(settings(width=32), 16, 16)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     sums = torch.cartesian_prod(torch.arange(5), torch.arange(5))
-    texts = [[BEGIN, 5 + a, 5 + a + b, 5 + b, END] for a, b in sums.tolist()]
-    clean = TokenRow.of(texts)
-    middle = clean.rows.position == 2
-    read = TokenRow(clean.ids.masked_fill(middle, 4), clean.rows)
-    batch = PairBatch(read, read, clean.ids, middle)
+    texts = [[BOS, 5 + a, 5 + a + b, 5 + b, EOS] for a, b in sums.tolist()]
+    clean = PackedTokens.from_lists(texts)
+    middle = clean.layout.position == 2
+    read = PackedTokens(clean.ids.masked_fill(middle, 4), clean.layout)
+    batch = SeqBatch(read, read, clean.ids, middle)
     for _ in range(150):
         optimizer.zero_grad()
-        loss = model.loss(batch) / batch.tokens
+        loss = model.loss(batch) / batch.num_targets
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.05

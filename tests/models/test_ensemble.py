@@ -13,10 +13,10 @@ from tests.tiny_runs import make, make_run
 import regard
 from regard.decoding import SearchRequest, score, search
 from regard.errors import UserError
-from regard.models.ensemble import Ensemble, agreed
-from regard.recipes.schema import Decoding
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN
+from regard.models.ensemble import Ensemble, mean_logprobs
+from regard.packed import PackedTokens, SeqBatch
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS
 
 LINES = ["this cat is very large", "the dog sees the cat", "", "a cat"]
 PAIRS = [(line, "este gato") for line in LINES if line]
@@ -47,19 +47,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_mean_of_probabilities_not_of_their_logarithms() -> None:
     """0.9 and 0.5 are 0.7 together; the mean of their logarithms would be that of sqrt(0.45), 0.67."""
     one, other = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log() + 7  # logits are up to a constant
-    assert agreed([one, other]).softmax(-1).tolist() == pytest.approx([0.7, 0.3])
+    assert mean_logprobs([one, other]).softmax(-1).tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_what_no_member_can_write_stays_impossible() -> None:
     never = torch.tensor([0.0, -math.inf])
-    assert agreed([never, never]).tolist() == [0.0, -math.inf]
-    assert agreed([never, torch.tensor([0.0, 0.0])]).softmax(-1).tolist() == pytest.approx([0.75, 0.25])
+    assert mean_logprobs([never, never]).tolist() == [0.0, -math.inf]
+    assert mean_logprobs([never, torch.tensor([0.0, 0.0])]).softmax(-1).tolist() == pytest.approx([0.75, 0.25])
 
 
 def test_logits_are_at_the_members_mean_level() -> None:
     logits = torch.tensor([3.0, -1.0, 0.5])
-    assert agreed([logits]).tolist() == pytest.approx(logits.tolist())
-    assert agreed([logits, logits + 2]).tolist() == pytest.approx((logits + 1).tolist())
+    assert mean_logprobs([logits]).tolist() == pytest.approx(logits.tolist())
+    assert mean_logprobs([logits, logits + 2]).tolist() == pytest.approx((logits + 1).tolist())
 
 
 @pytest.mark.parametrize("others", [["two"], ["recurrent"], ["two", "recurrent"]])
@@ -81,13 +81,16 @@ def test_a_search_scores_what_it_finds_as_the_whole_pass_does(
     translator = model.translator(beam=beam)
     sources = [ids for ids in translator.encode(LINES)[0] if ids]
     found = search(
-        model.module, SearchRequest(TokenRow.of(sources), Decoding(beam=beam, max_ratio=1.0, max_extra=3), nbest=beam)
+        model.module,
+        SearchRequest(
+            PackedTokens.from_lists(sources), DecodingSettings(beam=beam, max_ratio=1.0, max_extra=3), nbest=beam
+        ),
     )
     for ids, hypotheses in zip(sources, found, strict=True):
         for hypothesis in hypotheses:
             length = len(hypothesis.logprobs)
             target = [*hypothesis.tokens, 2][:length]
-            (logprobs,) = score(model.module, PairBatch.of([ids], [target], begin=BEGIN))
+            (logprobs,) = score(model.module, SeqBatch.from_lists([ids], [target], bos=BOS))
             assert hypothesis.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 

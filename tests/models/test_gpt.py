@@ -11,16 +11,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import weights
-from regard.attention import Packed, kernel, kv_cache
+from regard import tensor_io
+from regard.attention import PackedQK, kv_cache, use_backend
 from regard.errors import UserError
 from regard.models import build
 from regard.models.gpt import GPT
+from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import GPTSettings
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END
+from regard.text import BOS, EOS
 
-TINY = {"width": 16, "heads": 2, "layers": 2, "inner": 24, "max_positions": 64, "dropout": 0.0, "reach": 3, "memory": 2}
+TINY = {
+    "width": 16,
+    "heads": 2,
+    "layers": 2,
+    "ffn_width": 24,
+    "max_positions": 64,
+    "dropout": 0.0,
+    "mask_size": 3,
+    "memory_size": 2,
+}
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
 MASKS = ("causal", "window", "strided", "fixed", "segments")
 VOCABULARY = 20
@@ -48,8 +57,8 @@ def text(*lengths: int, seed: int = 1) -> list[list[int]]:
 
 def alone(gpt: GPT, tokens: list[int]) -> Tensor:
     """[n, V]: the logits at every place of one text, by a full pass."""
-    row = TokenRow.of([tokens])
-    return gpt(PairBatch(TokenRow.of([[]]), row, row.ids))
+    row = PackedTokens.from_lists([tokens])
+    return gpt(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
 
 
 # -- size --------------------------------------------------------------------------------------------------------------
@@ -86,14 +95,14 @@ def test_every_preset_has_its_size(size: str, d: int, layers: int, places: int, 
 @pytest.mark.parametrize(
     ("changes", "more"),
     [
-        ({"tied": False}, VOCABULARY * 16),
+        ({"tie_embeddings": False}, VOCABULARY * 16),
         ({"positions": "sinusoidal"}, -64 * 16),
         ({"positions": "rotary"}, -64 * 16),
         ({"positions": "relative"}, -64 * 16 + 2 * 2 * (8 + 8 + 8 * 8)),  # 2 layers, 2 heads: u, v and W
         ({"norm": "rms"}, -5 * 16),  # no bias in any norm
         ({"activation": "gated"}, 2 * (16 * 24 + 24)),
         ({"mask": "strided"}, 0),
-        ({"scaled": True}, 0),
+        ({"scale_embeddings": True}, 0),
     ],
 )
 def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
@@ -105,25 +114,25 @@ def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
 def test_a_source_vocabulary_of_its_own_is_a_second_table_and_places_are_shared() -> None:
     made = GPT(settings(), 30, VOCABULARY, shared=False)
     assert count(made) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + 30 * 16
-    stored = weights.of_model(made)
+    stored = tensor_io.model_tensors(made)
     assert {n for n in stored if "embedding" in n} == {
         "embedding.table", "embedding.positions.table", "source_embedding.table"
     }  # fmt: skip
     other = GPT(settings(), 30, VOCABULARY, shared=False)
-    weights.into_model(other, stored, "memory")
+    tensor_io.load_into_model(other, stored, "memory")
     assert torch.equal(other.source_embedding.table, made.source_embedding.table)
 
 
 def test_weights_begin_small_and_smaller_where_many_layers_add_up() -> None:
     torch.manual_seed(2)
-    made = GPT(settings(width=64, inner=256, layers=8, tied=False, positions="relative"), 500, 500)
+    made = GPT(settings(width=64, ffn_width=256, layers=8, tie_embeddings=False, positions="relative"), 500, 500)
     for name, parameter in made.named_parameters():
         if parameter.dim() < 2:
             assert bool((parameter == (1 if name.endswith("norm.weight") else 0)).all()), name
         else:
-            added = name.endswith(("own.out.weight", "feed_forward.out.weight"))
+            added = name.endswith(("self_attn.out_proj.weight", "feed_forward.w_out.weight"))
             assert parameter.std().item() == pytest.approx(0.02 / (4 if added else 1), rel=0.2), name  # sqrt(2 * 8) = 4
-    scaled = GPT(settings(width=64, scaled=True), 500, 500)
+    scaled = GPT(settings(width=64, scale_embeddings=True), 500, 500)
     assert scaled.embedding.table.std().item() == pytest.approx(1 / 8, rel=0.05)
     assert (scaled.embedding.scale, made.embedding.scale) == (8, 1)
 
@@ -176,7 +185,7 @@ def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end
     with pytest.raises(UserError, match="5 tokens in one sequence are too many: this model has places for 4"):
         alone(model(max_positions=4), tokens)
     made = model(max_positions=4)
-    state = made.start(TokenRow.of([tokens[:3], tokens[:1]]))
+    state = made.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
     _, state = made.step(state, torch.tensor([[4], [4]]))
     state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two places left
     for _ in range(2):
@@ -189,12 +198,12 @@ def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.gpt.pack", partial(Packed, lot=4))  # 4 queries at a time
+    monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, lot=4))  # 4 queries at a time
     made = model(mask=mask, positions="relative")
-    batch = PairBatch.of(text(3, 11, 7), text(9, 1, 12, seed=2), begin=BEGIN, source_size=25, target_size=30)
+    batch = SeqBatch.from_lists(text(3, 11, 7), text(9, 1, 12, seed=2), bos=BOS, source_size=25, target_size=30)
     found = []
-    for name in ("plain", "fused", "blocks"):
-        with kernel(name):
+    for name in ("plain", "fused", "block_sparse"):
+        with use_backend(name):
             found.append(made(batch))
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(found[2], found[0])
@@ -209,11 +218,11 @@ def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_pair_is_one_text_the_source_and_then_the_target(positions: str, mask: str) -> None:
     made = model(positions=positions, mask=mask)
     sources, targets = text(4, 0, 6), text(3, 5, 1, seed=2)
-    batch = PairBatch.of(sources, targets, begin=BEGIN, source_size=13, target_size=12)
+    batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=13, target_size=12)
     logits = made(batch)
     assert not logits[9:].any()  # fill
-    for source, target, found in zip(sources, targets, batch.inputs.rows.split(logits), strict=True):
-        torch.testing.assert_close(found, alone(made, [*source, BEGIN, *target[:-1]])[len(source) :])
+    for source, target, found in zip(sources, targets, batch.inputs.layout.split(logits), strict=True):
+        torch.testing.assert_close(found, alone(made, [*source, BOS, *target[:-1]])[len(source) :])
 
 
 def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
@@ -226,20 +235,20 @@ def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
         joined.embedding.table[:VOCABULARY] = made.embedding.table
         joined.embedding.table[VOCABULARY:] = made.source_embedding.table
     target = text(4)[0]
-    found = made(PairBatch.of([[29, 3, 17]], [target], begin=BEGIN))
-    expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BEGIN, *target[:-1]])
+    found = made(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
+    expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BOS, *target[:-1]])
     torch.testing.assert_close(found, expected[3:, :VOCABULARY])
-    state = made.start(TokenRow.of([[29, 3, 17]]))
-    torch.testing.assert_close(made.step(state, torch.tensor([[BEGIN]]))[0][0, 0], found[0])
+    state = made.start(PackedTokens.from_lists([[29, 3, 17]]))
+    torch.testing.assert_close(made.step(state, torch.tensor([[BOS]]))[0][0, 0], found[0])
 
 
 def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model()
     rows = []
     monkeypatch.setattr(made, "_through", lambda x, r: rows.append(r) or x)
-    batch = PairBatch.of([[], []], [[5, END], [6, 7, END]], begin=BEGIN, source_size=3, target_size=7)
+    batch = SeqBatch.from_lists([[], []], [[5, EOS], [6, 7, EOS]], bos=BOS, source_size=3, target_size=7)
     made(batch)
-    assert rows == [batch.inputs.rows]
+    assert rows == [batch.inputs.layout]
 
 
 # -- with a cache ------------------------------------------------------------------------------------------------------
@@ -252,7 +261,7 @@ def test_prompts_of_different_lengths_in_one_batch_go_on_as_if_alone(positions: 
     prompts, further = text(5, 0, 9, 1), text(18, 18, 18, 18, seed=2)
     whole = [alone(made, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
     with torch.no_grad():
-        state = made.start(TokenRow.of(prompts, size=17))
+        state = made.start(PackedTokens.from_lists(prompts, size=17))
         for step in range(18):
             logits, state = made.step(state, torch.tensor([[f[step]] for f in further]))
             for n, prompt in enumerate(prompts):
@@ -262,7 +271,7 @@ def test_prompts_of_different_lengths_in_one_batch_go_on_as_if_alone(positions: 
 @pytest.mark.parametrize("prompts", [[[], []], [[4, 5], [6, 7]]], ids=["empty", "even"])
 def test_prompts_of_one_length_leave_no_empty_places(prompts: list[list[int]]) -> None:
     made = model()
-    state = made.start(TokenRow.of(prompts, size=5))
+    state = made.start(PackedTokens.from_lists(prompts, size=5))
     for cache in state.own:
         assert cache.tree.padding is None and cache.tree.length == len(prompts[0])
         assert (cache.key is None) == (not prompts[0])  # nothing was run for an empty prompt
@@ -274,7 +283,7 @@ def test_beams_and_sentences_that_change_places_keep_their_prompts() -> None:
     made = model(positions="relative", mask="fixed")
     prompts = text(2, 7, 4)
     with torch.no_grad():
-        state = made.start(TokenRow.of(prompts))
+        state = made.start(PackedTokens.from_lists(prompts))
         _, state = made.step(state, torch.tensor([[5], [6], [7]]))
         state = state.reorder(torch.zeros(3, 2, dtype=torch.long))
         _, state = made.step(state, torch.tensor([[8, 9], [10, 11], [12, 13]]))
@@ -294,7 +303,7 @@ def test_beams_and_sentences_that_change_places_keep_their_prompts() -> None:
 def test_a_long_text_in_segments_is_one_pass_under_their_mask(
     positions: str, length: int, memory: int, layers: int
 ) -> None:
-    made = model(positions=positions, mask="segments", reach=length, memory=memory, layers=layers).float()
+    made = model(positions=positions, mask="segments", mask_size=length, memory_size=memory, layers=layers).float()
     texts = text(23, 23)
     held = []
     watched = kv_cache.KVCache.open

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.losses import cross_entropy, r_dropped
-from regard.models import Translator, build
-from regard.recipes.schema import FAMILIES, Training
-from regard.rows import PairBatch
+from regard.models import SequenceModel, build
+from regard.nn.losses import cross_entropy, r_drop_loss
+from regard.packed import SeqBatch
+from regard.recipes.schema import FAMILIES, TrainingSettings
 from regard.training import step
 
 WORDS = 20
@@ -24,22 +24,22 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(name: str) -> tuple[Translator, PairBatch]:
+def made(name: str) -> tuple[SequenceModel, SeqBatch]:
     torch.manual_seed(0)
     settings = FAMILIES[KINDS[name]["family"]].model_validate({**KINDS[name], "dropout": 0.3})
     model = build(settings, WORDS, WORDS, name != "bert").train()  # type: ignore[arg-type]
     sources, targets = [[5, 6, 7, 2], [8, 9, 2]], [[7, 2], [6, 2]]
     if name != "bert, gaps":
-        return model, PairBatch.of(sources, targets, begin=1)
-    row = PairBatch.of(sources, sources, begin=1).source
-    return model, PairBatch(row, row, (row.ids + 1) % WORDS, row.ids % 2 == 0)
+        return model, SeqBatch.from_lists(sources, targets, bos=1)
+    row = SeqBatch.from_lists(sources, sources, bos=1).source
+    return model, SeqBatch(row, row, (row.ids + 1) % WORDS, row.ids % 2 == 0)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_batch_is_read_twice(name: str) -> None:
     """Loss and gradients are those of the definition for two passes, one after the other."""
     model, batch = made(name)
-    counted = torch.ones_like(batch.labels, dtype=torch.bool) if batch.counted is None else batch.counted
+    counted = torch.ones_like(batch.labels, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
     found = []
     for ours in (True, False):
         torch.manual_seed(3)
@@ -48,7 +48,7 @@ def test_a_batch_is_read_twice(name: str) -> None:
         else:
             one, other = model(batch), model(batch)
             assert not torch.allclose(one, other)
-            loss = r_dropped(one, other, batch.labels, counted, 0.1, 5.0)
+            loss = r_drop_loss(one, other, batch.labels, counted, 0.1, 5.0)
         found.append([loss, *torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)])
     torch.testing.assert_close(*([x for x in each if x is not None] for each in found))
     torch.manual_seed(3)
@@ -60,16 +60,18 @@ def test_a_batch_is_read_twice(name: str) -> None:
 def test_an_update_reads_as_often_as_the_recipe_says(readings: int) -> None:
     """Two batches in one update, each read so often; what is summed up is what the definition gives."""
     model, batch = made("transformer")
-    settings = Training(precision="fp32", accumulate=2, label_smoothing=0.1, r_drop=5.0 if readings == 2 else 0.0)
-    passes, hidden = 0, model.hidden
+    settings = TrainingSettings(
+        precision="fp32", accumulate=2, label_smoothing=0.1, r_drop=5.0 if readings == 2 else 0.0
+    )
+    passes, hidden = 0, model.features
 
-    def counted(batch: PairBatch) -> Tensor:
+    def counted(batch: SeqBatch) -> Tensor:
         nonlocal passes
         passes += 1
         return hidden(batch)
 
-    model.hidden = counted  # type: ignore[method-assign]
-    update = step.Step(
+    model.features = counted  # type: ignore[method-assign]
+    update = step.TrainingStep(
         model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu")
     )
     update([batch, batch], 3, 0.0)

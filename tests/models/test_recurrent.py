@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.attention import kernel
+from regard.attention import use_backend
 from regard.errors import UserError
-from regard.inside.recorder import Recorder, intervene
+from regard.interpret.recorder import Recorder, intervene
 from regard.models import build
 from regard.models.recurrent import Recurrent
+from regard.nn.recurrent import RecurrentLayer, reversal_index
+from regard.packed import PackedLayout, SeqBatch
 from regard.recipes.schema import Recipe, RecurrentSettings
-from regard.recurrence import Recurrence, turning
-from regard.rows import PairBatch, Rows
-from regard.text import BEGIN, END
+from regard.text import BOS, EOS
 
 CELLS = ["lstm", "gru"]
-ATTENTIONS = ["none", "dot", "bilinear", "additive", "heads"]
-SOURCES = [[5, 6, 7, END], [END], [8, 9, 10, 11, 12, END], [6, 8, END]]
-TARGETS = [[13, END], [14, 15, 16, END], [END], [4, 5, 6, 7, END]]
+ATTENTIONS = ["none", "dot", "bilinear", "additive", "multihead"]
+SOURCES = [[5, 6, 7, EOS], [EOS], [8, 9, 10, 11, 12, EOS], [6, 8, EOS]]
+TARGETS = [[13, EOS], [14, 15, 16, EOS], [EOS], [4, 5, 6, 7, EOS]]
 
 
 def settings(**changes: Any) -> RecurrentSettings:
@@ -44,12 +44,12 @@ def made(vocabulary: int = 20, seed: int = 1, **changes: Any) -> Recurrent:
     return model
 
 
-def pairs(spare: int = 0) -> PairBatch:
+def pairs(spare: int = 0) -> SeqBatch:
     sizes = [sum(map(len, side)) + spare for side in (SOURCES, TARGETS)]
-    return PairBatch.of(SOURCES, TARGETS, begin=BEGIN, source_size=sizes[0], target_size=sizes[1])
+    return SeqBatch.from_lists(SOURCES, TARGETS, bos=BOS, source_size=sizes[0], target_size=sizes[1])
 
 
-def by_hand(recurrence: Recurrence, x: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
+def by_hand(recurrence: RecurrentLayer, x: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
     """One sentence x [L, I] by the textbook: outputs [L, D] and gates [L, 3 or 2, D]."""
     cell = recurrence.cell
     rows = 4 if recurrence.lstm else 3
@@ -82,16 +82,16 @@ def test_the_fused_cell_computes_what_the_loop_defines(
     cell: str, turn: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     torch.manual_seed(1)
-    recurrence = Recurrence(cell, 5, 7).to(dtype)
+    recurrence = RecurrentLayer(cell, 5, 7).to(dtype)
     with torch.no_grad():
         for parameter in recurrence.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    turned = turning(Rows([4, 9, 1])) if turn else None
+    turned = reversal_index(PackedLayout([4, 9, 1])) if turn else None
     x = torch.randn(3, 9, 5, dtype=dtype, requires_grad=True)
     states = [torch.randn(3, 7, dtype=dtype, requires_grad=True) for _ in range(2 if cell == "lstm" else 1)]
     results = []
     for name in ("plain", "fused"):
-        with kernel(name):
+        with use_backend(name):
             outputs, last = recurrence(x, tuple(states), turned)
         wrt = [x, *states, *recurrence.parameters()]
         aim = outputs.square().sum() + sum(s.sin().sum() for s in last)
@@ -106,21 +106,21 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
     batch = pairs(spare=3)
     with torch.no_grad(), Recorder(model) as seen:
         model(batch)
-        rows = batch.source.rows
+        rows = batch.source.layout
         sentences = rows.split(model.source_embedding(batch.source.ids))
         summary = model.encode(batch.source)[1]
         decoder = model.decoder[0]
         begun = decoder.begin(summary)
-        written = batch.inputs.rows.split(model.target_embedding(batch.inputs.ids))
+        written = batch.inputs.layout.split(model.target_embedding(batch.inputs.ids))
     zeros = torch.zeros(4, dtype=torch.float64)
     for n, (x, y) in enumerate(zip(sentences, written, strict=True)):
-        for way, order in (("ahead", x), ("back", x.flip(0))):
+        for way, order in (("forward_cell", x), ("backward_cell", x.flip(0))):
             _, gates = by_hand(getattr(model.encoder[0], way), order, zeros, zeros if cell == "lstm" else None)
-            gates = gates if way == "ahead" else gates.flip(0)
+            gates = gates if way == "forward_cell" else gates.flip(0)
             torch.testing.assert_close(seen.values[f"encoder.0.{way}.gates"][n, : len(x)], gates)
         states = [state[n] for state in begun]
-        _, gates = by_hand(decoder.ahead, y, states[0], states[1] if cell == "lstm" else None)
-        torch.testing.assert_close(seen.values["decoder.0.ahead.gates"][n, : len(y)], gates)
+        _, gates = by_hand(decoder.cell, y, states[0], states[1] if cell == "lstm" else None)
+        torch.testing.assert_close(seen.values["decoder.0.cell.gates"][n, : len(y)], gates)
     for name, value in seen.values.items():
         if name.endswith("gates"):
             assert value.shape[2] == (3 if cell == "lstm" else 2)
@@ -131,15 +131,15 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_gates_of_decoding_steps_are_those_of_the_whole_pass(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention, decoder_layers=2)
-    batch = PairBatch.of(SOURCES, [[13, 14, END]] * 4, begin=BEGIN)
+    batch = SeqBatch.from_lists(SOURCES, [[13, 14, EOS]] * 4, bos=BOS)
     with torch.no_grad(), Recorder(model) as whole:
         model(batch)
     with torch.no_grad(), Recorder(model) as steps:
         state = model.start(batch.source)
-        for token in (BEGIN, 13, 14):
+        for token in (BOS, 13, 14):
             _, state = model.step(state, torch.full((4, 1), token))
     for layer in (0, 1):
-        name = f"decoder.{layer}.ahead.gates"
+        name = f"decoder.{layer}.cell.gates"
         torch.testing.assert_close(torch.cat(steps.history[name], 1), whole.values[name])  # type: ignore[arg-type]
 
 
@@ -151,9 +151,9 @@ def test_an_lstm_told_to_forget_everything_holds_what_it_reads() -> None:
         return torch.tensor([1.0, 0.0, 1.0], dtype=value.dtype)[:, None].expand_as(value)
 
     batch = pairs()
-    with torch.no_grad(), intervene(model, {"encoder.0.ahead.gates": gates}):
-        found = batch.source.rows.split(model.encode(batch.source)[0])
-    cell = model.encoder[0].ahead.cell
+    with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": gates}):
+        found = batch.source.layout.split(model.encode(batch.source)[0])
+    cell = model.encoder[0].forward_cell.cell
     w, u = cell.weight_ih_l0[16:24], cell.weight_hh_l0[16:24]
     b = (cell.bias_ih_l0 + cell.bias_hh_l0)[16:24]
     for sentence, outputs in zip(SOURCES, found, strict=True):
@@ -167,17 +167,17 @@ def test_an_lstm_told_to_forget_everything_holds_what_it_reads() -> None:
 def test_a_gru_told_to_keep_its_state_keeps_it_and_one_told_not_to_knows_only_the_last_word() -> None:
     model = made(cell="gru", attention="none", bidirectional=False)
     batch = pairs()
-    with torch.no_grad(), intervene(model, {"encoder.0.ahead.gates": torch.ones_like}):
+    with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": torch.ones_like}):
         assert not model.encode(batch.source)[0].any()  # it began with zeros
-    with torch.no_grad(), intervene(model, {"encoder.0.ahead.gates": torch.zeros_like}):
+    with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": torch.zeros_like}):
         found = model.encode(batch.source)[0]
-    cell = model.encoder[0].ahead.cell
+    cell = model.encoder[0].forward_cell.cell
     x = model.source_embedding(batch.source.ids)
     torch.testing.assert_close(found, torch.tanh(x @ cell.weight_ih_l0[16:].T + cell.bias_ih_l0[16:]))
 
 
 def test_cells_begin_remembering_with_recurrent_matrices_that_turn_but_do_not_stretch() -> None:
-    cell = Recurrence("lstm", 5, 6).cell
+    cell = RecurrentLayer("lstm", 5, 6).cell
     assert (cell.bias_ih_l0 + cell.bias_hh_l0).tolist() == [0.0] * 6 + [1.0] * 6 + [0.0] * 12
     for matrix in cell.weight_hh_l0.split(6):
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(6), atol=1e-5, rtol=0)
@@ -190,12 +190,12 @@ def test_cells_begin_remembering_with_recurrent_matrices_that_turn_but_do_not_st
 def test_reading_from_the_end_is_reading_the_reversed_sentence(cell: str) -> None:
     model = made(cell=cell, attention="none")
     layer = model.encoder[0]
-    layer.back.load_state_dict(layer.ahead.state_dict())
+    layer.backward_cell.load_state_dict(layer.forward_cell.state_dict())
     batch = pairs(spare=2)
-    turned = PairBatch.of([s[::-1] for s in SOURCES], TARGETS, begin=BEGIN)
+    turned = SeqBatch.from_lists([s[::-1] for s in SOURCES], TARGETS, bos=BOS)
     with torch.no_grad():
-        one = batch.source.rows.split(model.encode(batch.source)[0])
-        other = turned.source.rows.split(model.encode(turned.source)[0])
+        one = batch.source.layout.split(model.encode(batch.source)[0])
+        other = turned.source.layout.split(model.encode(turned.source)[0])
     for straight, reversed in zip(one, other, strict=True):
         torch.testing.assert_close(straight[:, 4:], reversed[:, :4].flip(0))
 
@@ -206,12 +206,12 @@ def test_the_encoder_is_pytorchs_bidirectional_one_on_each_sentence_alone(cell: 
     theirs: Any = (nn.LSTM if cell == "lstm" else nn.GRU)(6, 5, 2, batch_first=True, bidirectional=True).double()
     with torch.no_grad():
         for number, layer in enumerate(model.encoder):
-            for way, suffix in ((layer.ahead, ""), (layer.back, "_reverse")):
+            for way, suffix in ((layer.forward_cell, ""), (layer.backward_cell, "_reverse")):
                 for name, parameter in way.cell.named_parameters():
                     getattr(theirs, name.replace("l0", f"l{number}") + suffix).copy_(parameter)
         batch = pairs(spare=4)
         found, summary = model.encode(batch.source)
-        for n, ours in enumerate(batch.source.rows.split(found)):
+        for n, ours in enumerate(batch.source.layout.split(found)):
             x = model.source_embedding(torch.tensor(SOURCES[n]))
             expected, last = theirs(x[None])
             torch.testing.assert_close(ours, expected[0])
@@ -229,16 +229,16 @@ def test_what_is_seen_is_the_mean_of_what_was_read_by_weights_that_sum_to_one(ce
     batch = pairs(spare=2)
     with torch.no_grad(), Recorder(model) as seen:
         model(batch)
-        source = batch.source.rows.split(model.encode(batch.source)[0])
+        source = batch.source.layout.split(model.encode(batch.source)[0])
     (name,) = seen.attention
-    assert name == ("decoder.0.cross" if attention == "additive" else "readout.cross")
-    heads = batch.inputs.rows.split(seen.values[f"{name}.heads"])  # [Q, H, D] each
+    assert name == ("decoder.0.cross_attn" if attention == "additive" else "readout.cross_attn")
+    heads = batch.inputs.layout.split(seen.values[f"{name}.heads"])  # [Q, H, D] each
     for n, read in enumerate(source):
         weights = seen.attention[name].sentence(n)
-        assert weights.shape == (2 if attention == "heads" else 1, len(TARGETS[n]), len(SOURCES[n]))
+        assert weights.shape == (2 if attention == "multihead" else 1, len(TARGETS[n]), len(SOURCES[n]))
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2], dtype=torch.float64))
-        if attention == "heads":
-            values = model.readout.cross.key_value(read)[:, 8:].unflatten(-1, (2, 4)).transpose(0, 1)
+        if attention == "multihead":
+            values = model.readout.cross_attn.kv_proj(read)[:, 8:].unflatten(-1, (2, 4)).transpose(0, 1)
         else:
             values = read[None]
         torch.testing.assert_close(heads[n], (weights @ values).transpose(0, 1))
@@ -250,37 +250,37 @@ def test_scores_of_finished_states(attention: str) -> None:
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
         model(batch)
-        source = batch.source.rows.split(model.encode(batch.source)[0])
-    states = batch.inputs.rows.split(seen.values["decoder.0.stream"])
-    matrix = model.readout.cross.score.weight if attention == "bilinear" else torch.eye(8, dtype=torch.float64)
+        source = batch.source.layout.split(model.encode(batch.source)[0])
+    states = batch.inputs.layout.split(seen.values["decoder.0.stream"])
+    matrix = model.readout.cross_attn.score.weight if attention == "bilinear" else torch.eye(8, dtype=torch.float64)
     for n, read in enumerate(source):
         expected = (states[n] @ matrix @ read.T).softmax(-1)
-        torch.testing.assert_close(seen.attention["readout.cross"].sentence(n)[0], expected)
+        torch.testing.assert_close(seen.attention["readout.cross_attn"].sentence(n)[0], expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_additive_attention_by_hand(cell: str) -> None:
     """s_t = cell([y_t; c_t], s_(t-1)), c_t = softmax(v · tanh(W s_(t-1) + U h + b)) @ h, read out with y_t."""
-    model = made(cell=cell, attention="additive", tied=False)
+    model = made(cell=cell, attention="additive", tie_embeddings=False)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
-        logits = batch.inputs.rows.split(model(batch))
+        logits = batch.inputs.layout.split(model(batch))
         encoded, summary = model.encode(batch.source)
-    layer, score = model.decoder[0], model.decoder[0].cross.score
-    for n, read in enumerate(batch.source.rows.split(encoded)):
+    layer, score = model.decoder[0], model.decoder[0].cross_attn.score
+    for n, read in enumerate(batch.source.layout.split(encoded)):
         states = [state[n] for state in layer.begin(summary)]
-        for t, token in enumerate([BEGIN, *TARGETS[n][:-1]]):
-            asked = torch.tanh(score.query.weight @ states[0] + layer.cross.key(read))
+        for t, token in enumerate([BOS, *TARGETS[n][:-1]]):
+            asked = torch.tanh(score.query.weight @ states[0] + layer.cross_attn.key(read))
             weights = (asked @ score.out.weight[0]).softmax(0)
-            torch.testing.assert_close(seen.attention["decoder.0.cross"].sentence(n)[0, t], weights)
+            torch.testing.assert_close(seen.attention["decoder.0.cross_attn"].sentence(n)[0, t], weights)
             y, context = model.target_embedding(torch.tensor([token]))[0], weights @ read
             x = torch.cat([y, context])
             if cell == "lstm":
-                i, f, g, o = (layer.ahead.project(x) + layer.ahead.cell.weight_hh_l0 @ states[0]).chunk(4)
+                i, f, g, o = (layer.cell.project(x) + layer.cell.cell.weight_hh_l0 @ states[0]).chunk(4)
                 c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
                 states = [o.sigmoid() * c.tanh(), c]
             else:
-                states = [by_hand(layer.ahead, x[None], states[0], None)[0][0]]
+                states = [by_hand(layer.cell, x[None], states[0], None)[0][0]]
             features = torch.tanh(model.readout.mix(torch.cat([states[0], context, y])))
             torch.testing.assert_close(logits[n][t], model.output @ features)
 
@@ -288,8 +288,8 @@ def test_additive_attention_by_hand(cell: str) -> None:
 @pytest.mark.parametrize(("cell", "attention"), list(itertools.product(CELLS, ATTENTIONS[1:])))
 def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention, decoder_layers=2)
-    name = ("decoder.0" if attention == "additive" else "readout") + ".cross.weights"
-    batch = PairBatch.of([[5, 6, 7, END]] * 2, [[13, 14, 15, END]] * 2, begin=BEGIN)
+    name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn.weights"
+    batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
 
     def first(weights: Tensor) -> Tensor:
         return torch.zeros_like(weights).index_fill(-1, torch.tensor([0]), 1.0)
@@ -297,7 +297,7 @@ def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: st
     with torch.no_grad(), intervene(model, {name: first}), Recorder(model) as seen:
         changed = model(batch)
         state, steps = model.start(batch.source), []
-        for token in (BEGIN, 13, 14, 15):
+        for token in (BOS, 13, 14, 15):
             logits, state = model.step(state, torch.full((2, 1), token))
             steps.append(logits)
     with torch.no_grad():
@@ -310,18 +310,18 @@ def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: st
 @pytest.mark.parametrize("cell", CELLS)
 def test_written_gates_change_the_whole_pass_as_they_change_each_step(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention)
-    name = ("decoder.0" if attention == "additive" else "readout") + ".cross"
-    batch = PairBatch.of([[5, 6, 7, END]] * 2, [[13, 14, 15, END]] * 2, begin=BEGIN)
+    name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn"
+    batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
 
     def half(gates: Tensor) -> Tensor:
         return torch.full_like(gates, 0.5)
 
-    with torch.no_grad(), intervene(model, {"decoder.0.ahead.gates": half}):
+    with torch.no_grad(), intervene(model, {"decoder.0.cell.gates": half}):
         with Recorder(model) as whole:
             changed = model(batch)
         state, steps = model.start(batch.source), []
         with Recorder(model) as each:
-            for token in (BEGIN, 13, 14, 15):
+            for token in (BOS, 13, 14, 15):
                 logits, state = model.step(state, torch.full((2, 1), token))
                 steps.append(logits)
     with torch.no_grad():
@@ -363,13 +363,13 @@ def test_the_parameters_are_those_of_the_equations(cell: str, gates: int) -> Non
     first = {
         "none": recurrence(i, d) + bridge,
         "bilinear": recurrence(i, d) + bridge,
-        "heads": recurrence(i, d) + bridge,
+        "multihead": recurrence(i, d) + bridge,
         "additive": recurrence(i + e, d) + bridge + d * d + (e + 1) * d + d,  # W, U with its bias, v
     }
     readout = {
         "none": (d + 1) * i,
         "bilinear": (d + e + 1) * i + d * e,
-        "heads": (d + d + 1) * i + (d + 1) * d + (e + 1) * 2 * d + (d + 1) * d,
+        "multihead": (d + d + 1) * i + (d + 1) * d + (e + 1) * 2 * d + (d + 1) * d,
         "additive": (d + e + i + 1) * i,
     }
     for attention, own in first.items():
@@ -382,7 +382,7 @@ def test_the_parameters_are_those_of_the_equations(cell: str, gates: int) -> Non
 def test_tying_sharing_and_feeding() -> None:
     tied = count(Recurrent(settings(), 20, 20))
     assert count(Recurrent(settings(), 20, 20, shared=False)) == tied + 20 * 6
-    untied = count(Recurrent(settings(tied=False), 20, 20))
+    untied = count(Recurrent(settings(tie_embeddings=False), 20, 20))
     assert untied == tied + 20 * 8 + (8 + 8 + 6 + 1) * (8 - 6)  # a table of width 8, read out to 8 features, not 6
     assert count(Recurrent(settings(feed="every"), 20, 20)) == tied + 8 * 4 * 8 + 8 * 6
 
@@ -396,24 +396,26 @@ def test_tying_sharing_and_feeding() -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_are_the_whole_pass(cell: str, attention: str, feed: str, tied: bool) -> None:
     layers = 1 + (tied != (feed == "every"))
-    model = made(cell=cell, attention=attention, feed=feed, tied=tied, decoder_layers=layers, bidirectional=tied)
+    model = made(
+        cell=cell, attention=attention, feed=feed, tie_embeddings=tied, decoder_layers=layers, bidirectional=tied
+    )
     written = [[[4, 5, 6], [7, 8, 9]], [[10, 11, 12], [13, 14, 15]]]  # [N, K] beams
-    batch = PairBatch.of(
-        [SOURCES[0]] * 2 + [SOURCES[2]] * 2, [[*beam, END] for own in written for beam in own], begin=BEGIN
+    batch = SeqBatch.from_lists(
+        [SOURCES[0]] * 2 + [SOURCES[2]] * 2, [[*beam, EOS] for own in written for beam in own], bos=BOS
     )
     with torch.no_grad():
-        expected = torch.stack(batch.inputs.rows.split(model(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
-        state = model.start(PairBatch.of(SOURCES[:3], [[END]] * 3, begin=BEGIN).source)
+        expected = torch.stack(batch.inputs.layout.split(model(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
+        state = model.start(SeqBatch.from_lists(SOURCES[:3], [[EOS]] * 3, bos=BOS).source)
         state = state.keep(torch.tensor([2, 0])).reorder(torch.tensor([[0, 0], [0, 0]])).keep(torch.tensor([1, 0]))
         for t in range(4):
-            tokens = torch.tensor([[([BEGIN, *beam])[t] for beam in own] for own in written])
+            tokens = torch.tensor([[([BOS, *beam])[t] for beam in own] for own in written])
             if t == 2:  # the beams of the second sentence change places, and back
                 state = state.reorder(torch.tensor([[0, 1], [1, 0]])).reorder(torch.tensor([[0, 1], [1, 0]]))
             logits, state = model.step(state, tokens)
             torch.testing.assert_close(logits, expected[:, :, t])
 
 
-@pytest.mark.parametrize("attention", ["none", "bilinear", "additive", "heads"])
+@pytest.mark.parametrize("attention", ["none", "bilinear", "additive", "multihead"])
 def test_encoder_and_decoder_may_differ_in_width(attention: str) -> None:
     for width, encoder_width, embedding in ((8, 14, 5), (16, 6, 9)):
         model = made(attention=attention, width=width, encoder_width=encoder_width, embedding=embedding, feed="every")
@@ -430,7 +432,7 @@ def test_dot_attention_needs_equal_widths() -> None:
 
 def test_heads_share_the_width_where_there_are_heads() -> None:
     with pytest.raises(ValueError, match="width 9 is not a multiple of heads 2"):
-        settings(attention="heads", width=9)
+        settings(attention="multihead", width=9)
     assert settings(attention="additive", width=9).width == 9
 
 
@@ -448,10 +450,10 @@ def test_without_dropout_training_draws_no_random_numbers(attention: str) -> Non
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_the_gradients_are_those_of_finite_differences(attention: str) -> None:
     model, batch = made(attention=attention, decoder_layers=2, feed="every"), pairs(spare=1)
-    aims = torch.randn(batch.tokens, 20, dtype=torch.float64)
+    aims = torch.randn(batch.num_targets, 20, dtype=torch.float64)
 
     def aim() -> Tensor:
-        return (model(batch)[: batch.tokens] * aims).sum()
+        return (model(batch)[: batch.num_targets] * aims).sum()
 
     aim().backward()
     for name, parameter in model.named_parameters():
@@ -467,11 +469,11 @@ def test_the_gradients_are_those_of_finite_differences(attention: str) -> None:
         assert (up - down).item() / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-6), name
 
 
-def copies(generator: torch.Generator, symbols: int = 6) -> Iterator[PairBatch]:
+def copies(generator: torch.Generator, symbols: int = 6) -> Iterator[SeqBatch]:
     while True:
         lengths = torch.randint(2, 7, (32,), generator=generator).tolist()
-        lines = [[*torch.randint(4, 4 + symbols, (n,), generator=generator).tolist(), END] for n in lengths]
-        yield PairBatch.of(lines, lines, begin=BEGIN)
+        lines = [[*torch.randint(4, 4 + symbols, (n,), generator=generator).tolist(), EOS] for n in lengths]
+        yield SeqBatch.from_lists(lines, lines, bos=BOS)
 
 
 def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
@@ -483,7 +485,7 @@ def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     for _ in range(300):
         batch = next(stream)
         optimizer.zero_grad()
-        (model.loss(batch) / batch.tokens).backward()
+        (model.loss(batch) / batch.num_targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()
@@ -491,7 +493,7 @@ def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     with torch.no_grad(), Recorder(model) as seen:
         right = (model(batch).argmax(-1) == batch.labels).float().mean().item()
     assert right > 0.98  # a guess is right one time in seven
-    tables = [seen.attention["decoder.0.cross"].sentence(n)[0] for n in range(len(batch.source.rows))]
+    tables = [seen.attention["decoder.0.cross_attn"].sentence(n)[0] for n in range(len(batch.source.layout))]
     near = [row[max(i - 1, 0) : i + 2].sum().item() for table in tables for i, row in enumerate(table)]
     # It looks at what it copies or right beside it, where the encoder's states know it too; evenly it would be 0.52.
     assert np.mean(near) > 0.85

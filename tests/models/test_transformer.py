@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import weights
+from regard import tensor_io
 from regard.errors import UserError
 from regard.models import build
 from regard.models.transformer import Transformer
+from regard.packed import SeqBatch
 from regard.recipes.schema import TransformerSettings
-from regard.rows import PairBatch
-from regard.text import BEGIN, END
+from regard.text import BOS, EOS
 
-TINY = {"width": 16, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "inner": 24, "dropout": 0.0}
+TINY = {"width": 16, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_width": 24, "dropout": 0.0}
 
 
 def settings(**changes: Any) -> TransformerSettings:
@@ -37,21 +37,23 @@ def randomised(model: nn.Module) -> Any:
 
 def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
     """PyTorch stacks query, key and value; so does our self-attention, and cross-attention holds them apart."""
-    if ours.cross:
+    if ours.is_cross:
         weight, bias = (
-            torch.cat([getattr(ours.query, name), getattr(ours.key_value, name)]) for name in ("weight", "bias")
+            torch.cat([getattr(ours.q_proj, name), getattr(ours.kv_proj, name)]) for name in ("weight", "bias")
         )
     else:
-        weight, bias = ours.query_key_value.weight, ours.query_key_value.bias
+        weight, bias = ours.qkv_proj.weight, ours.qkv_proj.bias
     theirs.in_proj_weight.copy_(weight)
     theirs.in_proj_bias.copy_(bias)
-    theirs.out_proj.load_state_dict(ours.out.state_dict())
+    theirs.out_proj.load_state_dict(ours.out_proj.state_dict())
 
 
 def pytorch_stacks(model: Transformer, activation: str) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
     """PyTorch's encoder and decoder with our weights."""
     s = model.settings
-    kind = dict(dim_feedforward=s.inner, dropout=0.0, activation=activation, batch_first=True, norm_first=s.norm_first)
+    kind = dict(
+        dim_feedforward=s.ffn_width, dropout=0.0, activation=activation, batch_first=True, norm_first=s.norm_first
+    )
     final = [nn.LayerNorm(s.width) if s.norm_first else None for _ in range(2)]
     encoder_layer = nn.TransformerEncoderLayer(s.width, s.heads, **kind)
     encoder = nn.TransformerEncoder(encoder_layer, s.encoder_layers, final[0], enable_nested_tensor=False)
@@ -60,13 +62,13 @@ def pytorch_stacks(model: Transformer, activation: str) -> tuple[nn.TransformerE
     )
     with torch.no_grad():
         for ours, theirs in [*zip(model.encoder, encoder.layers), *zip(model.decoder, decoder.layers)]:  # noqa: B905
-            copy_attention(ours.own, theirs.self_attn)
-            theirs.linear1.load_state_dict(ours.feed_forward.into.state_dict())
-            theirs.linear2.load_state_dict(ours.feed_forward.out.state_dict())
-            norms = [ours.own_residual.norm, ours.feed_forward_residual.norm]
-            if hasattr(ours, "cross"):
-                copy_attention(ours.cross, theirs.multihead_attn)
-                norms.insert(1, ours.cross_residual.norm)
+            copy_attention(ours.self_attn, theirs.self_attn)
+            theirs.linear1.load_state_dict(ours.feed_forward.w_in.state_dict())
+            theirs.linear2.load_state_dict(ours.feed_forward.w_out.state_dict())
+            norms = [ours.self_attn_residual.norm, ours.feed_forward_residual.norm]
+            if hasattr(ours, "cross_attn"):
+                copy_attention(ours.cross_attn, theirs.multihead_attn)
+                norms.insert(1, ours.cross_attn_residual.norm)
             for number, norm in enumerate(norms, 1):
                 getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
         if s.norm_first:
@@ -89,29 +91,31 @@ def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activa
     torch.manual_seed(1)
     model = randomised(Transformer(settings(norm_first=norm_first, activation=activation), 30, 30)).double()
     encoder, decoder = pytorch_stacks(model, activation)
-    sources = [[5, 6, END], [7, 8, 9, 10, 11, END], [END]]
-    targets = [[12, 13, 14, 15, END], [END], [16, 17, END]]
-    batch = PairBatch.of(sources, targets, begin=BEGIN, source_size=12, target_size=13)
+    sources = [[5, 6, EOS], [7, 8, 9, 10, 11, EOS], [EOS]]
+    targets = [[12, 13, 14, 15, EOS], [EOS], [16, 17, EOS]]
+    batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=12, target_size=13)
     logits = model(batch)
 
-    table, rows, source_rows = model.source_embedding.table, batch.inputs.rows, batch.source.rows
+    table, rows, source_rows = model.source_embedding.table, batch.inputs.layout, batch.source.layout
 
     def embed(ids: Tensor) -> Tensor:
         return table[ids] * math.sqrt(16) + sinusoids(ids.shape[1], 16)
 
-    memory = encoder(embed(source_rows.pad(batch.source.ids)), src_key_padding_mask=~source_rows.present)
-    future = torch.ones(rows.longest, rows.longest, dtype=torch.bool).triu(1)
+    memory = encoder(embed(source_rows.pad(batch.source.ids)), src_key_padding_mask=~source_rows.padded_is_token)
+    future = torch.ones(rows.max_len, rows.max_len, dtype=torch.bool).triu(1)
     out = decoder(
         embed(rows.pad(batch.inputs.ids)),
         memory,
         tgt_mask=future,
-        memory_key_padding_mask=~source_rows.present,
+        memory_key_padding_mask=~source_rows.padded_is_token,
     )
     expected = out @ table.T
-    torch.testing.assert_close(rows.pad(logits)[rows.present], expected[rows.present], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        rows.pad(logits)[rows.padded_is_token], expected[rows.padded_is_token], atol=1e-5, rtol=1e-5
+    )
 
     loss = nn.functional.cross_entropy(
-        expected[rows.present].float(), batch.labels[: rows.tokens], label_smoothing=0.1, reduction="sum"
+        expected[rows.padded_is_token].float(), batch.labels[: rows.tokens], label_smoothing=0.1, reduction="sum"
     )
     assert model.loss(batch, 0.1).item() == pytest.approx(loss.item(), rel=1e-5)
 
@@ -119,9 +123,9 @@ def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activa
 def test_the_loss_is_the_smoothed_cross_entropy_written_out() -> None:
     torch.manual_seed(2)
     model = randomised(Transformer(settings(), 9, 9))
-    batch = PairBatch.of([[5, END], [6, 7, END]], [[8, END], [END]], begin=BEGIN, target_size=6)
+    batch = SeqBatch.from_lists([[5, EOS], [6, 7, EOS]], [[8, EOS], [EOS]], bos=BOS, target_size=6)
     logp = model(batch).log_softmax(-1)
-    labels = [8, END, END]
+    labels = [8, EOS, EOS]
     expected = 0.0
     for place, label in enumerate(labels):
         expected -= 0.8 * logp[place, label].item() + 0.2 * sum(logp[place].tolist()) / 9
@@ -158,7 +162,7 @@ def formula(d: int, inner: int, layers: int, final_norms: bool) -> int:
 def test_the_papers_models_have_the_papers_size(size: str, d: int, inner: int, million: int, norm_first: bool) -> None:
     vocabulary = 37_000
     made = TransformerSettings.model_validate({"size": size, "norm_first": norm_first})
-    assert (made.width, made.inner, made.encoder_layers, made.decoder_layers) == (d, inner, 6, 6)
+    assert (made.width, made.ffn_width, made.encoder_layers, made.decoder_layers) == (d, inner, 6, 6)
     with torch.device("meta"):
         model = build(made, vocabulary, vocabulary, shared=True)
     assert count(model) == vocabulary * d + formula(d, inner, 6, final_norms=norm_first)
@@ -181,20 +185,20 @@ def test_the_papers_heads_and_dropout() -> None:
 )
 def test_tying_and_sharing_tables(tied: bool, shared: bool, tables: Any) -> None:
     source, target = (40, 40) if shared else (40, 30)
-    s = settings(tied=tied, encoder_layers=2, decoder_layers=2)
+    s = settings(tie_embeddings=tied, encoder_layers=2, decoder_layers=2)
     model = build(s, source, target, shared)
     assert count(model) == tables(source, target) * 16 + formula(16, 24, 2, final_norms=True)
     same = model.source_embedding.table is model.target_embedding.table
     assert same is shared
-    assert model(PairBatch.of([[39, END]], [[29, END]], begin=BEGIN)).shape == (2, target)
+    assert model(SeqBatch.from_lists([[39, EOS]], [[29, EOS]], bos=BOS)).shape == (2, target)
 
 
 def test_tying_really_ties() -> None:
     """Moving the source table moves the logits of the output by what the output table alone would move them."""
     torch.manual_seed(3)
-    batch = PairBatch.of([[5, END]], [[6, END]], begin=BEGIN)
+    batch = SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS)
     for tied in (True, False):
-        model = randomised(Transformer(settings(tied=tied), 20, 20))
+        model = randomised(Transformer(settings(tie_embeddings=tied), 20, 20))
         before = model(batch)
         with torch.no_grad():
             model.source_embedding.table[17] *= 2  # a token that is neither in the source nor in the target
@@ -206,20 +210,20 @@ def test_tying_really_ties() -> None:
 
 def test_weights_of_which_one_does_not_fit_change_nothing() -> None:
     model = Transformer(settings(), 20, 20)
-    before = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
+    before = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
     last = list(before)[-1]
     others = {name: tensor + 1 for name, tensor in before.items()} | {last: torch.zeros(3, 5, 7)}
     with pytest.raises(UserError, match=r"memory: .* has shape \(3, 5, 7\)"):
-        weights.into_model(model, others, "memory")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights.of_model(model).items())
+        tensor_io.load_into_model(model, others, "memory")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensor_io.model_tensors(model).items())
 
 
 def test_a_tied_table_is_stored_once_and_comes_back_tied() -> None:
     model = Transformer(settings(), 20, 20)
-    stored = weights.of_model(model)
+    stored = tensor_io.model_tensors(model)
     assert [name for name in stored if "table" in name] == ["source_embedding.table"]
     other = Transformer(settings(), 20, 20)
-    weights.into_model(other, stored, "memory")
+    tensor_io.load_into_model(other, stored, "memory")
     assert torch.equal(other.target_embedding.table, model.source_embedding.table)
     assert other.target_embedding.table is other.source_embedding.table
 
@@ -247,7 +251,9 @@ def test_fractions_stay_between_0_and_1_in_the_encoder_and_follow_the_source_in_
     heard: list[Tensor] = []
     for side in (model.source_embedding, model.target_embedding):
         side.positions.register_forward_hook(lambda module, args, out: heard.append(out[..., 0]))
-    batch = PairBatch.of([[5, 6, 7, END], [END]], [[8, END], [9, 10, END]], begin=BEGIN, source_size=7, target_size=6)
+    batch = SeqBatch.from_lists(
+        [[5, 6, 7, EOS], [EOS]], [[8, EOS], [9, 10, EOS]], bos=BOS, source_size=7, target_size=6
+    )
     model(batch)
     source, target = heard
     assert source.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 0, 0, 0])
@@ -260,7 +266,7 @@ def test_without_positions_the_encoder_sees_a_bag_of_words_and_with_them_a_sente
     order = [2, 0, 1]
     tokens = [5, 6, 7]
     shuffled = [tokens[i] for i in order]
-    one, other = (PairBatch.of([t], [[END]], begin=BEGIN).source for t in (tokens, shuffled))
+    one, other = (SeqBatch.from_lists([t], [[EOS]], bos=BOS).source for t in (tokens, shuffled))
     assert (model.encode(one)[order] - model.encode(other)).abs().max() > 0.01
     model.source_embedding.positions.forward = lambda position, length: torch.zeros(*position.shape, 16)
     torch.testing.assert_close(model.encode(one)[order], model.encode(other), atol=1e-5, rtol=1e-4)
@@ -275,13 +281,13 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 def test_logits_do_not_depend_on_what_comes_later() -> None:
     torch.manual_seed(5)
     model = randomised(Transformer(settings(), 20, 20))
-    one = model(PairBatch.of([[5, END]], [[6, 7, 8, END]], begin=BEGIN))
-    other = model(PairBatch.of([[5, END]], [[6, 7, 19, END]], begin=BEGIN))
+    one = model(SeqBatch.from_lists([[5, EOS]], [[6, 7, 8, EOS]], bos=BOS))
+    other = model(SeqBatch.from_lists([[5, EOS]], [[6, 7, 19, EOS]], bos=BOS))
     torch.testing.assert_close(one[:3], other[:3])
     assert (one[3] - other[3]).abs().max() > 0.01
 
 
 def test_the_logits_of_fill_are_zero_so_that_no_gradient_starts_there() -> None:
     model = randomised(Transformer(settings(), 20, 20))
-    logits = model(PairBatch.of([[5, END]], [[6, END]], begin=BEGIN, source_size=4, target_size=5))
+    logits = model(SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS, source_size=4, target_size=5))
     assert logits[:2].abs().min() > 0 and not logits[2:].any()

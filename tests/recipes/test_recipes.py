@@ -12,7 +12,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
-from regard.recipes.faults import fields_at
+from regard.recipes.errors import fields_at
 from regard.recipes.schema import TransformerSettings
 
 BUILT_IN = [name for name, _ in names()]
@@ -86,8 +86,8 @@ def test_a_built_in_recipe_loads_and_leaves_the_folder_to_the_user(name):
 
 def test_the_wmt_recipes_are_the_papers():
     base, big = load("wmt14-en-de-base"), load("wmt14-en-de-big")
-    assert (base.model.width, base.model.inner, base.model.heads, base.model.dropout) == (512, 2048, 8, 0.1)
-    assert (big.model.width, big.model.inner, big.model.heads, big.model.dropout) == (1024, 4096, 16, 0.3)
+    assert (base.model.width, base.model.ffn_width, base.model.heads, base.model.dropout) == (512, 2048, 8, 0.1)
+    assert (big.model.width, big.model.ffn_width, big.model.heads, big.model.dropout) == (1024, 4096, 16, 0.3)
     for recipe, steps, snapshots in ((base, 100_000, 5), (big, 300_000, 20)):
         assert recipe.model.encoder_layers == recipe.model.decoder_layers == 6
         assert not recipe.model.norm_first
@@ -156,7 +156,7 @@ def test_a_new_size_brings_its_own_fields_but_fields_set_beside_it_stay():
     everything = write("all.toml", describe(load("multi30k-en-de")))
     tiny = load(everything, ["model.size=tiny", "model.width=64"])
     assert tiny.model.width == 64
-    for field in ("heads", "encoder_layers", "decoder_layers", "inner", "dropout"):
+    for field in ("heads", "encoder_layers", "decoder_layers", "ffn_width", "dropout"):
         assert getattr(tiny.model, field) == TransformerSettings.PRESETS["tiny"][field]
 
 
@@ -250,7 +250,7 @@ def test_a_syntax_error_says_where():
         ("[decoding]\ntop_p = 1.5", "line 4: decoding.top_p = 1.5: must be at most 1"),
         ("[training]\nsteps = 'many'", 'line 4: training.steps = "many": must be a whole number'),
         ("[training]\nsteps = 1.5", "line 4: training.steps = 1.5: must be a whole number"),
-        ("[training]\nclip = 'a\\nb'", 'line 4: training.clip = "a\\\\nb": must be a number'),
+        ("[training]\nmax_grad_norm = 'a\\nb'", 'line 4: training.max_grad_norm = "a\\\\nb": must be a number'),
         ("[text]\nshared = 'perhaps'", 'line 4: text.shared = "perhaps": must be true or false'),
         ("folder = 5", "line 3: data.folder = 5: must be text in quotes"),
         ("valid = 'a'", 'line 3: data.valid = "a": must be a list, such as ["a", "b"]'),
@@ -328,7 +328,7 @@ def test_blame_goes_to_the_layer_that_brought_the_fault_in():
     write("base.toml", COPY + "[training]\nsteps = 0\n")
     write("child.toml", 'extends = "base.toml"\n[training]\nwarmup = 5\n')
     expected = "base.toml, line 4: training.steps = 0: must be at least 1"
-    assert complaint("child.toml") == complaint("child.toml", "training.seed=3", "training.clip=2") == expected
+    assert complaint("child.toml") == complaint("child.toml", "training.seed=3", "training.max_grad_norm=2") == expected
     assert load("child.toml", ["training.steps=1"]).training.steps == 1, "a later layer mends it"
     write("half.toml", '[data]\nsource = "a"\n')
     expected = "half.toml, line 1: data: source and target go together"

@@ -17,8 +17,8 @@ if "CI" not in os.environ:  # where it must be there
 
 from fastapi.testclient import TestClient
 
-from regard.serving.app import application
-from regard.serving.listening import Server, open_server
+from regard.server.app import application
+from regard.server.serve import Server, open_server
 
 RUNS = {
     "tiny-transformer": "transformer",

@@ -14,19 +14,19 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
-from regard.inside import standalone
-from regard.inside.colours import ANCHORS
-from regard.inside.explain import curves
-from regard.inside.explain.models import ask
-from regard.inside.places import study
-from regard.runs import Run
-from regard.serving import asked
-from regard.serving import runs as serving_runs
-from regard.serving.app import application
-from regard.serving.guard import LARGEST, is_local
-from regard.serving.runs import Latest, Runs
+from regard.interpret.explain import curves
+from regard.interpret.explain.models import ask
+from regard.interpret.position_study import study
+from regard.run_dir import RunDir
+from regard.server import registry as serving_runs
+from regard.server import schemas
+from regard.server.app import application
+from regard.server.middleware import LARGEST, is_local
+from regard.server.registry import LRUCache, RunRegistry
+from regard.viz import standalone
+from regard.viz.colours import ANCHORS
 from tiny_runs import make_run
 
 TEXT = "this cat is very large"
@@ -39,10 +39,10 @@ def trace(client: TestClient, run: str = "tiny-transformer", text: str = TEXT, *
     return found
 
 
-def replace_weights(run: Run, **about: Any) -> None:
+def replace_weights(run: RunDir, **about: Any) -> None:
     """As training does when it finds better ones."""
-    tensors, old = weights.load(run.best)
-    weights.save(run.best, {name: 1.1 * one for name, one in tensors.items()}, old | about)
+    tensors, old = tensor_io.load(run.best)
+    tensor_io.save(run.best, {name: 1.1 * one for name, one in tensors.items()}, old | about)
 
 
 def refused(answer: Any, status: int, why: str) -> None:
@@ -70,7 +70,7 @@ def test_the_runs_are_named(client: TestClient, runs: list[Path]) -> None:
 
 def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]) -> None:
     header = trace(client)
-    own = Model(Run(runs[0]), "cpu").trace(TEXT)
+    own = Model(RunDir(runs[0]), "cpu").trace(TEXT)
     ours = {"key": f"{own.key}-{header['weights']}", "weights": header["weights"]}  # the server's part
     assert header == own.header | ours
     for name, about in header["arrays"].items():
@@ -84,8 +84,8 @@ def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]
 
 
 def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[Path]) -> None:
-    model, early = Model(Run(runs[0]), "cpu"), Model(Run(runs[0]), "cpu", Run(runs[0]).snapshot(10))
-    changes = [{"kind": "head", "attention": "decoder.0.cross", "head": 1}]
+    model, early = Model(RunDir(runs[0]), "cpu"), Model(RunDir(runs[0]), "cpu", RunDir(runs[0]).snapshot(10))
+    changes = [{"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}]
     assert trace(client, target="un gato")["output"] == model.trace(TEXT, "un gato").header["output"]
     assert trace(client, step=10)["output"] == early.trace(TEXT).header["output"]
     assert trace(client, step=10)["model"]["step"] == 10
@@ -104,10 +104,10 @@ def test_an_old_trace_is_asked_for_again(client: TestClient) -> None:
 def test_a_trace_keeps_no_model_alive_and_is_made_anew_for_new_weights(tmp_path: Path) -> None:
     """Of many snapshots looked at, only the last few models are held, whatever traces there are of the others."""
     run = make_run(tmp_path / "run", "transformer")
-    runs, wanted = Runs([run.path], device="cpu"), asked.TraceAsked(run="run", text=TEXT)
+    runs, wanted = RunRegistry([run.path], device="cpu"), schemas.TraceBody(run="run", text=TEXT)
     (first, _), module = runs.trace(wanted), weakref.ref(runs.model("run").module)
     layers = Model(run, "cpu").trace(TEXT).layers
-    runs._models = Latest(1)
+    runs._models = LRUCache(1)
     gc.collect()
     assert module() is None and runs.trace(wanted)[0] is first
     assert first.layers == layers
@@ -154,22 +154,22 @@ def test_weights_that_are_replaced_while_they_are_read_are_read_again(
         return model
 
     monkeypatch.setattr(serving_runs, "Model", slow)
-    model, on_disk = Runs([run.path], device="cpu").model("run"), weights.load(run.best)[0]
+    model, on_disk = RunRegistry([run.path], device="cpu").model("run"), tensor_io.load(run.best)[0]
     assert model.step == 40 and not steps
-    assert all(torch.equal(mine, on_disk[name]) for name, mine in weights.of_model(model.module).items())
+    assert all(torch.equal(mine, on_disk[name]) for name, mine in tensor_io.model_tensors(model.module).items())
 
 
 def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     names = ("a-3", "x/a", "y/a", "z/a")
     paths = [make_run(tmp_path / name, "transformer").path for name in names]
-    assert list(Runs(paths, device="cpu").runs) == ["a-3", "a", "a-2", "a-4"]
+    assert list(RunRegistry(paths, device="cpu").runs) == ["a-3", "a", "a-2", "a-4"]
 
 
 def test_positions_are_the_library_s(client: TestClient, runs: list[Path]) -> None:
     wanted = {"kind": "sinusoidal", "length": 12, "width": 8, "base": 100}
     assert client.post("/api/positions", json=wanted).json() == study("sinusoidal", 12, 8, 100.0).to_json()
     learned = client.post("/api/positions", json={"kind": "learned", "run": "tiny-gpt", "length": 10}).json()
-    table = Model(Run(runs[2]), "cpu").module.embedding.positions.table  # type: ignore[union-attr]
+    table = Model(RunDir(runs[2]), "cpu").module.embedding.positions.table  # type: ignore[union-attr]
     np.testing.assert_allclose(learned["array"], table[:10].detach().numpy(), rtol=1e-6)
     refused(
         client.post("/api/positions", json={"kind": "learned", "run": "tiny-transformer"}),
@@ -188,16 +188,16 @@ def explained(client: TestClient, **more: Any) -> list[dict[str, Any]]:
 
 def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, runs: list[Path]) -> None:
     lines = explained(client, masks=20, seed=3, unit="pieces")
-    model = Model(Run(runs[0]), "cpu")
+    model = Model(RunDir(runs[0]), "cpu")
     own = model.explain(TEXT, masks=20, seed=3, unit="pieces")
     first, last = lines[0], lines[-1]
     assert first["done"] == 0 and first["of"] == 20 and first["inputs"] == list(own.features) == last["inputs"]
     assert last["final"] and not last["exact"] and last["calls"] == own.calls
     np.testing.assert_allclose(last["importance"], own.importance, atol=1e-4)
     np.testing.assert_allclose(last["error"], own.error, atol=1e-4)
-    from regard.inside.explain.models import Hiding
+    from regard.interpret.explain.models import MaskingMode
 
-    asked_model = ask(model, TEXT, hiding=Hiding(unit="pieces"))
+    asked_model = ask(model, TEXT, hiding=MaskingMode(unit="pieces"))
     looked = asked_model.attention()
     assert looked is not None
     drawn = curves(asked_model.box, {"explanation": own.overall, "attention": looked}, seed=3)
@@ -323,7 +323,7 @@ def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
 
 
 def test_too_much_is_refused(client: TestClient) -> None:
-    wanted = {"run": "tiny-transformer", "text": "a" * (asked.CHARACTERS + 1)}
+    wanted = {"run": "tiny-transformer", "text": "a" * (schemas.CHARACTERS + 1)}
     refused(client.post("/api/trace", json=wanted), 413, "20,001 characters")
     refused(client.post("/api/explain", json=wanted), 413, "20,001 characters")
     refused(client.post("/api/trace", content=b"x" * (LARGEST + 1)), 413, "larger than 1024 KB")
@@ -333,7 +333,7 @@ def test_too_much_is_refused(client: TestClient) -> None:
             yield b"x" * 2**16
 
     refused(client.post("/api/trace", content=parts()), 413, "larger than")  # no length was announced
-    masks = {"run": "tiny-transformer", "text": TEXT, "masks": asked.MASKS + 1}
+    masks = {"run": "tiny-transformer", "text": TEXT, "masks": schemas.MASKS + 1}
     refused(client.post("/api/explain", json=masks), 422, "20001 masks are too many")
 
 
@@ -378,9 +378,9 @@ def test_what_is_on_screen_becomes_a_file(
     wanted = [{"run": "tiny-transformer", "text": TEXT}, {"run": "tiny-gpt", "text": "Once", "continue": []}]
     answer = client.post("/api/standalone", json={"requests": wanted, "hash": "#view=walk"})
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    traces = [Model(Run(runs[0]), "cpu").trace(TEXT), Model(Run(runs[2]), "cpu").trace("Once", after=[])]
+    traces = [Model(RunDir(runs[0]), "cpu").trace(TEXT), Model(RunDir(runs[2]), "cpu").trace("Once", after=[])]
     assert answer.text == standalone.page(traces, hash="#view=walk")
     assert client.post("/api/standalone", json={"requests": []}).status_code == 400
     assert client.post("/api/standalone", json={"requests": wanted * 20}).status_code == 400
-    monkeypatch.setattr(asked, "FILE_BYTES", 1000)
+    monkeypatch.setattr(schemas, "FILE_BYTES", 1000)
     refused(client.post("/api/standalone", json={"requests": wanted}), 413, "the file would hold more than")

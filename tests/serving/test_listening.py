@@ -21,10 +21,10 @@ import pytest
 from regard import cancel
 from regard.api import Model
 from regard.errors import UserError
-from regard.runs import Run
-from regard.serving import connections, explaining, guard
-from regard.serving.asked import ExplainAsked
-from regard.serving.listening import Server, open_server
+from regard.run_dir import RunDir
+from regard.server import connections, explain, middleware
+from regard.server.schemas import ExplainBody
+from regard.server.serve import Server, open_server
 
 LONG = " ".join(["this cat is very large and"] * 3)  # too many words to go through all selections
 
@@ -116,7 +116,7 @@ def test_half_open_requests_keep_nobody_out(
 
 def test_a_request_that_does_not_arrive_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     slow = [half_open(server, said) for said in (b"", b"GET", HALF)]
     known = f"authorization: Bearer {server.token}\r\n".encode()
     complete = HALF + known + b"\r\n"
@@ -164,7 +164,7 @@ def test_a_trace_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest
 
 def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = explaining.ask
+    plain = explain.ask
 
     def counting(*given: Any, **more: Any) -> Any:
         found = plain(*given, **more)
@@ -174,7 +174,7 @@ def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch:
 
         return replace(found, box=replace(found.box, ask=slow))
 
-    monkeypatch.setattr(explaining, "ask", counting)
+    monkeypatch.setattr(explain, "ask", counting)
     connection = connect(server)
     wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
     connection.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
@@ -195,7 +195,7 @@ def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch:
 def test_more_explanations_than_it_can_do_are_told_to_come_back(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explaining, "MASKS", 10**9)
+    monkeypatch.setattr(explain, "MASKS", 10**9)
     wanted = {"run": "tiny-transformer", "text": LONG, "masks": 10**8}
     open_ones = []
 
@@ -210,7 +210,7 @@ def test_more_explanations_than_it_can_do_are_told_to_come_back(
         open_ones.append((connection, answer))
         return bool(answer.readline())
 
-    while len(open_ones) < explaining.AT_ONCE:
+    while len(open_ones) < explain.AT_ONCE:
         assert until(opened)
     status, found = post(server, "/api/explain", wanted)
     assert status == 503 and "try again" in found["error"]
@@ -281,17 +281,17 @@ def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
 
 
 def test_an_explanation_that_nobody_ever_reads_makes_room_again(runs: list[Path]) -> None:
-    explainer, loop = explaining.Explainer(), asyncio.new_event_loop()
-    model, wanted = Model(Run(runs[0]), "cpu"), ExplainAsked(run="tiny", text=LONG, masks=20_000)
-    unread = [explainer.begin(model, wanted, loop) for _ in range(explaining.AT_ONCE)]
-    with pytest.raises(explaining.Busy):
+    explainer, loop = explain.Explainer(), asyncio.new_event_loop()
+    model, wanted = Model(RunDir(runs[0]), "cpu"), ExplainBody(run="tiny", text=LONG, masks=20_000)
+    unread = [explainer.begin(model, wanted, loop) for _ in range(explain.AT_ONCE)]
+    with pytest.raises(explain.Busy):
         explainer.begin(model, wanted, loop)
     unread.clear()
 
     def free() -> bool:
         try:
             return explainer.begin(model, wanted, loop) is not None
-        except explaining.Busy:
+        except explain.Busy:
             return False
 
     assert until(free)

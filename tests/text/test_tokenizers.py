@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.text import BEGIN, END, FILL, UNKNOWN, Tokenizer, train
-from regard.text.tokenizers import Foreign, SentencePieceTokenizer, WordPieceTokenizer, joined
+from regard.text import BOS, EOS, PAD, UNK, Tokenizer, train
+from regard.text.tokenizers import ForeignVocabulary, SentencePieceTokenizer, WordPieceTokenizer, joined
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
 TAGS = ("<2de>", "<2en>")
@@ -50,7 +50,7 @@ SIGNS = ["⟨c3⟩⟨af⟩ und ⟨c3⟩⟨af⟩ und", "⟨c3⟩"] * 3  # text th
 @settings(max_examples=100, deadline=None)
 @given(text=st.lists(st.one_of(texts, st.sampled_from([*SIGNS, "⟨", "⟩", "c3", "ï"])), max_size=4).map("".join))
 def test_pieces_join_to_the_text_also_where_a_character_is_cut(tokenizer, text):
-    pieces = tokenizer.pieces(tokenizer.encode(text))
+    pieces = tokenizer.token_texts(tokenizer.encode(text))
     assert joined(pieces) == text
     if not any("⟨" in piece for piece in pieces):
         assert "".join(pieces) == text
@@ -64,7 +64,7 @@ def test_bytes_that_make_no_character_stay_bytes():
 
 
 def test_special_ids_and_tags_come_first():
-    assert (FILL, BEGIN, END, UNKNOWN) == (0, 1, 2, 3)
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     for tokenizer in (BPE, CHAR, WORD):
         assert tokenizer.tags == TAGS
         assert [tokenizer.tag("<2de>"), tokenizer.tag("<2en>")] == [4, 5]
@@ -111,20 +111,20 @@ def test_too_small_a_vocabulary_is_refused():
 def test_characters_outside_the_vocabulary_are_spelt_in_bytes():
     tokenizer = train(["ää ö"], "char", 261)  # room for one: ä, the more frequent
     assert tokenizer.encode("äö") == [260, 4 + 0xC3, 4 + 0xB6]
-    assert tokenizer.pieces(tokenizer.encode("äö")) == ["ä", "⟨c3⟩", "⟨b6⟩"]
+    assert tokenizer.token_texts(tokenizer.encode("äö")) == ["ä", "⟨c3⟩", "⟨b6⟩"]
 
 
 def test_words_are_ranked_by_frequency_then_by_text():
     tokenizer = train(["b a c c", "d a b"], "word", 7)  # a 2, b 2, c 2, d 1
-    assert tokenizer.encode(" c  b\ta d ") == [6, 5, 4, UNKNOWN]
-    assert tokenizer.decode([BEGIN, 6, 5, UNKNOWN, 4, END]) == "c b a"
-    assert tokenizer.pieces([BEGIN, 6, 5, UNKNOWN, END]) == ["<s>", "c", " b", "<unk>", "</s>"]
+    assert tokenizer.encode(" c  b\ta d ") == [6, 5, 4, UNK]
+    assert tokenizer.decode([BOS, 6, 5, UNK, 4, EOS]) == "c b a"
+    assert tokenizer.token_texts([BOS, 6, 5, UNK, EOS]) == ["<s>", "c", " b", "<unk>", "</s>"]
 
 
 def test_decoding_skips_marks_and_pieces_name_them():
-    ids = [FILL, BEGIN, 4, *BPE.encode("the cat"), UNKNOWN, END]
+    ids = [PAD, BOS, 4, *BPE.encode("the cat"), UNK, EOS]
     assert BPE.decode(ids) == "the cat"
-    pieces = BPE.pieces(ids)
+    pieces = BPE.token_texts(ids)
     assert pieces[:3] == ["<fill>", "<s>", "<2de>"] and pieces[-2:] == ["<unk>", "</s>"]
     assert "".join(pieces[3:-2]) == "the cat"
 
@@ -132,18 +132,18 @@ def test_decoding_skips_marks_and_pieces_name_them():
 def test_half_a_character_decodes_to_a_stand_in():
     first_byte = BPE.first + 0xE2
     assert BPE.decode([first_byte]) == "\ufffd"
-    assert BPE.pieces([first_byte, BPE.first + 65]) == ["⟨e2⟩", "A"]
+    assert BPE.token_texts([first_byte, BPE.first + 65]) == ["⟨e2⟩", "A"]
 
 
 def test_marks_and_line_breaks_are_never_generated():
     tokenizer = train(["a \n\n b \n\n", "a \n\n c \n\n"] * 5, "bpe", 400, TAGS)
     forbidden = tokenizer.forbidden()
-    assert forbidden[:5] == [FILL, BEGIN, UNKNOWN, 4, 5] and END not in forbidden
+    assert forbidden[:5] == [PAD, BOS, UNK, 4, 5] and EOS not in forbidden
     for token in range(tokenizer.first, len(tokenizer)):
         breaks = any(sign in tokenizer.decode([token]) for sign in "\n\r")
         assert breaks == (token in forbidden)
     assert len(forbidden) > 7, "longer pieces than the two bytes were learnt here"
-    assert WORD.forbidden() == [FILL, BEGIN, UNKNOWN, 4, 5]
+    assert WORD.forbidden() == [PAD, BOS, UNK, 4, 5]
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, CHAR, WORD], ids=["bpe", "char", "word"])
@@ -180,14 +180,14 @@ PIECES = ["the", "cat", "un", "##cat", "##s", ",", "[", "]", "mask", "unk", "a"]
 def test_wordpieces_are_the_longest_that_spell_a_word():
     tokenizer = WordPieceTokenizer(TAGS, PIECES, lowercase=True, strip_accents=None, chinese=True)
     the, cat, un, inner_cat, s, comma, left, right, mask, unk, a = range(6, 17)
-    assert tokenizer.encode("The uncats,the dog") == [the, un, inner_cat, s, comma, the, UNKNOWN]
+    assert tokenizer.encode("The uncats,the dog") == [the, un, inner_cat, s, comma, the, UNK]
     assert tokenizer.encode("Á cät") == [a, cat], "lower-casing strips accents, as BERT does, unless told not to"
     assert tokenizer.encode("[MASK] [UNK]") == [left, mask, right, left, unk, right], "no text spells a mark"
-    assert tokenizer.decode([BEGIN, the, un, inner_cat, s, 4, comma, UNKNOWN, cat, END]) == "the uncats , cat"
-    assert tokenizer.pieces([BEGIN, the, un, s, 5, END]) == ["<s>", "the", " un", "s", "<2en>", "</s>"]
-    assert tokenizer.forbidden() == [FILL, BEGIN, UNKNOWN, 4, 5] and len(tokenizer) == 17
+    assert tokenizer.decode([BOS, the, un, inner_cat, s, 4, comma, UNK, cat, EOS]) == "the uncats , cat"
+    assert tokenizer.token_texts([BOS, the, un, s, 5, EOS]) == ["<s>", "the", " un", "s", "<2en>", "</s>"]
+    assert tokenizer.forbidden() == [PAD, BOS, UNK, 4, 5] and len(tokenizer) == 17
     kept = WordPieceTokenizer(TAGS, ["The", "Á"], lowercase=False, strip_accents=None, chinese=True)
-    assert kept.encode("The the Á") == [6, UNKNOWN, 7]
+    assert kept.encode("The the Á") == [6, UNK, 7]
     with pytest.raises(UserError, match="udc80"):
         tokenizer.encode("a\udc80")
 
@@ -213,11 +213,11 @@ def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
     pieces = list(dict.fromkeys([*words, *others]))[::-1]  # any order: ids are the vocabulary's, not the model's
     tokenizer = SentencePieceTokenizer(TAGS, pieces, source, target)
     for text in [*TEXTS[:2], "  the   cat ", "the ☃", "</s> <2de>", ""]:
-        expected = [pieces.index(p) + 6 if p in pieces else UNKNOWN for p in processor.encode(text, out_type=str)]
+        expected = [pieces.index(p) + 6 if p in pieces else UNK for p in processor.encode(text, out_type=str)]
         assert tokenizer.encode(text) == expected
-    assert tokenizer.decode([BEGIN, *tokenizer.encode("the  cat sat"), END]) == "the cat sat"
-    assert "".join(tokenizer.pieces(tokenizer.encode("the cat sat"))) == "the cat sat"
-    assert not {4, 5, END} & set(tokenizer.encode("</s> <2de> the"))
+    assert tokenizer.decode([BOS, *tokenizer.encode("the  cat sat"), EOS]) == "the cat sat"
+    assert "".join(tokenizer.token_texts(tokenizer.encode("the cat sat"))) == "the cat sat"
+    assert not {4, 5, EOS} & set(tokenizer.encode("</s> <2de> the"))
     other = tokenizer.target_side()
     assert other.decode(other.encode(TEXTS[2])) == TEXTS[2] and len(other) == len(tokenizer)
     assert tokenizer.encode(TEXTS[2]) != other.encode(TEXTS[2])
@@ -229,13 +229,17 @@ def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
 def test_pieces_that_are_bytes_join_to_characters():
     tokenizer = SentencePieceTokenizer((), ["▁a", "<0xC3>", "<0xA9>", "<0x0A>", "b▁"], model="")
     assert tokenizer.decode([4, 5, 6, 8, 7]) == "aéb"
-    assert tokenizer.pieces([4, 5, 6]) == ["a", "⟨c3⟩", "⟨a9⟩"] and joined(tokenizer.pieces([4, 5, 6])) == "aé"
+    assert (
+        tokenizer.token_texts([4, 5, 6]) == ["a", "⟨c3⟩", "⟨a9⟩"] and joined(tokenizer.token_texts([4, 5, 6])) == "aé"
+    )
     assert tokenizer.forbidden()[-1] == 7, "a line feed"
 
 
 def test_whose_ids_they_were_is_kept():
     tokenizer = WordPieceTokenizer(("<mask>",), PIECES, lowercase=True, strip_accents=None, chinese=True)
-    tokenizer.foreign = Foreign([0, 12, 13, 14, 15, *range(1, 12)], ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"])
+    tokenizer.foreign = ForeignVocabulary(
+        [0, 12, 13, 14, 15, *range(1, 12)], ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    )
     again = Tokenizer.from_json(tokenizer.to_json())
     assert again.foreign == tokenizer.foreign and again.encode("the uncats") == tokenizer.encode("the uncats")
     wrong = json.loads(tokenizer.to_json())

@@ -11,13 +11,13 @@ import pytest
 from small_runs import go, small
 
 from flips import Outcome, flipped, observe, places
-from regard import weights
+from regard import tensor_io
 from regard.api import Model
-from regard.data.store import cache_folder
+from regard.data.token_cache import cache_folder
 from regard.files import DirectoryLock
-from regard.runs import Run
-from regard.training import start
-from regard.training.report import Reporter
+from regard.run_dir import RunDir
+from regard.training import setup
+from regard.training.progress import Reporter
 
 
 class News(Reporter):
@@ -43,7 +43,7 @@ def silent_changes(folder: Path, count: int, seed: int, patch: pytest.MonkeyPatc
 
     def use(news: list[str]) -> Any:
         """Translate with every snapshot and the best weights, and read the measurements."""
-        opened = Run(run.path)
+        opened = RunDir(run.path)
         texts = []
         for file in (opened.best, *opened.snapshots().values()):
             found = Model(opened, "cpu", file).translate("a b c")
@@ -54,9 +54,9 @@ def silent_changes(folder: Path, count: int, seed: int, patch: pytest.MonkeyPatc
         """Train a step longer, in a copy."""
         shutil.rmtree(again, ignore_errors=True)
         shutil.copytree(run.path, again)
-        patch.setattr(start, "pick", lambda quiet: News(news))
+        patch.setattr(setup, "pick", lambda quiet: News(news))
         go(longer, again, quiet=False)
-        found = [weights.load(again / name) for name in ("resume.safetensors", "model.safetensors")]
+        found = [tensor_io.load(again / name) for name in ("resume.safetensors", "model.safetensors")]
         numbers = [{name: tensor.tolist() for name, tensor in tensors.items()} for tensors, _ in found]
         facts = [{**about, "seconds": 0, "logs": {}} for _, about in found]
         lines = re.sub(rb'"seconds": [0-9.]+', b"", (again / "metrics.jsonl").read_bytes())

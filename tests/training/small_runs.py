@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import weights
+from regard import tensor_io
+from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch
-from regard.runs import Run
+from regard.run_dir import RunDir
 from regard.training import train
 from regard.training.loop import Trainer
-from regard.training.validation import Look, Validator
+from regard.training.validation import Validation, Validator
 
 CPU = torch.device("cpu")
 HELD_OUT = ["a b c", "t t s r", "d e f g h", "k l m"]
@@ -32,7 +32,7 @@ def small(
     files = [folder / "held-out.source", folder / "held-out.target"]
     for file in files:
         file.write_text("".join(f"{line}\n" for line in HELD_OUT))
-    sizes = {"width": 8, "heads": 2, "inner": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
+    sizes = {"width": 8, "heads": 2, "ffn_width": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
     return Recipe.model_validate(
         {
             "data": {**(data or {"corpus": "copy", "count": 40}), "valid": [str(file) for file in files]},
@@ -52,7 +52,7 @@ def small(
     )
 
 
-def go(recipe: Recipe, run: Path, **options: Any) -> Run:
+def go(recipe: Recipe, run: Path, **options: Any) -> RunDir:
     return train(recipe, run, device="cpu", **{"quiet": True, **options})
 
 
@@ -62,7 +62,7 @@ def metrics(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def tensors(file: Path) -> dict[str, Tensor]:
-    return weights.load(file)[0]
+    return tensor_io.load(file)[0]
 
 
 def content(run: Path) -> dict[Path, bytes]:
@@ -75,13 +75,13 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def now(trainer: Trainer) -> dict[str, Tensor]:
     """A copy of the weights as they are."""
-    return {name: tensor.clone() for name, tensor in weights.of_model(trainer.model).items()}
+    return {name: tensor.clone() for name, tensor in tensor_io.model_tensors(trainer.model).items()}
 
 
-def script(patch: pytest.MonkeyPatch, looks: list[Look]) -> Iterator[Look]:
+def script(patch: pytest.MonkeyPatch, looks: list[Validation]) -> Iterator[Validation]:
     """Validation that finds these numbers, one look after the other."""
     left = iter(looks)
-    patch.setattr(Validator, "look", lambda self, model: next(left))
+    patch.setattr(Validator, "validate", lambda self, model: next(left))
     return left
 
 
@@ -89,7 +89,7 @@ def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> No
     """Send this process a signal in the middle of step `at`."""
     update = Trainer._update
 
-    def interrupted(self: Trainer, batches: list[PairBatch]) -> None:
+    def interrupted(self: Trainer, batches: list[SeqBatch]) -> None:
         update(self, batches)
         if self.progress.step == at:
             os.kill(os.getpid(), by)

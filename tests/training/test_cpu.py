@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from regard import losses
 from regard.devices import held_memory
+from regard.nn import losses
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def test_a_loss_taken_a_few_rows_at_a_time_is_the_loss_of_all_rows(monkeypatch: 
     labels, counted = torch.randint(0, 20, (150,)), torch.rand(150) < 0.8
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        loss = losses.projected_cross_entropy(x, table, None, labels, counted, 0.1)
+        loss = losses.linear_cross_entropy(x, table, None, labels, counted, 0.1)
         return loss.detach(), *torch.autograd.grad(loss, (x, table))
 
     plain = losses.cross_entropy(x @ table.T, labels, counted, 0.1)

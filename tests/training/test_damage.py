@@ -16,26 +16,26 @@ from small_flips import silent_changes
 from small_runs import content, equal, go, interrupt, metrics, small, tensors
 
 from flips import flipped
-from regard import weights
-from regard.data.store import cache_folder
+from regard import tensor_io
+from regard.data.token_cache import cache_folder
 from regard.errors import RegardWarning, UserError
-from regard.files import DirectoryLock, atomic, write_text
+from regard.files import DirectoryLock, atomic_write, write_text
+from regard.packed import SeqBatch
 from regard.recipes import to_toml
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch
-from regard.runs import Run
-from regard.training import loop, origin, start
+from regard.run_dir import RunDir
+from regard.training import loop, origin, setup
 from regard.training.loop import Interrupted, Trainer
 from regard.verify import accept, verify
 
 # -- one trainer at a time ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["learn_tokenizers", "build", "streams", "validator"])
+@pytest.mark.parametrize("moment", ["learn_tokenizers", "build", "streams", "make_validator"])
 def test_a_second_trainer_is_refused_from_the_first_moment_and_changes_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = origin if moment == "learn_tokenizers" else start
+    module = origin if moment == "learn_tokenizers" else setup
     out, first = tmp_path / "run", getattr(module, moment)
 
     def interfered(*arguments: Any, **named: Any) -> Any:
@@ -49,7 +49,7 @@ def test_a_second_trainer_is_refused_from_the_first_moment_and_changes_nothing(
     monkeypatch.setattr(module, moment, interfered)
     recipe = small(tmp_path, steps=4)
     run = go(recipe, out)
-    assert getattr(module, moment) is first and Run(out).recipe == recipe
+    assert getattr(module, moment) is first and RunDir(out).recipe == recipe
     assert equal(tensors(run.best), tensors(go(recipe, tmp_path / "alone").best))
 
 
@@ -80,7 +80,7 @@ def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
 def test_a_run_directory_deleted_while_it_trains_stops_the_training(
     moment: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, update, save = tmp_path / "run", Trainer._update, weights.save
+    out, update, save = tmp_path / "run", Trainer._update, tensor_io.save
     other = go(small(tmp_path, steps=2), tmp_path / "other")
 
     def delete() -> None:
@@ -88,7 +88,7 @@ def test_a_run_directory_deleted_while_it_trains_stops_the_training(
         if instead == "another run":
             shutil.copytree(other.path, out)
 
-    def updating(self: Trainer, batches: list[PairBatch]) -> None:
+    def updating(self: Trainer, batches: list[SeqBatch]) -> None:
         update(self, batches)
         if moment == "an update" and self.progress.step == 5:
             delete()
@@ -101,7 +101,7 @@ def test_a_run_directory_deleted_while_it_trains_stops_the_training(
             delete()
 
     monkeypatch.setattr(Trainer, "_update", updating)
-    monkeypatch.setattr(weights, "save", saving)
+    monkeypatch.setattr(tensor_io, "save", saving)
     with pytest.raises(UserError, match=r"run was deleted, moved or replaced while training went on"):
         go(small(tmp_path), out)
     if instead == "another run" and moment != "the last save":
@@ -133,7 +133,7 @@ def test_temporary_files_have_random_names_and_are_never_somebody_elses(
     victim.write_text("precious")
     names = set()
     for _ in range(3):
-        with atomic(target) as temporary:
+        with atomic_write(target) as temporary:
             names.add(temporary.name)
             temporary.write_text("new")
     assert len(names) == 3 and target.read_text() == "new"
@@ -153,7 +153,7 @@ def test_a_hang_up_saves_like_any_other_signal(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Interrupted) as caught:
         go(small(tmp_path), tmp_path / "run")
     assert caught.value.status == 129
-    assert weights.about(tmp_path / "run" / "resume.safetensors")["step"] == 5
+    assert tensor_io.read_metadata(tmp_path / "run" / "resume.safetensors")["step"] == 5
     monkeypatch.undo()
     assert equal(tensors(go(small(tmp_path), tmp_path / "run").resume), tensors(whole.resume))
 
@@ -196,7 +196,7 @@ def test_a_kill_before_the_first_save_by_steps_costs_no_more_than_the_minutes_si
     whole = go(small(tmp_path, save_minutes=0, steps=14, save_every=100, validate_every=100), tmp_path / "whole")
     update, clock, kill_at = Trainer._update, [0.0], [0]
 
-    def slow(self: Trainer, batches: list[PairBatch]) -> None:
+    def slow(self: Trainer, batches: list[SeqBatch]) -> None:
         clock[0] += 60
         update(self, batches)
         if self.progress.step == kill_at[0]:
@@ -210,7 +210,7 @@ def test_a_kill_before_the_first_save_by_steps_costs_no_more_than_the_minutes_si
         with pytest.raises(MemoryError):
             go(recipe, tmp_path / "run")
         found = tmp_path / "run" / "resume.safetensors"
-        assert (weights.about(found)["step"] if found.exists() else None) == saved
+        assert (tensor_io.read_metadata(found)["step"] if found.exists() else None) == saved
     kill_at[0] = 0
     run = go(recipe, tmp_path / "run")
     assert not run.snapshots() and equal(tensors(run.resume), tensors(whole.resume))
@@ -221,7 +221,7 @@ def test_a_kill_before_the_first_save_by_steps_costs_no_more_than_the_minutes_si
 # -- an edited recipe --------------------------------------------------------------------------------------------------
 
 
-def edit(run: Run, **changes: Any) -> None:
+def edit(run: RunDir, **changes: Any) -> None:
     settings = run.recipe.model_dump()
     for key, value in changes.items():
         section, name = key.split("__")
@@ -234,7 +234,7 @@ def test_an_edited_recipe_is_used_with_a_warning_until_it_is_accepted(tmp_path: 
     edit(run, decoding__beam=7, model__dropout=0.3)
     words = r"recipe.toml was edited since training \(model.dropout from 0.1 to 0.3, decoding.beam from 4 to 7\)"
     with pytest.warns(RegardWarning, match=words):
-        assert Run(run.path).recipe.decoding.beam == 7
+        assert RunDir(run.path).recipe.decoding.beam == 7
     assert [(f.file.name, f.status, f.why) for f in verify(run.path)][:2] == [
         ("run.json", "ok", ""),
         ("recipe.toml", "edited", "model.dropout, decoding.beam"),
@@ -243,14 +243,14 @@ def test_an_edited_recipe_is_used_with_a_warning_until_it_is_accepted(tmp_path: 
     assert all(finding.status == "ok" for finding in verify(run.path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Run(run.path).recipe.decoding.beam == 7
+        assert RunDir(run.path).recipe.decoding.beam == 7
 
 
 def test_comments_and_layout_of_a_recipe_are_nobodys_business(tmp_path: Path) -> None:
     run = go(small(tmp_path, steps=4), tmp_path / "run")
     file = run.path / "recipe.toml"
     file.write_text("# mine\n" + "\n".join(line.split("  #")[0] for line in file.read_text().splitlines()))
-    assert Run(run.path).recipe == run.recipe and not Run(run.path).edits()
+    assert RunDir(run.path).recipe == run.recipe and not RunDir(run.path).edits()
 
 
 def test_training_goes_by_the_recipe_it_is_given_and_compares_it_with_what_the_run_began_with(
@@ -262,15 +262,15 @@ def test_training_goes_by_the_recipe_it_is_given_and_compares_it_with_what_the_r
         go(small(tmp_path, steps=8, seed=2), run.path)
     go(recipe, run.path, quiet=False)
     assert "recipe.toml was edited (training.seed); it is written again" in capsys.readouterr().err
-    assert Run(run.path).recipe == recipe
+    assert RunDir(run.path).recipe == recipe
     assert equal(tensors(run.resume), tensors(go(recipe, tmp_path / "whole").resume))
 
 
 def test_a_run_of_an_older_format_is_refused_in_one_line(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", small(tmp_path))
+    run = RunDir.create(tmp_path / "run", small(tmp_path))
     (run.path / "run.json").write_text(json.dumps({"format": 2, "regard": "0.1.0"}))
     with pytest.raises(UserError, match=r"run format 2, made by regard 0\.1\.0.*train the run again$") as error:
-        Run(run.path)
+        RunDir(run.path)
     assert "\n" not in str(error.value)
 
 

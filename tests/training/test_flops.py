@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention import kernel
+from regard.attention import use_backend
 from regard.models import build
+from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN
+from regard.text import BOS
 from regard.training import flops
 
 VOCABULARY, SENTENCES, SOURCE, TARGET = 50, 3, 5, 7
-SMALL = {"width": 16, "inner": 24, "heads": 2, "dropout": 0.0}
+SMALL = {"width": 16, "ffn_width": 24, "heads": 2, "dropout": 0.0}
 RECURRENT = {
     "width": 16,
     "encoder_width": 16,
@@ -27,17 +27,17 @@ RECURRENT = {
 }
 
 
-def pairs(plain: bool) -> PairBatch:
+def pairs(plain: bool) -> SeqBatch:
     """Equally long sentences: PyTorch counts padding too, and here is none."""
     sources = [[] if plain else [5 + i for i in range(SOURCE)] for _ in range(SENTENCES)]
-    return PairBatch.of(sources, [[6 + i for i in range(TARGET)] for _ in range(SENTENCES)], begin=BEGIN)
+    return SeqBatch.from_lists(sources, [[6 + i for i in range(TARGET)] for _ in range(SENTENCES)], bos=BOS)
 
 
-def gaps() -> PairBatch:
-    row = TokenRow.of([[5 + i for i in range(TARGET)] for _ in range(SENTENCES)])
+def gaps() -> SeqBatch:
+    row = PackedTokens.from_lists([[5 + i for i in range(TARGET)] for _ in range(SENTENCES)])
     counted = torch.zeros(len(row.ids), dtype=torch.bool)
     counted[[1, 8, 9, 20]] = True
-    return PairBatch(row, row, row.ids, counted)
+    return SeqBatch(row, row, row.ids, counted)
 
 
 def settings_of(model: dict[str, Any], text: bool, shared: bool) -> Any:
@@ -45,10 +45,17 @@ def settings_of(model: dict[str, Any], text: bool, shared: bool) -> Any:
     return Recipe.model_validate({"data": data, "text": {"shared": shared}, "model": model}).model
 
 
-CASES: dict[str, tuple[dict[str, Any], PairBatch]] = {
+CASES: dict[str, tuple[dict[str, Any], SeqBatch]] = {
     "transformer": ({**SMALL, "encoder_layers": 2, "decoder_layers": 1}, pairs(False)),
     "transformer, gated and squeezed": (
-        {**SMALL, "encoder_layers": 1, "decoder_layers": 2, "activation": "gated", "squeeze": 4, "tied": False},
+        {
+            **SMALL,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "activation": "gated",
+            "se_dim": 4,
+            "tie_embeddings": False,
+        },
         pairs(False),
     ),
     "gpt on text": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, pairs(True)),
@@ -69,7 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], PairBatch]] = {
             ("gru", "dot", "start"),
             ("lstm", "bilinear", "start"),
             ("gru", "additive", "every"),
-            ("lstm", "heads", "start"),
+            ("lstm", "multihead", "start"),
         ]
     },
 }
@@ -81,7 +88,11 @@ def test_a_forward_pass_takes_what_the_formula_says(case: str) -> None:
     text = case.endswith(("on text", "relative", "fills"))
     settings = settings_of(model, text, shared="classif" not in case)
     module = build(settings, VOCABULARY, VOCABULARY, shared="classif" not in case)
-    with FlopCounterMode(display=False) as counter, kernel("plain"), torch.no_grad():  # fused kernels are not counted
+    with (
+        FlopCounterMode(display=False) as counter,
+        use_backend("plain"),
+        torch.no_grad(),
+    ):  # fused kernels are not counted
         module.loss(batch)
     assert flops.forward(settings, batch, VOCABULARY) == counter.get_total_flops()
 
@@ -91,6 +102,6 @@ def test_the_gradients_take_twice_as_much_again() -> None:
     model, batch = CASES["transformer"]
     settings = settings_of(model, False, True)
     module = build(settings, VOCABULARY, VOCABULARY, shared=True)
-    with FlopCounterMode(display=False) as counter, kernel("plain"):
+    with FlopCounterMode(display=False) as counter, use_backend("plain"):
         module.loss(batch).backward()
     assert flops.update(settings, batch, VOCABULARY) == counter.get_total_flops()

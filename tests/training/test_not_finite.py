@@ -14,9 +14,9 @@ from torch import Tensor
 
 from regard.cli import main
 from regard.errors import UserError
-from regard.models import Translator
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
 from regard.recipes import load, to_toml
-from regard.rows import PairBatch
 from regard.training.loop import CHECK_EVERY, Trainer
 
 
@@ -46,20 +46,20 @@ class Spoiler:
     def __init__(self, patch: pytest.MonkeyPatch, step: int, kind: str) -> None:
         self.weights: list[dict[str, Tensor]] = []  # after each update
         self.moments: list[dict[str, Tensor]] = []
-        self.batches: list[list[PairBatch]] = []
-        update, loss = Trainer._update, Translator.loss
+        self.batches: list[list[SeqBatch]] = []
+        update, loss = Trainer._update, SequenceModel.loss
 
-        def recording(trainer: Trainer, batches: list[PairBatch]) -> None:
+        def recording(trainer: Trainer, batches: list[SeqBatch]) -> None:
             calls = 0
 
-            def spoiling(model: Translator, batch: PairBatch, *how: float) -> Tensor:
+            def spoiling(model: SequenceModel, batch: SeqBatch, *how: float) -> Tensor:
                 nonlocal calls
                 calls += 1
                 plain = loss(model, batch, *how)
                 return SPOILT[kind](plain) if trainer.progress.step == step and calls == len(batches) else plain
 
             with patch.context() as inner:
-                inner.setattr(Translator, "loss", spoiling)
+                inner.setattr(SequenceModel, "loss", spoiling)
                 update(trainer, batches)
             self.batches.append(batches)
             self.weights.append(now(trainer))
@@ -121,7 +121,7 @@ def test_the_batch_is_written_down_and_the_saved_state_is_as_it_was(
         {"source": text(source), "target": text(target)}
         for batch in spoiler.batches[1]  # the second update of this sitting, which went on after step 5
         for source, target in zip(
-            batch.source.rows.split(batch.source.ids), batch.inputs.rows.split(batch.labels), strict=True
+            batch.source.layout.split(batch.source.ids), batch.inputs.layout.split(batch.labels), strict=True
         )
     ]
     assert written == {"step": 7, "pairs": pairs} and len(pairs) > 4

@@ -10,9 +10,9 @@ import torch
 from small_runs import equal, go, small, tensors
 from torch import Tensor, nn
 
-from regard.models import Translator, build
-from regard.runs import Run
-from regard.training.optimizers import MOMENTUM, QUINTIC, Muon, linear_weights, make_optimizer, orthogonal
+from regard.models import SequenceModel, build
+from regard.run_dir import RunDir
+from regard.training.optimizers import MOMENTUM, QUINTIC, Muon, linear_weights, make_optimizer, orthogonalise
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def optimizer_of(model: nn.Module, folder: Path, **training: Any) -> torch.optim.Optimizer:
-    run = Run.create(folder / "run", small(folder, optimizer="muon", **training))
+    run = RunDir.create(folder / "run", small(folder, optimizer="muon", **training))
     return make_optimizer(model, run)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def move(
 def test_a_direction_has_the_singular_vectors_of_its_matrix_and_other_values(shape: tuple[int, int]) -> None:
     """U f(S / |M|) V' with f five times s -> a s + b s^3 + c s^5, whatever the other matrices are."""
     matrices = random(4, *shape).double()
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         s = s / matrix.norm()
         for _ in range(5):
@@ -55,7 +55,7 @@ def test_a_direction_has_the_singular_vectors_of_its_matrix_and_other_values(sha
 
 
 def test_a_matrix_of_zeros_has_no_direction() -> None:
-    assert not orthogonal(torch.zeros(2, 3, 4)).any()
+    assert not orthogonalise(torch.zeros(2, 3, 4)).any()
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
@@ -115,7 +115,7 @@ def test_nothing_moves_and_nothing_is_remembered_where_the_loss_was_not_finite()
     assert weight.isfinite().all() and not torch.equal(weight, before)
 
 
-def small_model(folder: Path, **model: Any) -> Translator:
+def small_model(folder: Path, **model: Any) -> SequenceModel:
     return build(small(folder, model=model).model, 9, 9, True)
 
 
@@ -131,7 +131,7 @@ def test_linear_weights_are_muons_and_everything_else_is_adams(tmp_path: Path) -
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
     parts = {names[weight]: count for weight, count in linear_weights(model).items() if count > 1}
     assert set(parts.values()) == {2, 3}
-    assert all(("query_key_value" in name) == (count == 3) for name, count in parts.items())
+    assert all(("qkv_proj" in name) == (count == 3) for name, count in parts.items())
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent"])
@@ -140,17 +140,17 @@ def test_a_run_with_muon_that_was_stopped_ends_as_one_that_was_not(family: str, 
     if family == "recurrent":
         model |= {name: 8 for name in ("width", "encoder_width", "embedding")}
     changes: dict[str, Any] = {"optimizer": "muon", "weight_decay": 0.1, "data": {"corpus": "copy", "count": 40}}
-    for folder in ("whole", "halves"):
+    for folder in ("whole", "sinusoidal-split"):
         (tmp_path / folder).mkdir()
 
     def recipe(folder: str, steps: int) -> Any:
         made = small(tmp_path / folder, **changes, steps=steps)
-        sizes = model if family == "recurrent" else {**made.model.model_dump(), **model, "width": 8, "inner": 16}
+        sizes = model if family == "recurrent" else {**made.model.model_dump(), **model, "width": 8, "ffn_width": 16}
         return type(made).model_validate({**made.model_dump(), "model": sizes})
 
     whole = go(recipe("whole", 8), tmp_path / "whole" / "run")
-    go(recipe("halves", 5), tmp_path / "halves" / "run")
-    halves = go(recipe("halves", 8), tmp_path / "halves" / "run")
+    go(recipe("sinusoidal-split", 5), tmp_path / "sinusoidal-split" / "run")
+    halves = go(recipe("sinusoidal-split", 8), tmp_path / "sinusoidal-split" / "run")
     saved, other = tensors(whole.resume), tensors(halves.resume)
     assert any(name.endswith(".momentum") for name in saved) and any(name.endswith(".exp_avg") for name in saved)
     assert equal(saved, other)

@@ -13,18 +13,18 @@ import torch
 from small_runs import HELD_OUT, content, equal, go, interrupt, metrics, now, script, small, tensors
 from torch import Tensor
 
-from regard import taps, weights
+from regard import taps, tensor_io
 from regard.api import Model
 from regard.errors import UserError
+from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
-from regard.recipes.write import shown
-from regard.rows import PairBatch
-from regard.runs import Run, kept_snapshots
-from regard.text import BEGIN
+from regard.recipes.to_toml import shown
+from regard.run_dir import RunDir, kept_snapshots
+from regard.text import BOS
 from regard.training.loop import LOG_EVERY, Interrupted, Trainer
-from regard.training.report import Plain
+from regard.training.progress import PlainReporter
 from regard.training.schedule import rate
-from regard.training.validation import Look
+from regard.training.validation import Validation
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
     run = go(small(tmp_path, save_every=4, average=3, model={"norm": "batch"}), tmp_path / "run")
     files = list(run.snapshots().values())
     assert [file.name for file in files] == [f"step-{step:08d}.safetensors" for step in (4, 8, 12)]
-    mean = weights.mean(files)
+    mean = tensor_io.mean(files)
     four, eight, twelve = map(tensors, files)
     assert mean.keys() == four.keys()
     for name, tensor in mean.items():
@@ -46,25 +46,25 @@ def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
 def test_the_average_is_kept_only_if_held_out_pairs_like_it_better(
     value: float, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = script(monkeypatch, [Look(1.0), Look(0.9), Look(0.8), Look(value)])
+    left = script(monkeypatch, [Validation(1.0), Validation(0.9), Validation(0.8), Validation(value)])
     run = go(small(tmp_path, average=2), tmp_path / "run")
     assert next(left, None) is None
     looks = [(line["step"], line["weights"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
     expected = [(4, "step", 1.0, True), (8, "step", 0.9, True), (12, "step", 0.8, True)]
     assert looks == [*expected, (12, "average of 2", value, kept != "step")]
     last = list(run.snapshots().values())[-2:]
-    assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else weights.mean(last))
+    assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else tensor_io.mean(last))
 
 
 def test_weights_go_by_name(tmp_path: Path) -> None:
     run = go(small(tmp_path, steps=14, average=2), tmp_path / "run")
     four, eight, twelve = (tensors(run.snapshot(step)) for step in (4, 8, 12))
-    mean = weights.mean([run.snapshot(8), run.snapshot(12)])
+    mean = tensor_io.mean([run.snapshot(8), run.snapshot(12)])
     last = {name.removeprefix("model."): t for name, t in tensors(run.resume).items() if name.startswith("model.")}
     expected = {"best": (tensors(run.best), None), "last": (last, 14), "average": (mean, 12), "step-4": (four, 4)}
     expected |= {"step-00000008": (eight, 8), str(run.snapshot(12)): (twelve, 12)}
     for name, (own, step) in expected.items():
-        assert equal(weights.of_model(run.model(weights=name)), own), name
+        assert equal(tensor_io.model_tensors(run.model(weights=name)), own), name
         assert step is None or run.checkpoint(name).step == step
     assert not equal(last, twelve) and not equal(mean, twelve)
     with pytest.raises(
@@ -113,7 +113,9 @@ def test_files_that_are_not_named_like_snapshots_are_ignored(tmp_path: Path) -> 
 def test_what_is_best_is_what_the_recipe_says(
     best: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, [Look(1.0, 10.0, 0.0, 0.0), Look(0.9, 30.0, 0.0, 0.0), Look(0.8, 20.0, 0.0, 0.0)])
+    script(
+        monkeypatch, [Validation(1.0, 10.0, 0.0, 0.0), Validation(0.9, 30.0, 0.0, 0.0), Validation(0.8, 20.0, 0.0, 0.0)]
+    )
     run = go(small(tmp_path, best=best, validate_lines=1), tmp_path / "run")
     assert equal(tensors(run.best), tensors(run.snapshot(step)))
     others = [s for s in (4, 8, 12) if s != step]
@@ -128,7 +130,7 @@ def test_patience_ends_a_run_and_the_metrics_say_so(
     average: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses = [1.0, 0.9, 0.95, 0.9]  # an equal one is no better one
-    left = script(monkeypatch, [Look(loss) for loss in [*losses, *([] if average is None else [average])]])
+    left = script(monkeypatch, [Validation(loss) for loss in [*losses, *([] if average is None else [average])]])
     recipe = small(tmp_path, steps=100, validate_every=2, save_every=2, patience=2, average=2 if average else 0)
     run = go(recipe, tmp_path / "run")
     assert next(left, None) is None  # all were asked for, and no more
@@ -143,7 +145,7 @@ def test_patience_ends_a_run_and_the_metrics_say_so(
 
 
 def test_more_patience_lets_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = script(monkeypatch, [Look(loss) for loss in (1.0, 2.0, 2.0, 0.5, 0.6, 0.7)])
+    left = script(monkeypatch, [Validation(loss) for loss in (1.0, 2.0, 2.0, 0.5, 0.6, 0.7)])
     settings = {"steps": 12, "validate_every": 2, "save_every": 2}
     go(small(tmp_path, patience=2, **settings), tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["kind"] == "stop"
@@ -172,7 +174,7 @@ def test_a_run_that_is_cut_short_before_its_first_validation_is_validated_when_i
 def test_a_finished_run_has_weights_even_if_no_validation_was_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, [Look(float("nan")), Look(float("nan"))])
+    script(monkeypatch, [Validation(float("nan")), Validation(float("nan"))])
     run = go(small(tmp_path, steps=8), tmp_path / "run")
     assert equal(tensors(run.best), tensors(run.snapshot(8)))
     run.best.unlink()
@@ -183,13 +185,13 @@ def test_a_finished_run_has_weights_even_if_no_validation_was_finite(
 def test_a_run_that_reaches_its_last_step_says_nothing_of_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, [Look(1.0), Look(2.0), Look(3.0)])
+    script(monkeypatch, [Validation(1.0), Validation(2.0), Validation(3.0)])
     run = go(small(tmp_path, patience=2), tmp_path / "run")
     assert not metrics(run.path, "stop")
 
 
 def test_the_reporter_says_that_patience_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
-    Plain().measured(8, "stop", {"looks": 2, "best_step": 4})
+    PlainReporter().measured(8, "stop", {"looks": 2, "best_step": 4})
     assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 looks at the held-out pairs\n"
 
 
@@ -197,8 +199,8 @@ def test_no_pace_is_told_of_the_first_step_however_long_it_took(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter(range(0, 10_000, 30))  # seconds: every look at the clock is half a minute after the one before
-    monkeypatch.setattr("regard.training.report.time", SimpleNamespace(monotonic=lambda: next(now)))
-    reporter = Plain()
+    monkeypatch.setattr("regard.training.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    reporter = PlainReporter()
     reporter.start(0, 100)
     reporter.step(1, 5_000)
     assert capsys.readouterr().err == ""
@@ -224,7 +226,7 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> N
     assert content(run.path) == before
     go(small(tmp_path, steps=20), run.path)
     assert [line["step"] for line in metrics(run.path, "valid")] == [4, 8, 12, 16, 20]
-    assert Run(run.path).recipe.training.steps == 20
+    assert RunDir(run.path).recipe.training.steps == 20
     assert not equal(tensors(run.snapshot(16)), tensors(run.snapshot(20)))
 
 
@@ -236,7 +238,7 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> N
         {"precision": "bf16"},
         {"patience": 9},
         {"validate_lines": 1},
-        {"update": "plain"},
+        {"backend": "plain"},
         {"checkpoint_activations": True},
         {"tensorboard": True},
     ],
@@ -246,7 +248,7 @@ def test_what_may_change_when_a_run_is_taken_up_again(changes: dict[str, Any], t
     run = go(small(tmp_path, steps=4), tmp_path / "run")
     recipe = small(tmp_path, steps=8, **changes)
     go(recipe, run.path)
-    assert Run(run.path).recipe == recipe
+    assert RunDir(run.path).recipe == recipe
     assert metrics(run.path, "valid")[-1]["step"] == 8
 
 
@@ -302,7 +304,7 @@ def test_a_run_goes_on_with_the_same_files_in_another_folder(tmp_path: Path) -> 
     go(recipe(tmp_path / "here", 4), tmp_path / "run")
     run = go(recipe(tmp_path / "there", 8), tmp_path / "run")
     assert equal(tensors(run.resume), tensors(whole.resume))
-    assert Run(run.path).recipe.data.folder == str(tmp_path / "there")
+    assert RunDir(run.path).recipe.data.folder == str(tmp_path / "there")
 
 
 def test_the_same_run_has_the_same_files_to_the_byte(tmp_path: Path) -> None:
@@ -334,7 +336,7 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
     """Not even before its first weights are saved, when another recipe could still take its place."""
     update, tried = Trainer._update, []
 
-    def interfered(self: Trainer, batches: list[PairBatch]) -> None:
+    def interfered(self: Trainer, batches: list[SeqBatch]) -> None:
         if not tried:
             tried.append(self.progress.step)
             before = content(tmp_path / "run")
@@ -377,7 +379,7 @@ def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
         ({"width": 12, "dropout": 0.2, "size": "base"},
          r'not fit this model: model\.size is "small" there and "base" here, model\.width is 8 there and 12 here; set'),
         ({"decoder_layers": 2}, r"origin do not fit this model: model\.decoder_layers is 1 there and 2 here; set them"),
-        ({"tied": False}, r"origin do not fit this model: model\.tied is true there and false here;"),
+        ({"tie_embeddings": False}, r"do not fit this model: model\.tie_embeddings is true there and false here;"),
         ({"family": "recurrent", "width": 8, "heads": 2}, r"model\.family is transformer there and recurrent here"),
     ],
 )  # fmt: skip
@@ -434,7 +436,7 @@ def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
 ) -> None:
     origin = go(small(tmp_path, steps=4), tmp_path / "origin")
     assert metrics(origin.path, "valid")[0]["step"] == 4  # fresh weights are not looked at
-    script(monkeypatch, [Look(1.0), Look(1.5), Look(1.4)])
+    script(monkeypatch, [Validation(1.0), Validation(1.5), Validation(1.4)])
     run = go(small(tmp_path, steps=8, seed=2), tmp_path / "run", start_from=origin.path, quiet=False)
     looks = [(line["step"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
     assert looks == [(0, 1.0, True), (4, 1.5, False), (8, 1.4, False)]
@@ -448,7 +450,7 @@ def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
 def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = go(small(tmp_path, steps=4), tmp_path / "origin")
 
-    def breaks(self: Trainer, batches: list[PairBatch]) -> None:
+    def breaks(self: Trainer, batches: list[SeqBatch]) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
@@ -461,7 +463,7 @@ def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, mo
 @pytest.mark.parametrize("shared", [True, False])
 def test_new_tags_get_rows_of_their_own(shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def tagged(**tags: str) -> Recipe:
-        plain = small(tmp_path, steps=2, model={"tied": False}, data={"corpus": "copy", "count": 40, **tags})
+        plain = small(tmp_path, steps=2, model={"tie_embeddings": False}, data={"corpus": "copy", "count": 40, **tags})
         return Recipe.model_validate({**plain.model_dump(), "text": {"unit": "word", "shared": shared}})
 
     origin = go(tagged(target_tag="<old>"), tmp_path / "origin")
@@ -504,7 +506,7 @@ def test_a_missing_test_file_is_said_before_training(tmp_path: Path) -> None:
 def test_an_average_that_lost_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script(monkeypatch, [Look(1.0, 10.0), Look(0.9, 11.0), Look(0.95, 10.5), Look(0.91, 12.0)])
+    script(monkeypatch, [Validation(1.0, 10.0), Validation(0.9, 11.0), Validation(0.95, 10.5), Validation(0.91, 12.0)])
     go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
     *_, kept, lost = capsys.readouterr().err.splitlines()
     assert kept == "kept as best: step 8 (loss 0.900, BLEU 11.00), by the lowest loss on the held-out data"
@@ -579,10 +581,10 @@ def test_the_loss_that_is_logged_is_the_mean_a_token_of_the_steps_since_the_last
     seen: list[tuple[float, int]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: list[PairBatch]) -> None:
+    def listening(self: Trainer, batches: list[SeqBatch]) -> None:
         before = self.update.loss.item()
         update(self, batches)
-        seen.append((self.update.loss.item() - before, sum(batch.tokens for batch in batches)))
+        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in batches)))
 
     monkeypatch.setattr(Trainer, "_update", listening)
     run = go(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
@@ -597,7 +599,7 @@ def test_samples_with_line_breaks_of_other_kinds_are_all_there_when_a_run_goes_o
 ) -> None:
     odd = [f"one{sign}two" for sign in "\u2028\u0085\x0c\r"]
     samples = [{"source": text, "reference": text, "output": text} for text in odd]
-    script(monkeypatch, [Look(1.0, samples=samples), Look(0.9)])
+    script(monkeypatch, [Validation(1.0, samples=samples), Validation(0.9)])
     go(small(tmp_path, steps=4), tmp_path / "run")
     before = (tmp_path / "run" / "samples.jsonl").read_bytes()
     assert [json.loads(line)["source"] for line in before.decode().split("\n")[:-1]] == odd
@@ -671,7 +673,7 @@ def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
 
 
 def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[PairBatch] = []
+    batches: list[SeqBatch] = []
     update = Trainer._update
     monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some), update(self, some))[1])
     data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
@@ -679,9 +681,9 @@ def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatc
     tokenizer = run.tokenizers[0]
     source_tag, target_tag = tokenizer.tag("<from>"), tokenizer.tag("<to>")
     for batch in batches:
-        assert {s[0].item() for s in batch.source.rows.split(batch.source.ids)} == {source_tag}
-        assert {s[:2].tolist()[-1] for s in batch.inputs.rows.split(batch.inputs.ids)} == {target_tag}
-        assert {s[0].item() for s in batch.inputs.rows.split(batch.inputs.ids)} == {BEGIN}
+        assert {s[0].item() for s in batch.source.layout.split(batch.source.ids)} == {source_tag}
+        assert {s[:2].tolist()[-1] for s in batch.inputs.layout.split(batch.inputs.ids)} == {target_tag}
+        assert {s[0].item() for s in batch.inputs.layout.split(batch.inputs.ids)} == {BOS}
     found = Model(run, "cpu").translate("a b c")
     assert found.source_tokens[0] == "<from>" and found.tokens[0] == "<to>"
     assert "<" not in found.text
@@ -694,12 +696,12 @@ def test_a_mix_is_visited_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     epochs: list[Counter[int]] = []
     update, last = Trainer._update, [-1]
 
-    def counting(self: Trainer, batches: list[PairBatch]) -> None:
+    def counting(self: Trainer, batches: list[SeqBatch]) -> None:
         if self.progress.position.epoch != last[0]:
             last[0] = self.progress.position.epoch
             epochs.append(Counter())
         for batch in batches:
-            epochs[-1].update(sentence[0].item() for sentence in batch.source.rows.split(batch.source.ids))
+            epochs[-1].update(sentence[0].item() for sentence in batch.source.layout.split(batch.source.ids))
         update(self, batches)
 
     monkeypatch.setattr(Trainer, "_update", counting)

@@ -14,21 +14,21 @@ import torch
 from small_runs import go, small
 from torch import Tensor
 
-from regard import accelerate, weights
+from regard import accelerate, tensor_io
 from regard.accelerate import Bf16Weights, compile
 from regard.accelerate.fused import deferred_biases
-from regard.attention import Causal, Flat, Packed, attend
-from regard.data.masking import Gaps
-from regard.data.packing import Packer, Windows, generator
-from regard.data.store import TokenStore
+from regard.attention import Causal, PackedQK, StaticQK, attend
+from regard.data.masking import MaskingPolicy
+from regard.data.packing import Packer, TokenWindows, generator
+from regard.data.token_cache import TokenStore
 from regard.errors import UserError
-from regard.models import Translator, build
-from regard.recipes.schema import FAMILIES, Training
-from regard.rows import PairBatch, StaticRows
-from regard.training import start, step
+from regard.models import SequenceModel, build
+from regard.packed import SeqBatch, StaticPackedLayout
+from regard.recipes.schema import FAMILIES, TrainingSettings
+from regard.training import setup, step
 from regard.training.optimizers import Muon, linear_weights
-from regard.training.static import Shape
-from regard.training.step import Step
+from regard.training.static_batch import StaticBatchShape
+from regard.training.step import TrainingStep
 
 WORDS = 40
 CPU = torch.device("cpu")
@@ -57,19 +57,19 @@ def classes(static: bool) -> Packer:
     return Packer([store], [1.0], target_budget=16, seed=1, static=static)
 
 
-def windows(static: bool) -> Windows:
+def windows(static: bool) -> TokenWindows:
     store = TokenStore.of([[]], [[n for s in sentences(80, 4) for n in s]])
-    return Windows([store], [1.0], context=12, batch_tokens=48, seed=1)
+    return TokenWindows([store], [1.0], context=12, batch_tokens=48, seed=1)
 
 
-def with_gaps(batch: PairBatch) -> PairBatch:
-    return Gaps(0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS).cut(batch, generator(1))
+def with_gaps(batch: SeqBatch) -> SeqBatch:
+    return MaskingPolicy(0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS).mask(batch, generator(1))
 
 
 KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
     "transformer": ({"family": "transformer", "size": "tiny", "positions": "fraction"}, pairs),
     "transformer, norm after, squeezed": (
-        {"family": "transformer", "size": "tiny", "norm_first": False, "squeeze": 8, "norm": "rms"},
+        {"family": "transformer", "size": "tiny", "norm_first": False, "se_dim": 8, "norm": "rms"},
         pairs,
     ),
     "transformer, batch norm": ({"family": "transformer", "size": "tiny", "norm": "batch"}, pairs),
@@ -79,11 +79,11 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
     "gpt, windows": ({"family": "gpt", "size": "nano"}, windows),
     "bert": ({"family": "bert", "size": "tiny"}, texts),
     "bert, classes": ({"family": "bert", "size": "tiny", "task": "classify"}, classes),
-    "bert, classes by the first": ({"family": "bert", "size": "tiny", "task": "classify", "pool": "first"}, classes),
+    "bert, classes by the first": ({"family": "bert", "size": "tiny", "task": "classify", "pooling": "first"}, classes),
 }
 
 
-def made(name: str) -> tuple[Translator, Shape, list[PairBatch]]:
+def made(name: str) -> tuple[SequenceModel, StaticBatchShape, list[SeqBatch]]:
     settings, packs = KINDS[name]
     torch.manual_seed(0)
     chosen = FAMILIES[settings["family"]].model_validate({**settings, "dropout": 0.0})
@@ -91,10 +91,10 @@ def made(name: str) -> tuple[Translator, Shape, list[PairBatch]]:
     packer = packs(True)
     batches = [packer.batch_at(n) for n in range(3)]
     gaps = packs is texts and settings["family"] == "bert"
-    return model, Shape.of(packer, gaps), [with_gaps(b) for b in batches] if gaps else batches
+    return model, StaticBatchShape.of(packer, gaps), [with_gaps(b) for b in batches] if gaps else batches
 
 
-def loss_and_gradients(model: Translator, batch: PairBatch) -> list[Tensor]:
+def loss_and_gradients(model: SequenceModel, batch: SeqBatch) -> list[Tensor]:
     model.zero_grad()
     loss = model.loss(batch, 0.1)
     loss.backward()
@@ -105,25 +105,25 @@ def loss_and_gradients(model: Translator, batch: PairBatch) -> list[Tensor]:
 def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_from(name: str) -> None:
     model, shape, batches = made(name)
     for batch in batches:
-        laid = shape.lay(batch)
+        laid = shape.flatten(batch)
         assert laid.shape == (shape.size,)
         torch.testing.assert_close(
-            loss_and_gradients(model, shape.batch(laid)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
+            loss_and_gradients(model, shape.unflatten(laid)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
         )
 
 
 def test_a_row_of_classes_may_be_full_while_there_is_room_for_more_texts() -> None:
     _, shape, batches = made("bert, classes")
-    full = [batch for batch in batches if batch.inputs.rows.tokens == shape.target]
-    assert full and all(len(batch.inputs.rows) < shape.sentences for batch in full)
+    full = [batch for batch in batches if batch.inputs.layout.tokens == shape.target]
+    assert full and all(len(batch.inputs.layout) < shape.sentences for batch in full)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:
     _, shape, batches = made("transformer")
-    other = PairBatch.of([[5, 2]], [[6, 2]], begin=1)
+    other = SeqBatch.from_lists([[5, 2]], [[6, 2]], bos=1)
     with pytest.raises(ValueError, match="places"):
-        shape.lay(other)
-    assert shape.lay(batches[0]).dtype == torch.long
+        shape.flatten(other)
+    assert shape.flatten(batches[0]).dtype == torch.long
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt, windows"])
@@ -145,7 +145,7 @@ def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatc
     frames = []
     for batch, wanted in zip(batches, expected, strict=True):
         torch.testing.assert_close(
-            loss_and_gradients(model, shape.batch(shape.lay(batch))), wanted, atol=1e-4, rtol=1e-4
+            loss_and_gradients(model, shape.unflatten(shape.flatten(batch))), wanted, atol=1e-4, rtol=1e-4
         )
         frames.append(counted.frame_count)
     assert frames[0] > 0 and len(set(frames)) == 1
@@ -154,71 +154,80 @@ def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatc
 # -- attention over static rows ----------------------------------------------------------------------------------------
 
 
-def rows(lengths: list[int], size: int, most: int) -> StaticRows:
+def rows(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    return StaticRows(torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1])), size, max(lengths))
+    return StaticPackedLayout(
+        torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1])), size, max(lengths)
+    )
 
 
 def test_static_rows_lie_as_rows_do() -> None:
-    batch = PairBatch.of(sentences(7, 5), sentences(7, 6), begin=1, source_size=70, target_size=70)
-    known = batch.inputs.rows
+    batch = SeqBatch.from_lists(sentences(7, 5), sentences(7, 6), bos=1, source_size=70, target_size=70)
+    known = batch.inputs.layout
     static = rows(list(known.lengths), 70, 12)
-    assert torch.equal(static.position, known.position) and torch.equal(static.real, known.real)
-    assert torch.equal(static.sentence[known.real], known.sentence[known.real])
+    assert torch.equal(static.position, known.position) and torch.equal(static.is_token, known.is_token)
+    assert torch.equal(static.segment_ids[known.is_token], known.segment_ids[known.is_token])
     torch.manual_seed(0)
     q, k, v = torch.randn(70, 2, 16), torch.randn(70, 2, 16), torch.randn(70, 2, 16)
-    flat, padded = attend(q, k, v, Flat(static, static, Causal())), attend(q, k, v, Packed(known, known, Causal()))
-    torch.testing.assert_close(flat[known.real], padded[known.real])
+    flat, padded = (
+        attend(q, k, v, StaticQK(static, static, Causal())),
+        attend(q, k, v, PackedQK(known, known, Causal())),
+    )
+    torch.testing.assert_close(flat[known.is_token], padded[known.is_token])
 
 
 # -- which step --------------------------------------------------------------------------------------------------------
 
 
-def family(name: str, **settings: Any) -> Translator:
+def family(name: str, **settings: Any) -> SequenceModel:
     return build(FAMILIES[name].model_validate(settings), WORDS, WORDS, True)  # type: ignore[arg-type]
 
 
 def test_the_backend_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, backend = torch.device("cuda"), accelerate.requested_backend
-    monkeypatch.setattr("regard.gpu.available", lambda: True)
+    monkeypatch.setattr("regard.kernels.available", lambda: True)
     transformer, recurrent = family("transformer", size="tiny"), family("recurrent", size="tiny")
     sparse = family("gpt", size="nano", mask="window")
-    assert backend(Training(), transformer, CPU) == "plain"
-    assert backend(Training(), transformer, gpu) == "captured"
-    assert backend(Training(), family("bert", size="tiny"), gpu) == "captured"
-    assert backend(Training(), family("gpt", size="nano"), gpu) == "captured"
-    assert backend(Training(update="compiled"), transformer, gpu) == "compiled"
-    assert backend(Training(steps=10, update="plain"), transformer, gpu) == "plain"
-    assert backend(Training(checkpoint_activations=True), transformer, gpu) == "plain"
+    assert backend(TrainingSettings(), transformer, CPU) == "plain"
+    assert backend(TrainingSettings(), transformer, gpu) == "captured"
+    assert backend(TrainingSettings(), family("bert", size="tiny"), gpu) == "captured"
+    assert backend(TrainingSettings(), family("gpt", size="nano"), gpu) == "captured"
+    assert backend(TrainingSettings(backend="compiled"), transformer, gpu) == "compiled"
+    assert backend(TrainingSettings(steps=10, backend="plain"), transformer, gpu) == "plain"
+    assert backend(TrainingSettings(checkpoint_activations=True), transformer, gpu) == "plain"
     for other in (recurrent, sparse):
-        assert backend(Training(), other, gpu) == "plain"
+        assert backend(TrainingSettings(), other, gpu) == "plain"
     with pytest.raises(UserError, match="needs a GPU"):
-        backend(Training(update="compiled"), transformer, CPU)
-    monkeypatch.setattr("regard.gpu.available", lambda: False)
-    assert backend(Training(), transformer, gpu) == "plain"
+        backend(TrainingSettings(backend="compiled"), transformer, CPU)
+    monkeypatch.setattr("regard.kernels.available", lambda: False)
+    assert backend(TrainingSettings(), transformer, gpu) == "plain"
 
 
 def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job's length is its arithmetic: 6 times weights times tokens."""
     model, shape, batches = made("transformer")
-    batch = shape.batch(shape.lay(batches[0]))
+    batch = shape.unflatten(shape.flatten(batches[0]))
     tried: list[bool] = []
 
-    def attempt(model: Translator, *_: object) -> None:
+    def attempt(model: SequenceModel, *_: object) -> None:
         tried.append(accelerate.is_compiled(model))
         accelerate.remove_compiled(model)
 
     monkeypatch.setattr(accelerate, "_try", attempt)
     weights = sum(p.numel() for p in model.parameters())
     monkeypatch.setattr(accelerate, "LONG_JOB", 6 * weights * 100 * 2 * 50)
-    few, many, said = Training(batch_tokens=100, accumulate=2, steps=49), {"batch_tokens": 100, "accumulate": 2}, []
+    few, many, said = (
+        TrainingSettings(batch_tokens=100, accumulate=2, steps=49),
+        {"batch_tokens": 100, "accumulate": 2},
+        [],
+    )
 
-    def backend(settings: Training) -> str:
+    def backend(settings: TrainingSettings) -> str:
         return accelerate.for_training(model, settings, CPU, "captured", batch, said.append)
 
     assert backend(few) == "captured"
-    assert backend(Training(**many, steps=50)) == "compiled"
-    assert backend(Training(**many, steps=50, update="captured")) == "captured"
+    assert backend(TrainingSettings(**many, steps=50)) == "compiled"
+    assert backend(TrainingSettings(**many, steps=50, backend="captured")) == "captured"
     assert tried == [False, True, False] and said == ["compiling the training step"]
 
 
@@ -230,14 +239,14 @@ def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch:
 
     monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
     said: list[str] = []
-    batch = shape.batch(shape.lay(batches[0]))
-    assert accelerate.for_training(model, Training(), CPU, "compiled", batch, said.append) == "captured"
+    batch = shape.unflatten(shape.flatten(batches[0]))
+    assert accelerate.for_training(model, TrainingSettings(), CPU, "compiled", batch, said.append) == "captured"
     assert not accelerate.is_compiled(model) and all(p.grad is None for p in model.parameters())
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert len(said) == 2 and said[0] == "compiling the training step"
     assert "no such instruction" in said[1] and "much more" not in said[1]
     monkeypatch.setattr(model, "loss", fails)
-    assert accelerate.for_training(model, Training(), CPU, "captured", batch, said.append) == "plain"
+    assert accelerate.for_training(model, TrainingSettings(), CPU, "captured", batch, said.append) == "plain"
     assert len(said) == 3 and "cannot be captured here" in said[2]
 
 
@@ -248,8 +257,8 @@ def test_trying_a_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    batch = shape.batch(shape.lay(batches[0]))
-    assert accelerate.for_training(model, Training(), CPU, "compiled", batch) == "compiled"
+    batch = shape.unflatten(shape.flatten(batches[0]))
+    assert accelerate.for_training(model, TrainingSettings(), CPU, "compiled", batch) == "compiled"
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in model.parameters())
     assert statistics and all(map(torch.equal, model.buffers(), statistics))
@@ -267,14 +276,14 @@ def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pyte
     accelerate.compile_parts(model)
     assert all(map(torch.equal, loss_and_gradients(model, batches[0]), expected))
     # 2 blocks, a norm and an embedding on either side, and the loss
-    assert len(ran) == 2 * (2 + 1 + 1) + 1 and compile.losses.projected_cross_entropy in ran
+    assert len(ran) == 2 * (2 + 1 + 1) + 1 and compile.losses.linear_cross_entropy in ran
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     ran.clear()
     model.eval().loss(batches[0])
     copied = copy.deepcopy(model).train()
     assert not ran
     with torch.no_grad():
-        copied.encoder[0].own.out.bias += 1.0  # type: ignore[union-attr, index]
+        copied.encoder[0].self_attn.out_proj.bias += 1.0  # type: ignore[union-attr, index]
     assert not torch.equal(copied.loss(batches[0]), model.loss(batches[0]))  # a copy computes with its own weights
     assert ran
 
@@ -284,7 +293,7 @@ def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(na
     model, shape, batches = made(name)
     weights, halves = [*model.parameters()], Bf16Weights(model)
     assert len(halves.copies) >= 8
-    for batch in map(shape.batch, map(shape.lay, batches)):
+    for batch in map(shape.unflatten, map(shape.flatten, batches)):
         found = []
         for instead in (halves.active(), nullcontext()):
             model.zero_grad()
@@ -305,7 +314,7 @@ def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(na
 def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
     """Neither are they in the model's place afterwards, nor is what they were given added to the next gradients."""
     model, shape, batches = made("transformer")
-    weights, halves, batch = [*model.parameters()], Bf16Weights(model), shape.batch(shape.lay(batches[0]))
+    weights, halves, batch = [*model.parameters()], Bf16Weights(model), shape.unflatten(shape.flatten(batches[0]))
 
     def gradients() -> list[Tensor]:
         model.zero_grad()
@@ -327,9 +336,10 @@ def test_biases_that_norms_add_are_not_rounded() -> None:
     accelerate.fuse(model)
     with Bf16Weights(model, without=deferred_biases(model)).active():
         kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    late = {name for name in kinds if name.endswith(("own.out.bias", "cross.out.bias", "feed_forward.out.bias"))}
+    endings = ("self_attn.out_proj.bias", "cross_attn.out_proj.bias", "feed_forward.w_out.bias")
+    late = {name for name in kinds if name.endswith(endings)}
     assert len(late) == 2 * 2 + 2 * 3 and {kinds[name] for name in late} == {torch.float32}
-    assert kinds["encoder.0.feed_forward.into.bias"] == kinds["decoder.1.cross.query.weight"] == torch.bfloat16
+    assert kinds["encoder.0.feed_forward.w_in.bias"] == kinds["decoder.1.cross_attn.q_proj.weight"] == torch.bfloat16
 
 
 def test_layers_that_do_not_learn_are_handed_nothing() -> None:
@@ -338,7 +348,7 @@ def test_layers_that_do_not_learn_are_handed_nothing() -> None:
         if isinstance(module, torch.nn.Linear):
             module.requires_grad_(False)
     with Bf16Weights(model).active(), torch.autocast("cpu", torch.bfloat16):
-        model.loss(shape.batch(shape.lay(batches[0]))).backward()
+        model.loss(shape.unflatten(shape.flatten(batches[0]))).backward()
     assert all((w.grad is None) != w.requires_grad for w in model.parameters())
 
 
@@ -349,7 +359,7 @@ def test_layers_that_do_not_learn_are_handed_nothing() -> None:
 def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precision: Any, optimizer: str) -> None:
     """On a GPU, most of them played from a graph: they move the weights as plain updates do."""
     gpu, found = torch.device("cuda"), []
-    settings = Training(precision=precision, accumulate=accumulate, clip=1.0)
+    settings = TrainingSettings(precision=precision, accumulate=accumulate, max_grad_norm=1.0)
     for how in ("plain", kind):
         model, shape, batches = made("transformer")
         model.to(gpu)
@@ -361,11 +371,11 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precisi
         mover: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
         if optimizer == "muon":
             mover = Muon(linear_weights(model), mover, weight_decay=0.01)
-        update = step.make(model, mover, None, settings, gpu, None if how == "plain" else shape)
+        update = step.make_step(model, mover, None, settings, gpu, None if how == "plain" else shape)
         for number in range(1, 13):
             group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
             update(group, number, 1e-3)
-        assert isinstance(update, Step) and (how == "plain" or update.graphs is not None)
+        assert isinstance(update, TrainingStep) and (how == "plain" or update.graphs is not None)
         now = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         found.append((update.loss.item(), update.norm.item(), now - begun))
     (loss, norm, way), (other_loss, other_norm, other_way) = found
@@ -382,13 +392,13 @@ def test_a_run_keeps_the_batches_it_began_with_on_another_device(
     gpu = torch.device("cuda")
     for begun in (True, False):
         recipe = small(tmp_path, steps=4)
-        monkeypatch.setattr(start, "how_to_update", lambda run, model, device, begun=begun: ("plain", begun))
+        monkeypatch.setattr(setup, "plan_updates", lambda run, model, device, begun=begun: ("plain", begun))
         whole = go(recipe, tmp_path / f"whole-{begun}")
         half = go(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
         monkeypatch.undo()
-        monkeypatch.setattr("regard.gpu.available", lambda: True)
-        assert start.how_to_update(half, half.fresh_model(), gpu) == (("captured", True) if begun else ("plain", False))
+        monkeypatch.setattr("regard.kernels.available", lambda: True)
+        assert setup.plan_updates(half, half.fresh_model(), gpu) == (("captured", True) if begun else ("plain", False))
         half = go(recipe, tmp_path / f"half-{begun}")
-        expected, found = (weights.load(run.resume) for run in (whole, half))
+        expected, found = (tensor_io.load(run.resume) for run in (whole, half))
         assert expected[1]["static"] == found[1]["static"] == begun
         assert all(torch.equal(expected[0][name], found[0][name]) for name in expected[0])

@@ -12,25 +12,25 @@ import pytest
 import torch
 from small_runs import CPU, equal, go, metrics, now, tensors
 
-from regard import weights
+from regard import tensor_io
 from regard.api import load
-from regard.data.store import build
+from regard.data.token_cache import build
 from regard.errors import UserError
-from regard.models import Translator
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
-from regard.rows import PairBatch
-from regard.runs import Run
-from regard.text import END
-from regard.text.sides import MASK
+from regard.run_dir import RunDir
+from regard.text import EOS
+from regard.text.encode import MASK
 from regard.text.tokenizers import WordPieceTokenizer
-from regard.training import start
+from regard.training import setup
 from regard.training.loop import Trainer
-from regard.training.report import Plain
-from regard.training.validation import Validator, pair_batches, validator
+from regard.training.progress import PlainReporter
+from regard.training.validation import Validator, make_validator, pair_batches
 
 LINES = [f"the {a} {b} the {c} ." for a in ("cat", "dog", "fox") for b in ("saw", "bit") for c in ("hen", "pig", "cow")]
-GPT = {"family": "gpt", "size": "nano", "width": 8, "heads": 2, "inner": 16, "layers": 1, "max_positions": 8}
-BERT = {"family": "bert", "size": "tiny", "width": 8, "heads": 2, "inner": 16, "layers": 1, "max_positions": 12}
+GPT = {"family": "gpt", "size": "nano", "width": 8, "heads": 2, "ffn_width": 16, "layers": 1, "max_positions": 8}
+BERT = {"family": "bert", "size": "tiny", "width": 8, "heads": 2, "ffn_width": 16, "layers": 1, "max_positions": 12}
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +109,9 @@ def test_a_look_draws_no_random_numbers_and_always_finds_the_same(tmp_path: Path
     run = go(recipe, tmp_path / "run")
     model = run.model()
     model.train()
-    texts = start.held_out(recipe.data, "valid")
+    texts = setup.held_out(recipe.data, "valid")
     before = torch.get_rng_state()
-    looks = [validator(recipe, run.tokenizers, texts, CPU).look(model) for _ in range(2)]
+    looks = [make_validator(recipe, run.tokenizers, texts, CPU).validate(model) for _ in range(2)]
     assert looks[0] == looks[1] and model.training and torch.equal(torch.get_rng_state(), before)
     assert len(looks[0].samples) == 3
 
@@ -120,13 +120,13 @@ def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
     """A model that knows every word guesses all gaps; one that says the same everywhere the share of that word."""
     recipe = small(tmp_path, BERT)
     run = go(recipe, tmp_path / "run")
-    watch = validator(recipe, run.tokenizers, start.held_out(recipe.data, "valid"), CPU)
+    watch = make_validator(recipe, run.tokenizers, setup.held_out(recipe.data, "valid"), CPU)
 
-    class Knowing(Translator):
-        def forward(self, batch: PairBatch) -> torch.Tensor:
+    class Knowing(SequenceModel):
+        def forward(self, batch: SeqBatch) -> torch.Tensor:
             return torch.nn.functional.one_hot(batch.labels, 30).float() * 100
 
-    look = watch.look(Knowing())
+    look = watch.validate(Knowing())
     assert look.exact == 100 and look.loss == pytest.approx(0, abs=1e-6)
     for sample in look.samples:
         assert sample["output"] == sample["reference"] in LINES
@@ -136,19 +136,19 @@ def test_a_classifier_s_loss_is_of_its_classes_alone(tmp_path: Path) -> None:
     """The end mark after a class is certain: counted as a second token it would halve every loss."""
     recipe = classes(tmp_path, label_smoothing=0.0, validate_lines=4)
     run = go(recipe, tmp_path / "run")
-    pairs = start.held_out(recipe.data, "valid")
-    look = validator(recipe, run.tokenizers, pairs, CPU).look(run.model())
+    pairs = setup.held_out(recipe.data, "valid")
+    look = make_validator(recipe, run.tokenizers, pairs, CPU).validate(run.model())
     scores = load(run.path, device="cpu").score(pairs)
     assert all(len(score) == 2 and score[1] == pytest.approx(0, abs=1e-6) for score in scores)
     assert look.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
     assert look.bleu is None and look.exact is not None
-    stores = start.build(recipe, *run.tokenizers)
+    stores = setup.build(recipe, *run.tokenizers)
     for static in (False, True):
-        packer, stream = start.streams(recipe, stores, static, run.tokenizers[0])
+        packer, stream = setup.streams(recipe, stores, static, run.tokenizers[0])
         batch, (again, _) = stream.batch_at(3), list(islice(stream.batches(), 4))[3]
         assert torch.equal(batch.labels, packer.batch_at(3).labels)
-        assert torch.equal(batch.labels, again.labels) and torch.equal(batch.counted, again.counted)
-        assert batch.tokens == len(batch.inputs.rows) and not (batch.labels[batch.counted] == END).any()
+        assert torch.equal(batch.labels, again.labels) and torch.equal(batch.loss_mask, again.loss_mask)
+        assert batch.num_targets == len(batch.inputs.layout) and not (batch.labels[batch.loss_mask] == EOS).any()
 
 
 def test_a_classifier_takes_the_source_vocabulary_and_the_body_of_where_it_begins(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
         assert "the head that tells them apart begins afresh" in capsys.readouterr().err
         assert sorted(second.tokenizers[1].words) == sorted(names)
         [store] = build(second.recipe, *second.tokenizers)
-        assert set(store.target.ids.tolist()) == {END, *range(4, 4 + len(names))}
+        assert set(store.target.ids.tolist()) == {EOS, *range(4, 4 + len(names))}
         for name, tensor in tensors(first.best).items():
             taken = begun[-1][name].shape == tensor.shape and torch.equal(begun[-1][name], tensor)
             # biases begin at zero, and may have stayed there
@@ -208,10 +208,10 @@ def test_a_classifier_of_the_same_classes_takes_the_head_whatever_their_order(
 def test_an_imported_vocabulary_is_taken_and_only_the_classes_are_learnt(tmp_path: Path) -> None:
     recipe = small(tmp_path, BERT)
     imported = Recipe.model_validate({**recipe.model_dump(), "text": {"unit": "wordpiece"}})
-    run = Run.create(tmp_path / "imported", imported)
+    run = RunDir.create(tmp_path / "imported", imported)
     pieces = WordPieceTokenizer([MASK], sorted({word for line in LINES for word in line.split()}), True, None, True)
     run.save_tokenizers(pieces, pieces)
-    weights.save(run.best, weights.of_model(run.fresh_model()), {})
+    tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {})
     text = {"unit": "wordpiece", "shared": False, "target_unit": "word"}
     second = go(
         Recipe.model_validate({**classes(tmp_path).model_dump(), "text": text}),
@@ -234,15 +234,15 @@ def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys
     assert len(metrics(run.path, "valid")) == 2
     pairs = [(line, line) for line in LINES] + [("the " * 40, "cat " * 40), ("cat", "dog " * 40)]
     for group, batch in pair_batches(pairs, run.tokenizers, recipe):
-        both = [s + t for s, t in zip(batch.source.rows.lengths, batch.inputs.rows.lengths, strict=True)]
+        both = [s + t for s, t in zip(batch.source.layout.lengths, batch.inputs.layout.lengths, strict=True)]
         assert both == [12] * len(group)
 
 
 def test_the_best_may_be_picked_by_exact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.training.validation import Look
+    from regard.training.validation import Validation
 
-    looks = iter([Look(1.0, exact=50.0), Look(2.0, exact=60.0), Look(0.5, exact=55.0)])
-    monkeypatch.setattr(Validator, "look", lambda self, model: next(looks))
+    looks = iter([Validation(1.0, exact=50.0), Validation(2.0, exact=60.0), Validation(0.5, exact=55.0)])
+    monkeypatch.setattr(Validator, "validate", lambda self, model: next(looks))
     go(classes(tmp_path, steps=12), tmp_path / "run")
     assert [look["better"] for look in metrics(tmp_path / "run", "valid")] == [True, True, False]
 
@@ -253,8 +253,8 @@ def test_a_batch_that_was_not_finite_is_written_down(
 ) -> None:
     model = BERT if kind == "gaps" else GPT
     recipe = small(tmp_path, model, {"documents": "stream"} if kind == "stream" else {})
-    monkeypatch.setattr(Translator, "loss", lambda self, batch, *_: self(batch).sum() * math.nan)
-    monkeypatch.setattr("regard.models.bert.Bert.loss", Translator.loss)
+    monkeypatch.setattr(SequenceModel, "loss", lambda self, batch, *_: self(batch).sum() * math.nan)
+    monkeypatch.setattr("regard.models.bert.Bert.loss", SequenceModel.loss)
     with pytest.raises(UserError, match="not finite at step 1"):
         go(recipe, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["pairs"]
@@ -286,7 +286,7 @@ def test_settings_that_do_not_go_together(
 
 
 def test_a_plain_report_names_what_the_data_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = Plain()
+    reporter = PlainReporter()
     reporter.members, reporter.shown = "documents", -1e9
     reporter.counted("a.txt", 1200)
     assert capsys.readouterr().err == "a.txt: 1,200 documents so far\n"

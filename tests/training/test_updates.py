@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from regard.accelerate import checkpoint_activations
 from regard.devices import autocast
-from regard.models import Translator, build
-from regard.rows import PairBatch
-from regard.runs import Run
-from regard.text import BEGIN, END
-from regard.training import state
+from regard.models import SequenceModel, build
+from regard.packed import SeqBatch
+from regard.run_dir import RunDir
+from regard.text import BOS, EOS
+from regard.training import checkpoint
 from regard.training.loop import Trainer
 
 WORDS = 7
 
 
-class Table(Translator):
+class Table(SequenceModel):
     """A model whose logits are a table, place by place, scaled by a vector: every gradient is known on paper."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -32,16 +32,16 @@ class Table(Translator):
         self.rows = nn.Parameter(logits.clone())
         self.bias = nn.Parameter(torch.zeros(logits.shape[1]))
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         return self.rows + self.bias
 
 
-def two_pairs(size: int | None = None) -> PairBatch:
+def two_pairs(size: int | None = None) -> SeqBatch:
     """Labels 4 5 END and 6 END, five real places, then fill up to `size`."""
-    return PairBatch.of([[4, END], [5, END]], [[4, 5, END], [6, END]], begin=BEGIN, target_size=size)
+    return SeqBatch.from_lists([[4, EOS], [5, EOS]], [[4, 5, EOS], [6, EOS]], bos=BOS, target_size=size)
 
 
-LABELS = [4, 5, END, 6, END]
+LABELS = [4, 5, EOS, 6, EOS]
 
 
 def random_logits(places: int, seed: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def test_fill_is_never_counted(rubbish: float) -> None:
     """Whatever the logits of fill are, neither the loss nor its gradient hears of them."""
     logits = torch.cat([random_logits(5), torch.full((3, WORDS), rubbish)])
     model, batch = Table(logits), two_pairs(size=8)
-    assert batch.tokens == 5
+    assert batch.num_targets == 5
     loss = model.loss(batch, 0.1)
     assert torch.equal(loss, Table(random_logits(5)).loss(two_pairs(), 0.1))
     loss.backward()
@@ -85,7 +85,7 @@ def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
     half = random_logits(5).bfloat16()
 
     class Half(Table):
-        def forward(self, batch: PairBatch) -> Tensor:
+        def forward(self, batch: SeqBatch) -> Tensor:
             return half
 
     loss = Half(half).loss(two_pairs(), 0.1)
@@ -109,9 +109,9 @@ def test_the_loss_of_a_transformer_under_autocast_is_in_float32(tmp_path: Path) 
 # -- the optimiser -----------------------------------------------------------------------------------------------------
 
 
-def trainer(folder: Path, model: Translator, **training: Any) -> Trainer:
+def trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer:
     """One that can make updates, and nothing else."""
-    run = Run.create(folder / "run", small(folder, **{"clip": 0.0, "label_smoothing": 0.0, **training}))
+    run = RunDir.create(folder / "run", small(folder, **{"max_grad_norm": 0.0, "label_smoothing": 0.0, **training}))
     return Trainer(run, model, None, None, None, CPU)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def test_decay_is_for_the_matrices_of_a_transformer_only(tmp_path: Path) -> None
 @pytest.mark.parametrize("clip", [0.0, 0.01, 100.0])
 def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip: float, tmp_path: Path) -> None:
     start = random_logits(5)
-    made = trainer(tmp_path, Table(start), clip=clip)
+    made = trainer(tmp_path, Table(start), max_grad_norm=clip)
     given: list[Tensor] = []
     made.optimizer.step = lambda: given.extend(p.grad.clone() for p in made.model.parameters())  # type: ignore
     steps(made, 1)
@@ -181,7 +181,7 @@ def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip: float, tmp_path: Pa
 
 def test_the_running_average_moves_by_a_share_towards_each_new_value() -> None:
     model = Table(torch.zeros(1, WORDS))
-    average = state.Average(model, 0.75)
+    average = checkpoint.EMA(model, 0.75)
     for value in (1.0, 3.0, -2.0):
         with torch.no_grad():
             model.rows.fill_(value)
@@ -217,9 +217,12 @@ def test_the_average_of_a_run_is_of_every_step_and_is_what_gets_judged(
 def test_recomputed_blocks_keep_an_eighth_of_the_bytes_or_less_for_the_backward_pass(tmp_path: Path) -> None:
     """A block of D wide features and 4 D inner ones keeps some 20 D a token; recomputed, little but its input, D."""
     model = build(
-        small(tmp_path, model={"width": 32, "inner": 128, "encoder_layers": 6, "decoder_layers": 6}).model, 9, 9, True
+        small(tmp_path, model={"width": 32, "ffn_width": 128, "encoder_layers": 6, "decoder_layers": 6}).model,
+        9,
+        9,
+        True,
     ).train()
-    batch = PairBatch.of([[4, 5, 6, 7, 8] * 8] * 8, [[8, 7, 6, 5, 4] * 8] * 8, begin=BEGIN)
+    batch = SeqBatch.from_lists([[4, 5, 6, 7, 8] * 8] * 8, [[8, 7, 6, 5, 4] * 8] * 8, bos=BOS)
     kept = []
     for recompute in (False, True):
         if recompute:

@@ -7,7 +7,7 @@ Models are defined plainly (`regard.nn`, `regard.models`). Before use they pass 
 - torch.compile, one block at a time (`compile`), with everything then captured as a CUDA graph (`training.step`)
 - activation checkpointing (`recompute`)
 - bf16 working copies of the weights (`bf16_weights`)
-- prepacked or int8 linear layers on a CPU (`regard.products`)
+- prepacked or int8 linear layers on a CPU (`regard.linear_backends`)
 
 Each has a slow twin in the definitions, and tests that hold them equal.
 """
@@ -19,48 +19,48 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from regard import gpu, products
+from regard import kernels, linear_backends
 from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
 from regard.accelerate.fused import deferred_biases, fuse
 from regard.accelerate.recompute import checkpoint_activations
 from regard.devices import autocast, in_bf16
 from regard.errors import UserError, first_line
-from regard.models import Translator
-from regard.recipes.schema import Training
-from regard.rows import PairBatch
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
+from regard.recipes.schema import TrainingSettings
 
 BACKENDS = ("compiled", "captured", "plain")  # of training steps, the fastest first
 LONG_JOB = 1e17  # floating-point operations, minutes of a large GPU, from where on compiling pays for itself
 
 
-def for_inference(model: Translator, precision: str = "fp32") -> None:
+def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
     """Prepare a model for decoding and evaluation on the device that it is on; `precision` matters on a CPU."""
     if next(model.parameters()).device.type == "cpu":
-        products.prepare(model, precision)
-    elif gpu.available():
+        linear_backends.prepare(model, precision)
+    elif kernels.available():
         fuse(model)
 
 
-def requested_backend(settings: Training, model: Translator, device: torch.device) -> str:
+def requested_backend(settings: TrainingSettings, model: SequenceModel, device: torch.device) -> str:
     """The backend for training steps: as the recipe says, or captured where device and model can, else plain."""
-    can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and gpu.available()
-    if settings.update == "auto":
+    can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and kernels.available()
+    if settings.backend == "auto":
         return "captured" if can else "plain"
-    if settings.update != "plain" and not can:
+    if settings.backend != "plain" and not can:
         raise UserError(
-            f'training.update = "{settings.update}" needs a GPU with Triton and a C compiler, a Transformer, GPT or '
+            f'training.backend = "{settings.backend}" needs a GPU with Triton and a C compiler, a Transformer, GPT or '
             'BERT without a sparse mask, and no checkpoint_activations: try "auto"'
         )
-    return settings.update
+    return settings.backend
 
 
 def for_training(
-    model: Translator,
-    settings: Training,
+    model: SequenceModel,
+    settings: TrainingSettings,
     device: torch.device,
     backend: str = "plain",
-    batch: PairBatch | None = None,
+    batch: SeqBatch | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Prepare a model on its device for training steps; the backend that works, which is also said in one line.
@@ -73,10 +73,10 @@ def for_training(
     if settings.checkpoint_activations:
         checkpoint_activations(model)  # plain blocks: fused ones hand on sums, of which more would be kept
         applied.append("activation checkpointing")
-    elif device.type == "cuda" and gpu.available():
+    elif device.type == "cuda" and kernels.available():
         fuse(model)
         applied.append("fused blocks")
-    if backend == "captured" and settings.update == "auto" and worth_compiling(model, settings):
+    if backend == "captured" and settings.backend == "auto" and worth_compiling(model, settings):
         backend = "compiled"
     for name in BACKENDS[BACKENDS.index(backend) :]:
         backend = name
@@ -84,14 +84,14 @@ def for_training(
             break
     if backend != "plain" and _uses_bf16_weights(settings, device):
         applied.append("bf16 weights")
-    if device.type == "cuda" and not gpu.available():
-        say(f"training on this GPU will be much slower than it could be: {gpu.why_not()}")
+    if device.type == "cuda" and not kernels.available():
+        say(f"training on this GPU will be much slower than it could be: {kernels.why_not()}")
     elif device.type == "cuda":
         say(f"training step: {', '.join([backend, *applied])}")
     return backend
 
 
-def worth_compiling(model: Translator, settings: Training) -> bool:
+def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
     """Whether a job is long, roughly: six operations for every weight and every token that is read.
 
     (`flops` counts it exactly, from lengths that the host knows; those of static batches it does not.)
@@ -101,7 +101,7 @@ def worth_compiling(model: Translator, settings: Training) -> bool:
 
 
 def bf16_context(
-    model: Translator, settings: Training, device: torch.device
+    model: SequenceModel, settings: TrainingSettings, device: torch.device
 ) -> Callable[[], AbstractContextManager[None]]:
     """`Bf16Weights.active` where training is in bf16, except where gradients of several batches are summed in fp32."""
     if not _uses_bf16_weights(settings, device):
@@ -109,15 +109,15 @@ def bf16_context(
     return Bf16Weights(model, without=deferred_biases(model)).active
 
 
-def _uses_bf16_weights(settings: Training, device: torch.device) -> bool:
+def _uses_bf16_weights(settings: TrainingSettings, device: torch.device) -> bool:
     return in_bf16(settings.precision, device) and settings.accumulate == 1
 
 
 def _works(
     backend: str,
-    model: Translator,
-    batch: PairBatch,
-    settings: Training,
+    model: SequenceModel,
+    batch: SeqBatch,
+    settings: TrainingSettings,
     device: torch.device,
     say: Callable[[str], None],
 ) -> bool:
@@ -135,7 +135,7 @@ def _works(
     return True
 
 
-def _try(model: Translator, batch: PairBatch, settings: Training, device: torch.device) -> None:
+def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, device: torch.device) -> None:
     """One forward and backward pass, of which nothing is left."""
     model.train()
     before = [buffer.clone() for buffer in model.buffers()]

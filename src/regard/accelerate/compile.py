@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import losses
-from regard.models import Translator
-from regard.models.embedding import Embedding
+from regard.models import SequenceModel
+from regard.nn import losses
 from regard.nn.blocks import BlockStack
+from regard.nn.embedding import TokenEmbedding
 
 
-def compile_parts(model: Translator) -> None:
+def compile_parts(model: SequenceModel) -> None:
     """Compile blocks, embeddings and the loss in place, for training; parameters and their names stay."""
     # The gradients of a norm in one kernel, which is the default, are slower than in two where rows are short.
     options: dict[str, Any] = {"triton.mix_order_reduction": False}
@@ -23,20 +23,20 @@ def compile_parts(model: Translator) -> None:
     def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(f, fullgraph=True, dynamic=False, options=options)
 
-    forward, loss = compiled(_forward), compiled(losses.projected_cross_entropy)
+    forward, loss = compiled(_forward), compiled(losses.linear_cross_entropy)
     for part in _parts(model):
         part.forward = partial(_call, forward, part)
     model.linear_cross_entropy = partial(_loss, loss, model)
 
 
-def remove_compiled(model: Translator) -> None:
+def remove_compiled(model: SequenceModel) -> None:
     """Undo `compile_parts`."""
     for part in (*_parts(model), model):
         for name in ("forward", "linear_cross_entropy"):
             part.__dict__.pop(name, None)
 
 
-def is_compiled(model: Translator) -> bool:
+def is_compiled(model: SequenceModel) -> bool:
     return "linear_cross_entropy" in model.__dict__
 
 
@@ -44,7 +44,7 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if isinstance(module, BlockStack):
             yield from module.children()  # blocks, and the last norm
-        elif isinstance(module, Embedding):
+        elif isinstance(module, TokenEmbedding):
             yield module
 
 
@@ -56,5 +56,5 @@ def _call(compiled: Callable[..., Any], part: nn.Module, *given: Any, **named: A
     return (compiled if part.training else _forward)(part, *given, **named)
 
 
-def _loss(compiled: Callable[..., Tensor], model: Translator, *given: Any) -> Tensor:
-    return (compiled if model.training else losses.projected_cross_entropy)(*given)
+def _loss(compiled: Callable[..., Tensor], model: SequenceModel, *given: Any) -> Tensor:
+    return (compiled if model.training else losses.linear_cross_entropy)(*given)

@@ -1,4 +1,4 @@
-"""Blocks that leave their residual sums to the next norm: sum, dropout and norm are one kernel (`regard.gpu.norm`).
+"""Blocks that leave their residual sums to the next norm: sum, dropout and norm are one kernel (`kernels.add_norm`).
 
 Each class computes what the plain one of `regard.nn.blocks` does, with the same parameters under the same names, and is
 the plain one wherever the kernel does not apply or something listens at the taps (values between the kernels would be
@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import gpu, taps
-from regard.attention import Layout, Packed
+from regard import kernels, taps
+from regard.attention import AttentionLayout, PackedQK
 from regard.devices import matrix_dtype
-from regard.dropout import new_seeds
 from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock, FeedForward, Residual
+from regard.nn.dropout import new_seeds
 from regard.nn.norms import LayerNorm, RMSNorm
-from regard.rows import Rows
+from regard.packed import PackedLayout
 
 
 class PendingResidual(NamedTuple):
@@ -38,12 +38,12 @@ ResidualStream = Tensor | PendingResidual
 
 def can_fuse(x: Tensor, norm: nn.Module) -> bool:
     """Whether the kernel supports such a tensor and such a norm, and nothing listens to what lies between."""
-    return gpu.takes(x) and isinstance(norm, LayerNorm | RMSNorm) and not taps.listening()
+    return kernels.supports(x) and isinstance(norm, LayerNorm | RMSNorm) and not taps.has_listeners()
 
 
 def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """The sum, and its norm in this dtype; None: in that of matrix products."""
-    from regard.gpu.norm import added_norm
+    from regard.kernels.add_norm import add_norm
 
     assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None
     x = pending.x
@@ -51,7 +51,7 @@ def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype |
     dtype = matrix_dtype(x) if dtype is None else dtype
     flat, added = (t.flatten(0, -2) for t in (x, pending.added))
     how = pending.dropout, norm.eps, isinstance(norm, LayerNorm), dtype
-    total, normed, *_ = added_norm(flat, added, pending.bias, norm.weight, getattr(norm, "bias", None), seeds, *how)
+    total, normed, *_ = add_norm(flat, added, pending.bias, norm.weight, getattr(norm, "bias", None), seeds, *how)
     return total.view(x.shape), normed.view(x.shape)
 
 
@@ -64,7 +64,7 @@ def start_pending(x: Tensor, block: nn.Module) -> PendingResidual:
     zeros = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
     last = _last_bias(block.feed_forward)
     bias = nn.Parameter(torch.zeros_like(last)) if block.training and last is not None else None
-    return PendingResidual(x.to(zeros.dtype) if block.training else x, zeros, bias, _dropout(block.own_residual))
+    return PendingResidual(x.to(zeros.dtype) if block.training else x, zeros, bias, _dropout(block.self_attn_residual))
 
 
 def _dropout(residual: Residual) -> float:
@@ -73,7 +73,7 @@ def _dropout(residual: Residual) -> float:
 
 def _last_bias(feed_forward: FeedForward) -> nn.Parameter | None:
     """The bias that is added last of all; None where a gate follows."""
-    return feed_forward.out.bias if feed_forward.channels is None else None
+    return feed_forward.w_out.bias if feed_forward.squeeze_excite is None else None
 
 
 def _residual(
@@ -92,10 +92,10 @@ def _residual(
     return add_and_norm(residual.norm, pending(x, hidden(x)), x.dtype)[1]
 
 
-def _feed_forward(block: EncoderBlock | DecoderBlock, x: ResidualStream, rows: Rows | None) -> ResidualStream:
+def _feed_forward(block: EncoderBlock | DecoderBlock, x: ResidualStream, rows: PackedLayout | None) -> ResidualStream:
     f = block.feed_forward
-    if f.channels is None:
-        return _residual(block.feed_forward_residual, x, f.hidden, f.out)
+    if f.squeeze_excite is None:
+        return _residual(block.feed_forward_residual, x, f.hidden, f.w_out)
     return _residual(block.feed_forward_residual, x, lambda h: f(h, rows), None)
 
 
@@ -103,30 +103,44 @@ def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
     """With norms first, a stack decides for all of its blocks; with norms after, each block decides for itself."""
     if isinstance(x, PendingResidual):
         return True
-    first = block.own_residual
+    first = block.self_attn_residual
     return not first.norm_first and can_fuse(x, first.norm)
 
 
 class FusedEncoderBlock(EncoderBlock):
     """`EncoderBlock` with residual sums and norms in one kernel."""
 
-    def forward(self, x: Any, own: Layout, real: Tensor | None = None) -> Any:
+    def forward(self, x: Any, own: AttentionLayout, real: Tensor | None = None) -> Any:
         if not _fuses(self, x):
             return super().forward(x, own, real)
-        x = _residual(self.own_residual, x, lambda h: self.own.joined_heads(h, own), self.own.out)
-        return _feed_forward(self, x, own.queries if isinstance(own, Packed) else None)
+        x = _residual(
+            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, own), self.self_attn.out_proj
+        )
+        return _feed_forward(self, x, own.queries if isinstance(own, PackedQK) else None)
 
 
 class FusedDecoderBlock(DecoderBlock):
     """`DecoderBlock` with residual sums and norms in one kernel."""
 
     def forward(
-        self, x: Any, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+        self,
+        x: Any,
+        own: AttentionLayout,
+        cross: AttentionLayout,
+        source: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Any:
         if not _fuses(self, x):
             return super().forward(x, own, cross, source, real)
-        x = _residual(self.own_residual, x, lambda h: self.own.joined_heads(h, own), self.own.out)
-        x = _residual(self.cross_residual, x, lambda h: self.cross.joined_heads(h, cross, source), self.cross.out)
+        x = _residual(
+            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, own), self.self_attn.out_proj
+        )
+        x = _residual(
+            self.cross_attn_residual,
+            x,
+            lambda h: self.cross_attn.joined_heads(h, cross, source),
+            self.cross_attn.out_proj,
+        )
         return _feed_forward(self, x, None)
 
 
@@ -134,7 +148,11 @@ class FusedBlockStack(BlockStack):
     """`BlockStack` whose blocks hand on residual sums that are still to be added up."""
 
     def forward(
-        self, x: Tensor, *layouts: Layout | Sequence[Layout], real: Tensor | None = None, **given: Tensor
+        self,
+        x: Tensor,
+        *layouts: AttentionLayout | Sequence[AttentionLayout],
+        real: Tensor | None = None,
+        **given: Tensor,
     ) -> Tensor:
         if self.norm is None or not can_fuse(x, self.norm):
             return super().forward(x, *layouts, real=real, **given)
@@ -166,7 +184,7 @@ def deferred_biases(model: nn.Module) -> set[nn.Parameter]:
     found: set[nn.Parameter | None] = set()
     for block in model.modules():
         if isinstance(block, FusedEncoderBlock | FusedDecoderBlock):
-            found |= {block.own.out.bias, _last_bias(block.feed_forward)}
+            found |= {block.self_attn.out_proj.bias, _last_bias(block.feed_forward)}
         if isinstance(block, FusedDecoderBlock):
-            found.add(block.cross.out.bias)
+            found.add(block.cross_attn.out_proj.bias)
     return {bias for bias in found if bias is not None}

@@ -1,54 +1,54 @@
 """The one attention: score, mask, weigh, sum. Every model goes through `attend`."""
 
-from regard.attention.allowed import Allowed
-from regard.attention.heads import MultiHead
-from regard.attention.kernels import attend, kernel, plain_weights
+from regard.attention.backends import attend, plain_weights, use_backend
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
-from regard.attention.layouts import Dense, Flat, Layout, Packed, pack
+from regard.attention.layouts import AttentionLayout, DenseQK, PackedQK, StaticQK, pack
+from regard.attention.mask_tables import MaskTable
 from regard.attention.masks import (
     Causal,
-    Everything,
-    Fixed,
-    Given,
+    FixedBlocks,
+    Full,
     Mask,
-    Places,
-    SameSentence,
+    SameSegment,
+    SegmentPositions,
     Segments,
     Strided,
+    TableMask,
     Window,
 )
-from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score, placed
+from regard.attention.multihead import MultiHeadAttention
+from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score, positional_score
 
 __all__ = [
     "Additive",
-    "Allowed",
+    "AttentionLayout",
     "BeamTree",
     "Bilinear",
     "Causal",
-    "Dense",
+    "DenseQK",
     "Dot",
-    "Everything",
-    "Fixed",
-    "Flat",
-    "Given",
+    "FixedBlocks",
+    "Full",
     "KVCache",
-    "Layout",
     "Mask",
-    "MultiHead",
-    "Packed",
-    "Places",
+    "MaskTable",
+    "MultiHeadAttention",
+    "PackedQK",
     "Relative",
     "Rotary",
-    "SameSentence",
+    "SameSegment",
     "ScaledDot",
     "Score",
+    "SegmentPositions",
     "Segments",
     "SourceCache",
+    "StaticQK",
     "Strided",
+    "TableMask",
     "Window",
     "attend",
-    "kernel",
     "pack",
-    "placed",
     "plain_weights",
+    "positional_score",
+    "use_backend",
 ]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.allowed import Allowed
-from regard.attention.masks import NOWHERE, Causal, Mask, Places, SameSentence
+from regard.attention.mask_tables import MaskTable
+from regard.attention.masks import NO_POSITION, Causal, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
 
 
@@ -42,7 +42,7 @@ class BeamTree:
         self.fed: Tensor | None = None  # [N]
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
         self._queries = 1
-        self._allowed: Allowed | None = None
+        self._allowed: MaskTable | None = None
         self._levels: Tensor | None = None  # 0 and -inf
 
     def enter(self, tokens: int | None, device: torch.device) -> None:
@@ -78,39 +78,41 @@ class BeamTree:
         self.cursor.add_(self.beams)
         self.fed.add_(1)
 
-    def allowed(self, dtype: torch.dtype) -> Allowed:
+    def allowed(self, dtype: torch.dtype) -> MaskTable:
         """What the tokens fed last see; made once for all layers, whose scores have this type."""
         if self._allowed is None:
             self._allowed = self._prompt() if self._queries > 1 else self._step(dtype)
         return self._allowed
 
-    def _prompt(self) -> Allowed:
+    def _prompt(self) -> MaskTable:
         if self.mask is None and self.seen is None:
-            return Allowed(causal=True, full=True)
+            return MaskTable(causal=True, no_empty_rows=True)
         index = torch.arange(self.length - self.entries, self.length, device=self.position.index.device)
         position = index[None] if self.padding is None else index - self.padding[:, None]
-        places = Places(position, torch.where(position < 0, NOWHERE, 0))
+        places = SegmentPositions(position, torch.where(position < 0, NO_POSITION, 0))
         mask = Causal() if self.mask is None else self.mask & Causal()
-        table = (mask & SameSentence()).table(places[:, -self._queries :], places)
-        return Allowed(table.unsqueeze(1))  # [N or 1, 1, Q, E]
+        table = (mask & SameSegment()).table(places[:, -self._queries :], places)
+        return MaskTable(table.unsqueeze(1))  # [N or 1, 1, Q, E]
 
-    def _step(self, dtype: torch.dtype) -> Allowed:
+    def _step(self, dtype: torch.dtype) -> MaskTable:
         table = self.seen
         if self.mask is not None:
             assert self.index is not None
             keys = self.index[None] if self.padding is None else self.index - self.padding[:, None]
             here = self.position.index.flatten()  # [N * K], or [1] for all
             here = here.view(len(keys), -1)[:, :1] if len(keys) > 1 else here[:1, None]
-            visible = self.mask.table(Places(here, torch.zeros_like(here)), Places(keys, torch.zeros_like(keys)))
+            visible = self.mask.table(
+                SegmentPositions(here, torch.zeros_like(here)), SegmentPositions(keys, torch.zeros_like(keys))
+            )
             table = visible if table is None else table & visible  # [N, K, E] & [N or 1, 1, E]
         if table is None:
-            return Allowed(full=True)
+            return MaskTable(no_empty_rows=True)
         table = table.unsqueeze(1)
         if self.cursor is None:
-            return Allowed.shared(table, dtype)
+            return MaskTable.with_bias(table, dtype)
         if self._levels is None or self._levels.dtype != dtype:
             self._levels = torch.tensor([0.0, -math.inf], dtype=dtype, device=table.device)
-        return Allowed(table, full=True, bias=torch.where(table, self._levels[0], self._levels[1]))
+        return MaskTable(table, no_empty_rows=True, bias=torch.where(table, self._levels[0], self._levels[1]))
 
     def follow(self, parents: Tensor) -> None:
         """Beam k of sentence n continues beam `parents[n, k]`."""
@@ -196,7 +198,7 @@ class KVCache:
         self._turn = self.tree.turn
         return self.tree.position
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
         if not self._announced:
             self.positions(query)
@@ -279,15 +281,15 @@ class SourceCache:
     The beams are folded into the query axis, so what belongs to a sentence is held once, not once a beam.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, allowed: Allowed) -> None:
+    def __init__(self, key: Tensor, value: Tensor, allowed: MaskTable) -> None:
         self.key, self.value, self.allowed = key, value, allowed
-        if allowed.full and allowed.table is not None and allowed.bias is None:
-            self.allowed = Allowed.shared(allowed.table, key.dtype)  # once, for all steps
+        if allowed.no_empty_rows and allowed.table is not None and allowed.bias is None:
+            self.allowed = MaskTable.with_bias(allowed.table, key.dtype)  # once, for all steps
 
     def positions(self, query: Tensor) -> None:
         return None
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is None and value is None
         q = query.unflatten(0, (len(self.key), -1)).transpose(1, 2)  # [N*K, H, D] -> [N, K, H, D] -> [N, H, K, D]
         return q, self.key, self.value, self.allowed
@@ -298,13 +300,13 @@ class SourceCache:
     def lengths(self) -> None:
         return None
 
-    def fixed(self, size: int, allowed: Allowed | None = None) -> SourceCache:
+    def fixed(self, size: int, allowed: MaskTable | None = None) -> SourceCache:
         """The same with capacity for `size` source tokens; `allowed` is the mask of another layer, to be shared."""
         table, spare = self.allowed.table, size - self.key.shape[2]
         if table is None:
             table = torch.ones(len(self.key), 1, 1, self.key.shape[2], dtype=torch.bool, device=self.key.device)
         key, value = (F.pad(x, (0, 0, 0, spare)) for x in (self.key, self.value))
-        return SourceCache(key, value, allowed or Allowed.shared(F.pad(table, (0, spare)), key.dtype))
+        return SourceCache(key, value, allowed or MaskTable.with_bias(F.pad(table, (0, spare)), key.dtype))
 
 
 def fixed_sources(caches: Sequence[SourceCache], size: int) -> list[SourceCache]:
@@ -327,7 +329,7 @@ def source_tensors(caches: Sequence[SourceCache]) -> Iterator[Tensor]:
 def keep_sources(caches: Sequence[SourceCache], sentences: Tensor) -> list[SourceCache]:
     """The caches of all layers with these sentences only, [M] indices into the present N. Shared masks stay shared."""
     masks = {id(cache.allowed): cache.allowed for cache in caches}
-    kept = {number: allowed.keep(sentences) for number, allowed in masks.items()}
+    kept = {number: allowed.select(sentences) for number, allowed in masks.items()}
     return [
         SourceCache(c.key.index_select(0, sentences), c.value.index_select(0, sentences), kept[id(c.allowed)])
         for c in caches

@@ -12,15 +12,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from regard.attention.allowed import Allowed, Ranges, Sparse
-from regard.attention.masks import Causal, Everything, Mask, Places, SameSentence
+from regard.attention.mask_tables import BlockSparseMask, MaskTable, SegmentMask
+from regard.attention.masks import Causal, Full, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
-from regard.rows import Rows, StaticRows
+from regard.packed import PackedLayout, StaticPackedLayout
 
-LOT = 128  # queries that a sparse kernel takes at a time
+QUERY_BLOCK = 128  # queries that a sparse kernel takes at a time
 
 
-class Layout(Protocol):
+class AttentionLayout(Protocol):
     """Opens queries, keys and values for a dense kernel and closes its result."""
 
     def positions(self, query: Tensor) -> TokenPositions | None:
@@ -29,7 +29,7 @@ class Layout(Protocol):
 
     def open(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Allowed]: ...
+    ) -> tuple[Tensor, Tensor, Tensor, MaskTable]: ...
 
     def close(self, out: Tensor) -> Tensor: ...
 
@@ -38,16 +38,16 @@ class Layout(Protocol):
         ...
 
 
-class Dense:
+class DenseQK:
     """Tensors that already are [..., H, L, D], with a table of booleans."""
 
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
-        self.allowed = Allowed(table, causal)
+        self.allowed = MaskTable(table, causal)
 
     def positions(self, query: Tensor) -> None:
         return None
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
         return query, key, value, self.allowed
 
@@ -58,23 +58,25 @@ class Dense:
         return None
 
 
-class Packed:
+class PackedQK:
     """Flat rows: queries of one row look at the keys of the same sentence in another (or the same) row.
 
     Made once a batch and shared by all layers, so the maps and tables are built once. `lot` is how many queries a
     sparse kernel takes at a time.
     """
 
-    def __init__(self, queries: Rows, keys: Rows, mask: Mask | None = None, lot: int = LOT) -> None:
+    def __init__(
+        self, queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None, lot: int = QUERY_BLOCK
+    ) -> None:
         self.queries, self.keys = queries, keys
-        self.mask = mask if mask is not None else Everything()
+        self.mask = mask if mask is not None else Full()
         self.lot = lot
 
     def positions(self, query: Tensor) -> None:
         return None
 
     @cached_property
-    def allowed(self) -> Allowed:
+    def allowed(self) -> MaskTable:
         """The cheapest form of "same sentence, and the mask", in the padded view.
 
         Padded queries may do as they like: closing drops them. Sentences have at least one token, so a row that only
@@ -82,17 +84,21 @@ class Packed:
         """
         own = self.queries is self.keys
         if own and self.mask == Causal():
-            return Allowed(causal=True, full=True)  # padding lies behind every real query, so causality hides it
-        if self.mask == Everything():
-            if self.keys.even:
-                return Allowed(full=True)
-            return Allowed(self.keys.present[:, None, None, :], full=min(self.keys.lengths) > 0)
+            return MaskTable(
+                causal=True, no_empty_rows=True
+            )  # padding lies behind every real query, so causality hides it
+        if self.mask == Full():
+            if self.keys.equal_lengths:
+                return MaskTable(no_empty_rows=True)
+            return MaskTable(self.keys.padded_is_token[:, None, None, :], no_empty_rows=min(self.keys.lengths) > 0)
         if own:
-            return Allowed(sparse=Sparse(self.mask, self.keys, self.lot))
-        table = (self.mask & SameSentence()).table(Places.padded(self.queries), Places.padded(self.keys))
-        return Allowed(table.unsqueeze(-3))  # the same for all heads
+            return MaskTable(sparse=BlockSparseMask(self.mask, self.keys, self.lot))
+        table = (self.mask & SameSegment()).table(
+            SegmentPositions.padded(self.queries), SegmentPositions.padded(self.keys)
+        )
+        return MaskTable(table.unsqueeze(-3))  # the same for all heads
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
         q = self.queries.pad(query).transpose(1, 2)  # [T, H, D] -> [N, L, H, D] -> [N, H, L, D]
         k = self.keys.pad(key).transpose(1, 2)
@@ -106,25 +112,25 @@ class Packed:
         return self.queries.lengths, self.keys.lengths
 
 
-class Flat(Packed):
+class StaticQK(PackedQK):
     """Static rows, as they lie: queries [H, T, D] against keys [H, S, D] of all sentences at once.
 
     Nothing depends on where the sentences begin but numbers on the device, so one compiled step serves all batches.
     Those numbers are made at once: they are for all blocks, and a compiler sees the blocks one by one.
     """
 
-    queries: StaticRows
-    keys: StaticRows
+    queries: StaticPackedLayout
+    keys: StaticPackedLayout
 
-    def __init__(self, queries: StaticRows, keys: StaticRows, mask: Mask | None = None) -> None:
+    def __init__(self, queries: StaticPackedLayout, keys: StaticPackedLayout, mask: Mask | None = None) -> None:
         super().__init__(queries, keys, mask)
-        if self.mask not in (Causal(), Everything()):
+        if self.mask not in (Causal(), Full()):
             raise TypeError(f"static rows cannot be seen through {self.mask}")
-        ranges = Ranges(queries, keys, self.mask == Causal())
-        self.allowed = Allowed(sparse=ranges)
+        ranges = SegmentMask(queries, keys, self.mask == Causal())
+        self.allowed = MaskTable(sparse=ranges)
         ranges.prepare()
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Allowed]:
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
         return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self.allowed
 
@@ -135,10 +141,10 @@ class Flat(Packed):
         return None
 
 
-def pack(queries: Rows, keys: Rows, mask: Mask | None = None) -> Packed:
+def pack(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:
     """The layout for queries of one row that look at the same sentences in another (or the same) row."""
-    if isinstance(queries, StaticRows) and isinstance(keys, StaticRows):
-        return Flat(queries, keys, mask)
-    packed = Packed(queries, keys, mask)
+    if isinstance(queries, StaticPackedLayout) and isinstance(keys, StaticPackedLayout):
+        return StaticQK(queries, keys, mask)
+    packed = PackedQK(queries, keys, mask)
     _ = packed.allowed  # made now: a compiler of blocks should find it there
     return packed

@@ -12,41 +12,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.rows import Rows
+from regard.packed import PackedLayout
 
-NOWHERE = -1  # the sentence number of padding and fill
+NO_POSITION = -1  # the sentence number of padding and fill
 
 
 @dataclass(frozen=True)
-class Places:
+class SegmentPositions:
     """Where tokens stand: place within the sentence and which sentence, both [..., L]; NOWHERE for padding."""
 
     position: Tensor
     sentence: Tensor
 
     @classmethod
-    def flat(cls, rows: Rows) -> Places:
+    def flat(cls, rows: PackedLayout) -> SegmentPositions:
         """The T places of a flat row."""
-        return cls(rows.position, torch.where(rows.real, rows.sentence, NOWHERE))
+        return cls(rows.position, torch.where(rows.is_token, rows.segment_ids, NO_POSITION))
 
     @classmethod
-    def padded(cls, rows: Rows) -> Places:
+    def padded(cls, rows: PackedLayout) -> SegmentPositions:
         """The [N, L] places of the padded view."""
-        position = torch.arange(rows.longest, device=rows.device).expand(len(rows), -1)
+        position = torch.arange(rows.max_len, device=rows.device).expand(len(rows), -1)
         sentence = torch.arange(len(rows), device=rows.device)[:, None]
-        return cls(position, torch.where(rows.present, sentence, NOWHERE))
+        return cls(position, torch.where(rows.padded_is_token, sentence, NO_POSITION))
 
-    def __getitem__(self, index: tuple[object, ...]) -> Places:
-        return Places(self.position[index], self.sentence[index])  # type: ignore[index]
+    def __getitem__(self, index: tuple[object, ...]) -> SegmentPositions:
+        return SegmentPositions(self.position[index], self.sentence[index])  # type: ignore[index]
 
 
 class Mask:
     """Base of all masks: `allows(query, key)` broadcasts over places."""
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         raise NotImplementedError  # each mask's own
 
-    def table(self, query: Places, key: Places) -> Tensor:
+    def table(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         """Every query of [..., Q] against every key of [..., K]: booleans [..., Q, K]."""
         return self.allows(query[..., :, None], key[..., None, :])
 
@@ -68,10 +68,10 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Everything(Mask):
+class Full(Mask):
     """No restriction."""
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return torch.ones_like(query.position, dtype=torch.bool) & torch.ones_like(key.position, dtype=torch.bool)
 
 
@@ -79,7 +79,7 @@ class Everything(Mask):
 class Causal(Mask):
     """A token sees itself and what came before."""
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return key.position <= query.position
 
 
@@ -90,7 +90,7 @@ class Window(Mask):
     before: int
     after: int = 0
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         distance = key.position - query.position
         return (distance >= -self.before) & (distance <= self.after)
 
@@ -113,7 +113,7 @@ class Strided(Mask):
 
     stride: int
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         back = query.position - key.position
         return (back >= 0) & ((back < self.stride) | (back % self.stride == 0))
 
@@ -133,7 +133,7 @@ class Strided(Mask):
 
 
 @dataclass(frozen=True)
-class Fixed(Mask):
+class FixedBlocks(Mask):
     """Its own block of `block` tokens up to itself, and the last token of every earlier block (Child et al. 2019).
 
     The last one of a block sums it up for all that come later. It never looks ahead. Block 3:
@@ -150,7 +150,7 @@ class Fixed(Mask):
 
     block: int
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         same = key.position // self.block == query.position // self.block
         last = key.position % self.block == self.block - 1
         return (key.position <= query.position) & (same | last)
@@ -175,26 +175,26 @@ class Segments(Mask):
     length: int
     memory: int = 0
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         first = query.position // self.length * self.length - self.memory
         return (key.position >= first) & (key.position <= query.position)
 
 
 @dataclass(frozen=True)
-class SameSentence(Mask):
+class SameSegment(Mask):
     """Tokens of one sentence see each other; padding and fill are seen by none and see nothing."""
 
-    def allows(self, query: Places, key: Places) -> Tensor:
-        return (query.sentence == key.sentence) & (key.sentence != NOWHERE)
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
+        return (query.sentence == key.sentence) & (key.sentence != NO_POSITION)
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Mask):
+class TableMask(Mask):
     """Any table of booleans [..., Q, K], read by place within the sentence."""
 
     booleans: Tensor
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return self.booleans[..., query.position, key.position]
 
 
@@ -204,7 +204,7 @@ class _Combined(Mask):
     right: Mask
     how: Callable[[Tensor, Tensor], Tensor]
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return self.how(self.left.allows(query, key), self.right.allows(query, key))
 
     def order(self, length: int, lot: int) -> Tensor | None:
@@ -216,5 +216,5 @@ class _Combined(Mask):
 class _Not(Mask):
     mask: Mask
 
-    def allows(self, query: Places, key: Places) -> Tensor:
+    def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return ~self.mask.allows(query, key)

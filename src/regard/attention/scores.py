@@ -93,7 +93,7 @@ class Additive(Score):
         return self.out(hidden).squeeze(-1)
 
 
-class Waves:
+class RotaryTable:
     """cos and sin of place / base^(2f/D), [L, F] each: made in float64, kept, and made anew when more are asked for."""
 
     def __init__(self, width: int, base: float) -> None:
@@ -136,20 +136,20 @@ class Rotary(Score):
         super().__init__()
         if width % 2:
             raise UserError(f"rotary positions turn pairs of features, and a head of {width} has no pairs")
-        self.waves = Waves(width, base)
+        self.waves = RotaryTable(width, base)
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         cos, sin = self.waves(key.shape[-2], key)
         first = key.shape[-2] - query.shape[-2]
-        turned = _turn(query, cos[first:], sin[first:]), _turn(key, cos, sin)
+        turned = _rotate(query, cos[first:], sin[first:]), _rotate(key, cos, sin)
         return *turned, 1.0 / math.sqrt(query.shape[-1])
 
     def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         cos, sin = self.waves.at(positions, query)
-        return _turn(query, cos, sin), _turn(key, cos, sin), _SCALED_DOT
+        return _rotate(query, cos, sin), _rotate(key, cos, sin), _SCALED_DOT
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each pair (a, b) = (x_f, x_(f + D/2)) of [..., L, D] by the angle of its place, [L, D/2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
@@ -166,7 +166,7 @@ class Relative(Score):
 
     def __init__(self, width: int, heads: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.waves = Waves(width, base)
+        self.waves = RotaryTable(width, base)
         self.content = nn.Parameter(torch.empty(heads, width))  # u
         self.distance = nn.Parameter(torch.empty(heads, width))  # v
         self.weight = nn.Parameter(torch.empty(heads, width, 2 * len(self.waves.frequencies)))  # W; sines first
@@ -199,7 +199,7 @@ class Relative(Score):
         return width + 2 * len(self.waves.frequencies)
 
 
-def placed(kind: str, width: int, heads: int, base: float = 10000.0) -> Callable[[], Score] | None:
+def positional_score(kind: str, width: int, heads: int, base: float = 10000.0) -> Callable[[], Score] | None:
     """What makes the score for positions of this kind: rotary and relative act inside the attention, others do not.
 
     `width` is the model's, which the heads share.

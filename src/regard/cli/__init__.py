@@ -99,11 +99,11 @@ def _failed(error: Exception, debug: bool, verb: str) -> int:
     if isinstance(error, UserError):
         return _complain(str(error), 2)
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
-        from regard.files import reason
+        from regard.files import errno_text
 
         if error.filename is None:  # files that are written go by name, so it was the output
             _let_go_of_stdout()
-        return _complain(f"{error.filename or 'standard output'}: {reason(error)}", 2)
+        return _complain(f"{error.filename or 'standard output'}: {errno_text(error)}", 2)
     if _out_of_memory(error):
         return _complain(f"out of memory: {_less_memory(verb)}", 2)
     return _complain(f"a fault in regard: {type(error).__name__}: {error} (--debug shows where; please report it)", 1)
@@ -133,7 +133,7 @@ def _misuse(error: Any) -> int:
     said = error.format_message().replace("Input should be", "must be").replace("Value error, ", "").rstrip(".")
     context = getattr(error, "ctx", None)
     if hasattr(error, "option_name") and context is not None and context.command.name == "train":
-        from regard.recipes.faults import settings_called
+        from regard.recipes.errors import settings_called
 
         if meant := [name for name in settings_called(error.option_name) if "." in name]:
             said = f"No such option: {error.option_name}; settings are given as --set {meant[0]}=VALUE"

@@ -11,7 +11,7 @@ import typer
 from regard.cli import options
 
 if TYPE_CHECKING:
-    from regard.training.measure import DecodingSpeed, TrainingSpeed
+    from regard.benchmark import DecodingSpeed, TrainingSpeed
 
 
 def bench(
@@ -36,11 +36,11 @@ def bench(
         regard bench runs/en-es --steps 20 --json
     """
     from regard import devices
+    from regard.benchmark import decoding_speed, training_speed
     from regard.cli.progress import counted
-    from regard.runs import Run
-    from regard.training.measure import decoding_speed, training_speed
+    from regard.run_dir import RunDir
 
-    chosen, where = Run(run), devices.pick(device)
+    chosen, where = RunDir(run), devices.pick(device)
     recipe, found = chosen.recipe, options.folder(data)
     if found is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(found)})})

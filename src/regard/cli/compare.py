@@ -14,9 +14,9 @@ import typer
 from regard.cli import options
 
 if TYPE_CHECKING:
-    from regard.evaluation.compare import Bucket, Metric, Standing
-    from regard.inside.charts import Chart
-    from regard.runs import Run
+    from regard.evaluation.compare import Bucket, Metric, RunScores
+    from regard.run_dir import RunDir
+    from regard.viz.charts import Chart
 
 
 def compare(
@@ -57,14 +57,14 @@ def compare(
     from regard.errors import UserError
     from regard.evaluation.compare import METRICS, distinct_names, parse_buckets
     from regard.evaluation.compare import buckets as by_length
-    from regard.runs import Run
+    from regard.run_dir import RunDir
 
     if metric not in METRICS:
         raise UserError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
     if out is not None and out.suffix.lower() != ".svg":
         raise UserError(f"{out}: only .svg files can be drawn (the terminal gets the plot anyway)")
     wanted, names = parse_buckets(buckets), distinct_names(runs)
-    opened = [Run(path) for path in runs]
+    opened = [RunDir(path) for path in runs]
     _check(opened)
     pairs = held_out_pairs(runs[0], split, source, reference, options.folder(data))
     _make(save)
@@ -83,14 +83,14 @@ def compare(
     _save(save, "references", [target for _, target in pairs])
     chart = _chart(standings, groups, metric, _what(opened[0], split, source))
     if out is not None:
-        from regard.inside import charts
+        from regard.viz import charts
 
         with options.written(out) as file:
             file.write(charts.svg(chart))
     _print(opened, standings, groups, chart, metric, as_json)
 
 
-def _check(runs: list[Run]) -> None:
+def _check(runs: list[RunDir]) -> None:
     """Whether the runs can stand side by side at all, before anything is translated."""
     from regard.errors import UserError
 
@@ -107,7 +107,7 @@ def _check(runs: list[Run]) -> None:
 
 def _moses_references(references: list[str], language: str | None, file: Path | None) -> list[str]:
     """Made before anything is translated, so that what is missing for them is told at once."""
-    from regard.data.sources import read_lines
+    from regard.data.corpora import read_lines
     from regard.errors import UserError
     from regard.evaluation import moses_tokenize
 
@@ -124,14 +124,14 @@ def _moses_references(references: list[str], language: str | None, file: Path | 
 
 
 def _stand(
-    run: Run, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
+    run: RunDir, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
     settings: dict[str, object], device: str, quiet: bool,
-) -> tuple[list[str], Standing]:  # fmt: skip
+) -> tuple[list[str], RunScores]:  # fmt: skip
     """Translate with one run, and score it."""
     from regard.api import load
     from regard.cli.progress import counted
     from regard.evaluation import score_texts
-    from regard.evaluation.compare import Standing, Training, in_words, measure
+    from regard.evaluation.compare import RunScores, TrainingSummary, in_words, measure
 
     model = load(run.path, device=device)
     logprobs, _ = model._scored(pairs)
@@ -139,11 +139,11 @@ def _stand(
     with counted(f"translating with {name}", len(pairs), quiet) as progress:
         answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
     outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
-    return outputs, Standing(
+    return outputs, RunScores(
         name=name,
         model=in_words(run.recipe.model),
         parameters=sum(tensor.numel() for tensor in model.module.parameters()),
-        training=Training.of(run.log("metrics.jsonl")),
+        training=TrainingSummary.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),
         scores=score_texts(outputs, references, lowercase=lowercase),
         by_length=tuple(measure(metric, group.of(outputs), group.of(references), lowercase) for group in groups),
@@ -152,13 +152,13 @@ def _stand(
 
 def _make(folder: Path | None) -> None:
     from regard.errors import UserError
-    from regard.files import reason
+    from regard.files import errno_text
 
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--save {folder}: {reason(error)}") from error
+            raise UserError(f"--save {folder}: {errno_text(error)}") from error
 
 
 def _save(folder: Path | None, name: str, lines: list[str]) -> None:
@@ -167,7 +167,7 @@ def _save(folder: Path | None, name: str, lines: list[str]) -> None:
             file.writelines(line + "\n" for line in lines)
 
 
-def _what(run: Run, split: str, source: Path | None) -> str:
+def _what(run: RunDir, split: str, source: Path | None) -> str:
     """What to call the pairs that were translated."""
     data = run.recipe.data
     if source is None and data.corpus is None:
@@ -176,9 +176,9 @@ def _what(run: Run, split: str, source: Path | None) -> str:
     return source.name if source is not None else f"{data.corpus} {split}" if data.corpus else split
 
 
-def _chart(standings: list[Standing], groups: list[Bucket], metric: str, what: str) -> Chart:
+def _chart(standings: list[RunScores], groups: list[Bucket], metric: str, what: str) -> Chart:
     from regard.evaluation.compare import METRICS
-    from regard.inside.charts import Chart, Point, Series
+    from regard.viz.charts import Chart, Point, Series
 
     series = tuple(
         Series(s.name, tuple(Point(g.mean, m.score, m.low, m.high) for g, m in zip(groups, s.by_length, strict=True)))
@@ -197,11 +197,11 @@ def _chart(standings: list[Standing], groups: list[Bucket], metric: str, what: s
 
 
 def _print(
-    runs: list[Run], standings: list[Standing], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
+    runs: list[RunDir], standings: list[RunScores], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
 ) -> None:
     from regard.evaluation.compare import rows
-    from regard.inside import charts
-    from regard.inside.terminal import capabilities
+    from regard.viz import charts
+    from regard.viz.terminal import capabilities
 
     same = len({run.tokenizers[1].to_json() for run in runs}) == 1
     scores, moses = standings[0].scores, standings[0].moses

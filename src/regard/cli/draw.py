@@ -12,11 +12,11 @@ import typer
 from regard.cli import options
 
 if TYPE_CHECKING:
-    from regard.inside.trace import Trace
-    from regard.inside.views import Choice, Picture
+    from regard.interpret.trace import Trace
+    from regard.viz.views import MapChoice, Picture
 
 
-class View(StrEnum):
+class ViewOption(StrEnum):
     align = "align"
     maps = "maps"
     heads = "heads"
@@ -26,7 +26,7 @@ class View(StrEnum):
     curves = "curves"
 
 
-class Part(StrEnum):
+class PartOption(StrEnum):
     cross = "cross"
     encoder = "encoder"
     decoder = "decoder"
@@ -38,16 +38,16 @@ class Theme(StrEnum):
     dark = "dark"
 
 
-TEXTLESS = (View.positions, View.curves)
+TEXTLESS = (ViewOption.positions, ViewOption.curves)
 READ_BY = {  # which views an option says something to
-    "--part": (View.maps, View.gates),
-    "--layer": (View.align, View.maps, View.gates),
-    "--head": (View.align, View.maps),
-    "--pieces": (View.align, View.maps),
-    "--target": (View.align, View.maps, View.heads, View.walk, View.gates),
-    "--kind": (View.positions,),
-    "--beside": (View.curves,),
-    "--weights": tuple(view for view in View if view is not View.curves),
+    "--part": (ViewOption.maps, ViewOption.gates),
+    "--layer": (ViewOption.align, ViewOption.maps, ViewOption.gates),
+    "--head": (ViewOption.align, ViewOption.maps),
+    "--pieces": (ViewOption.align, ViewOption.maps),
+    "--target": (ViewOption.align, ViewOption.maps, ViewOption.heads, ViewOption.walk, ViewOption.gates),
+    "--kind": (ViewOption.positions,),
+    "--beside": (ViewOption.curves,),
+    "--weights": tuple(view for view in ViewOption if view is not ViewOption.curves),
 }
 
 
@@ -60,7 +60,7 @@ def draw(
         ),
     ] = None,
     view: Annotated[
-        View | None,
+        ViewOption | None,
         typer.Option(metavar="VIEW", help="What to see. [default: the first that the model has of align, maps, gates]"),
     ] = None,
     out: Annotated[
@@ -73,7 +73,9 @@ def draw(
         ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Draw this output instead of the model's own.")] = None,
-    part: Annotated[Part | None, typer.Option(help="Whose attention (maps) or gates. [default: the first]")] = None,
+    part: Annotated[
+        PartOption | None, typer.Option(help="Whose attention (maps) or gates. [default: the first]")
+    ] = None,
     layer: Annotated[int | None, typer.Option(min=1, help="One layer. [default: mean of all; gates: all]")] = None,
     head: Annotated[
         str | None,
@@ -117,14 +119,14 @@ def draw(
         regard draw runs/en-es --view curves --out curves.svg
     """
     from regard.errors import UserError
-    from regard.inside import views
-    from regard.inside.views import files
+    from regard.viz import views
+    from regard.viz.views import files
 
     path = None if out is None or str(out) == "-" else out
     if path is not None:
         files.checked(path, traced=view not in TEXTLESS)
     options.readable(TEXT=text, **{"--target": target})
-    view = View.maps if view is None and part is not None else view
+    view = ViewOption.maps if view is None and part is not None else view
     given: dict[str, object] = {
         "--part": part,
         "--layer": layer,
@@ -139,7 +141,9 @@ def draw(
         raise UserError(f"{idle} has no effect {where}: it is for --view {' and '.join(READ_BY[idle])}")
     if view in TEXTLESS:
         picture = (
-            _curves([run, *(beside or [])]) if view is View.curves else _positions(run, kind, text, weights, device)
+            _curves([run, *(beside or [])])
+            if view is ViewOption.curves
+            else _positions(run, kind, text, weights, device)
         )
         return _show(picture, path, theme)
     if text is None:
@@ -150,21 +154,21 @@ def draw(
     _show(views.draw(_trace(run, text, target, weights, device), view, choice), path, theme)
 
 
-def _idle(view: View | None, given: dict[str, object]) -> str | None:
+def _idle(view: ViewOption | None, given: dict[str, object]) -> str | None:
     """An option that was given and that the view does not read; without a view, one that no view of a text reads."""
-    views = {view} if view is not None else set(View) - set(TEXTLESS)
+    views = {view} if view is not None else set(ViewOption) - set(TEXTLESS)
     return next((name for name, value in given.items() if value is not None and not views & set(READ_BY[name])), None)
 
 
-def _choice(part: Part | None, layer: int | None, head: str | None, pieces: bool) -> Choice:
+def _choice(part: PartOption | None, layer: int | None, head: str | None, pieces: bool) -> MapChoice:
     """People count from 1."""
     from regard.errors import UserError
-    from regard.inside.views import Choice
+    from regard.viz.views import MapChoice
 
     if head not in (None, "mean", "best") and not (head.isascii() and head.isdigit() and int(head) > 0):
         raise UserError(f"--head {head}: give a number from 1, mean or best")
     chosen = None if head in (None, "mean") else "best" if head == "best" else int(head) - 1
-    return Choice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not pieces)  # type: ignore[arg-type]
+    return MapChoice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not pieces)  # type: ignore[arg-type]
 
 
 def _trace(run: Path, text: str, target: str | None, weights: str, device: str) -> Trace:
@@ -177,17 +181,18 @@ def _trace(run: Path, text: str, target: str | None, weights: str, device: str) 
 
 
 def _curves(paths: list[Path]) -> Picture:
-    from regard.inside import views
-    from regard.runs import Run
+    from regard.run_dir import RunDir
+    from regard.viz import views
 
-    return views.curves([Run(path) for path in paths])
+    return views.curves([RunDir(path) for path in paths])
 
 
 def _positions(run: Path, kind: str | None, text: str | None, weights: str, device: str) -> Picture:
     """The run's own positions, or named ones as wide as the run's; as many as the text has tokens."""
     from regard.api import load
     from regard.errors import UserError
-    from regard.inside import places, views
+    from regard.interpret import position_study
+    from regard.viz import views
 
     model = load(run, weights=weights, device=device)
     own = getattr(model.run.recipe.model, "positions", None)
@@ -195,13 +200,13 @@ def _positions(run: Path, kind: str | None, text: str | None, weights: str, devi
         family = model.run.recipe.model.family
         raise UserError(f"{run}: a {family} model reads in order and adds no positions; --kind sinusoidal shows some")
     length = 64 if text is None else max(2, len(model.run.tokenizers[0].encode(text)))
-    table = places.table(model.module) if kind in (None, "learned") and own == "learned" else None
-    study = places.study(kind or str(own), length, model.run.recipe.model.width, table=table)
+    table = position_study.table(model.module) if kind in (None, "learned") and own == "learned" else None
+    study = position_study.study(kind or str(own), length, model.run.recipe.model.width, table=table)
     return views.positions(study, run.name if kind is None else "")
 
 
 def _show(picture: Picture, path: Path | None, theme: Theme) -> None:
-    from regard.inside import terminal
+    from regard.viz import terminal
 
     if path is None:
         width, colour = terminal.capabilities(sys.stdout)

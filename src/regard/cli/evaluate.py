@@ -13,11 +13,11 @@ import typer
 from regard.cli import options
 from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
-from regard.cli.explain import How
+from regard.cli.explain import MaskMethodOption
 
 if TYPE_CHECKING:
-    from regard.evaluation import Scores
-    from regard.recipes.schema import Data
+    from regard.evaluation import TextScores
+    from regard.recipes.schema import DataSettings
 
 MASKS = 200  # of an explanation: hundreds of sentences are explained, and single links need no error bars
 
@@ -84,7 +84,7 @@ def evaluate(
         int | None, typer.Option(min=4, help="For --explanations: ask with so many words hidden. [default: 200]")
     ] = None,
     how: Annotated[
-        How | None, typer.Option(help="For --explanations: how words are hidden. [default: unknown]")
+        MaskMethodOption | None, typer.Option(help="For --explanations: how words are hidden. [default: unknown]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     weights: options.Weights = "best",
@@ -121,10 +121,10 @@ def evaluate(
 
         regard evaluate --outputs out.txt --reference ref.txt
     """
-    from regard.data.sources import read_lines
+    from regard.data.corpora import read_lines
     from regard.errors import UserError
     from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
-    from regard.runs import Run
+    from regard.run_dir import RunDir
 
     together = {"with": others or None}
     if alignment:
@@ -140,7 +140,7 @@ def evaluate(
         given = AlignmentOptions(
             gold, source, reference, dev, swapped, layer, head, rows, threshold, least, asked, how or "unknown"
         )
-        evaluate_alignment(Run(run), split, given, weights, device, as_json, quiet)
+        evaluate_alignment(RunDir(run), split, given, weights, device, as_json, quiet)
         return
     _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
     _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, least=least)
@@ -150,7 +150,7 @@ def evaluate(
         _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
         _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **together)
         _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
-        evaluate_text(Run(run), settings, split, text, stride, weights, device, as_json, quiet)
+        evaluate_text(RunDir(run), settings, split, text, stride, weights, device, as_json, quiet)
         return
     _idle("but for a run that was trained on plain text", text=text, stride=stride)
     with ExitStack() as stack:
@@ -179,7 +179,7 @@ def evaluate(
             moses_tokenize(references, language=moses) if moses_reference is None else list(read_lines(moses_reference))
         )
         tokenized = moses_tokenized_bleu(hypotheses, made, language=moses)
-    if run is not None and Run(run).recipe.classifies:
+    if run is not None and RunDir(run).recipe.classifies:
         _print_classes(scores, as_json)
     else:
         _print(scores, perplexity, tokenized, as_json)
@@ -196,7 +196,7 @@ def _files(outputs: Path | None, source: Path | None, reference: Path | None) ->
 
 
 def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    from regard.data.sources import read_lines
+    from regard.data.corpora import read_lines
     from regard.errors import UserError
 
     left, right = list(read_lines(one)), list(read_lines(other))
@@ -207,11 +207,11 @@ def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
     return left, right
 
 
-def _data(run: Path, folder: Path | None) -> Data:
+def _data(run: Path, folder: Path | None) -> DataSettings:
     """The run's data settings, its files looked up in the folder of --data."""
-    from regard.runs import Run
+    from regard.run_dir import RunDir
 
-    settings = Run(run).recipe.data
+    settings = RunDir(run).recipe.data
     found = options.folder(folder)
     return settings if found is None else settings.model_copy(update={"folder": str(found)})
 
@@ -232,7 +232,7 @@ def _other(precision: str) -> str | None:
 def held_out_pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
-    from regard.data.sources import held_out
+    from regard.data.corpora import held_out
     from regard.errors import UserError
 
     if (source is None) != (reference is None):
@@ -263,7 +263,7 @@ def _translate(
     return [answer.texts[0] for answer in answers], perplexity
 
 
-def _print_classes(scores: Scores, as_json: bool) -> None:
+def _print_classes(scores: TextScores, as_json: bool) -> None:
     """Of a classifier: how many texts got their class. BLEU has nothing to say of single words."""
     if as_json:
         typer.echo(json.dumps({"lines": scores.lines, "accuracy": scores.exact}))
@@ -271,7 +271,7 @@ def _print_classes(scores: Scores, as_json: bool) -> None:
         typer.echo(f"accuracy    {scores.exact:6.2f} % of {scores.lines:,} texts")
 
 
-def _print(scores: Scores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:
+def _print(scores: TextScores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:
     if as_json:
         entry = {
             "lines": scores.lines,

@@ -15,11 +15,11 @@ from regard.cli import options
 from regard.cli.progress import counted
 
 if TYPE_CHECKING:
-    from regard.evaluation.alignment import Aligned, AlignmentScore
-    from regard.inside.alignments import Alignments, View
-    from regard.inside.explain.models import How
-    from regard.models import Translator
-    from regard.runs import Run
+    from regard.interpret.alignments import Alignments, AttentionView
+    from regard.interpret.explain.models import MaskMethod
+    from regard.metrics.alignment import Aligned, AlignmentScore
+    from regard.models import SequenceModel
+    from regard.run_dir import RunDir
 
 ROWS = {
     "predicting": "the row that predicts a word speaks for it (it reads what comes before)",
@@ -47,7 +47,7 @@ class AlignmentOptions:
     @property
     def leasts(self) -> tuple[float, ...]:
         """What a link has to weigh at least; several: to be chosen among."""
-        from regard.inside.alignments import LEASTS
+        from regard.interpret.alignments import LEASTS
 
         if self.least == "auto":
             return LEASTS
@@ -55,14 +55,14 @@ class AlignmentOptions:
 
 
 @dataclass(frozen=True)
-class Part:
+class AlignmentSet:
     """Sentence pairs with gold links, what to call them, and what attention made of them, if there is any."""
 
     name: str
     pairs: list[Aligned]
     found: Alignments | None
 
-    def score(self, view: View) -> AlignmentScore:
+    def score(self, view: AttentionView) -> AlignmentScore:
         assert self.found is not None  # or there would be no view
         return self.found.scores[view]
 
@@ -76,11 +76,11 @@ class Part:
 
 
 def evaluate_alignment(
-    run: Run, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
+    run: RunDir, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
     from regard import accelerate, devices
-    from regard.inside.alignments import NoAttention, measure
+    from regard.interpret.alignments import NoAttention, measure
 
     _check(run, given)
     named = _pairs(run, split, given, quiet)
@@ -100,17 +100,19 @@ def evaluate_alignment(
         if found is not None and found.cut:
             most = run.recipe.model.max_positions
             _warn(f"{found.cut} sentences of {name} are longer than {most} tokens and were cut there", quiet)
-        parts.append(Part(name, pairs, found))
+        parts.append(AlignmentSet(name, pairs, found))
     test, dev = parts[-1], parts[0] if len(parts) > 1 else None
     lines = _lines(test, dev, given)
     explained = _explain(run, model, test, given, quiet)
     (_print_json if as_json else _print)(lines, explained, test, dev, given)
 
 
-def _explain(run: Run, model: Translator, test: Part, given: AlignmentOptions, quiet: bool) -> AlignmentScore | None:
-    """How well explanations align the pairs that are reported, if that was asked for."""
-    from regard.inside.alignments import measure_explanations
-    from regard.inside.explain import Sampling
+def _explain(
+    run: RunDir, model: SequenceModel, test: AlignmentSet, given: AlignmentOptions, quiet: bool
+) -> AlignmentScore | None:
+    """MaskMethod well explanations align the pairs that are reported, if that was asked for."""
+    from regard.interpret.alignments import measure_explanations
+    from regard.interpret.explain import Sampling
 
     if given.masks is None:
         return None
@@ -121,13 +123,13 @@ def _explain(run: Run, model: Translator, test: Part, given: AlignmentOptions, q
             run.recipe,
             test.pairs,
             sampling=Sampling(masks=given.masks),
-            how=cast("How", given.how),
+            how=cast("MaskMethod", given.how),
             threshold=given.threshold,
             progress=progress,
         )
 
 
-def _check(run: Run, given: AlignmentOptions) -> None:
+def _check(run: RunDir, given: AlignmentOptions) -> None:
     from regard.errors import UserError
 
     if run.recipe.data.is_text:
@@ -165,11 +167,11 @@ def _check_least(given: AlignmentOptions) -> None:
         raise UserError(f"--least {given.least}: must be auto, or from 0 to 1")
 
 
-def _pairs(run: Run, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
+def _pairs(run: RunDir, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
     """The pairs that views are chosen on, if any, and last those that are reported; each with a name."""
-    from regard.data.sources import corpora
+    from regard.data.corpora import corpora
     from regard.errors import UserError
-    from regard.evaluation.alignment import built_in, read_aligned
+    from regard.metrics.alignment import built_in, read_aligned
 
     def read(gold: Path, source: Path, reference: Path) -> tuple[str, list[Aligned]]:
         warn = partial(_warn, quiet=quiet)
@@ -191,17 +193,20 @@ def _warn(text: str, quiet: bool) -> None:
         options.note(f"regard: warning: {text}")
 
 
-def _lines(test: Part, dev: Part | None, given: AlignmentOptions) -> list[tuple[str, View]]:
+def _lines(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions) -> list[tuple[str, AttentionView]]:
     """What the table shows: the view that was asked for; or the best head, each layer's mean, the mean of all."""
-    from regard.inside.alignments import SPEAKING, View
+    from regard.interpret.alignments import SPEAKING, AttentionView
 
     if test.found is None:
         return []
     open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
 
-    def settled(*whose: tuple[int | None, int | None]) -> View:
+    def settled(*whose: tuple[int | None, int | None]) -> AttentionView:
         candidates = [
-            View(layer, head, rows, least) for layer, head in whose for rows in open_rows for least in given.leasts
+            AttentionView(layer, head, rows, least)
+            for layer, head in whose
+            for rows in open_rows
+            for least in given.leasts
         ]
         return candidates[0] if dev is None or dev.found is None else dev.found.best(candidates)
 
@@ -229,7 +234,7 @@ def _exists(option: str, number: int | None, most: int, what: str) -> None:
         raise UserError(f"{option} {number}: this model has {most} {what}{'s' if most > 1 else ''}")
 
 
-def _called(view: View, found: Alignments | None) -> str:
+def _called(view: AttentionView, found: Alignments | None) -> str:
     """Such as `layer 2, head 3, from 0.4 on`."""
     assert found is not None  # or there would be no view
     loud = f", from {view.least:g} on" if view.least else ""
@@ -242,13 +247,13 @@ def _called(view: View, found: Alignments | None) -> str:
 
 
 def _print(
-    lines: list[tuple[str, View]],
+    lines: list[tuple[str, AttentionView]],
     explained: AlignmentScore | None,
-    test: Part,
-    dev: Part | None,
+    test: AlignmentSet,
+    dev: AlignmentSet | None,
     given: AlignmentOptions,
 ) -> None:
-    from regard.inside.charts import columned
+    from regard.viz.charts import columned
 
     heads = ["attention", "", "rows", "AER", "precision", "recall", *(["dev AER"] if dev is not None else [])]
     rows = []
@@ -271,7 +276,9 @@ def _figures(score: AlignmentScore) -> list[str]:
     return [f"{figure:.2f}" for figure in (score.aer, score.precision, score.recall)]
 
 
-def _rules(lines: list[tuple[str, View]], explained: AlignmentScore | None, given: AlignmentOptions) -> Iterator[str]:
+def _rules(
+    lines: list[tuple[str, AttentionView]], explained: AlignmentScore | None, given: AlignmentOptions
+) -> Iterator[str]:
     """What makes a link."""
     if any(view.least for _, view in lines):
         yield (
@@ -293,7 +300,7 @@ def _rules(lines: list[tuple[str, View]], explained: AlignmentScore | None, give
         )
 
 
-def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOptions) -> str:
+def _choice(lines: list[tuple[str, AttentionView]], dev: AlignmentSet | None, given: AlignmentOptions) -> str:
     """What was chosen, and on what."""
     chosen = ["the best head"] if any(name == "best head" for name, _ in lines) else []
     chosen += ["which rows speak"] if given.rows is None else []
@@ -307,10 +314,10 @@ def _choice(lines: list[tuple[str, View]], dev: Part | None, given: AlignmentOpt
 
 
 def _print_json(
-    lines: list[tuple[str, View]],
+    lines: list[tuple[str, AttentionView]],
     explained: AlignmentScore | None,
-    test: Part,
-    dev: Part | None,
+    test: AlignmentSet,
+    dev: AlignmentSet | None,
     given: AlignmentOptions,
 ) -> None:
     entries: list[dict[str, Any]] = []

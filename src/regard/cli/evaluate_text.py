@@ -12,13 +12,13 @@ import typer
 from regard.cli.progress import counted
 
 if TYPE_CHECKING:
-    from regard.recipes.schema import BertSettings, Data
-    from regard.runs import Run
+    from regard.recipes.schema import BertSettings, DataSettings
+    from regard.run_dir import RunDir
 
 
 def evaluate_text(
-    run: Run,
-    data: Data,
+    run: RunDir,
+    data: DataSettings,
     split: str,
     text: Path | None,
     stride: int | None,
@@ -37,8 +37,8 @@ def evaluate_text(
         _perplexity(run, documents, stride, weights, device, as_json, quiet)
 
 
-def _documents(data: Data, split: str, text: Path | None) -> list[str]:
-    from regard.data.sources import held_out
+def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
+    from regard.data.corpora import held_out
 
     if text is not None:
         data, split = data.model_copy(update={"test": [str(text)], "folder": None}), "test"
@@ -46,7 +46,7 @@ def _documents(data: Data, split: str, text: Path | None) -> list[str]:
 
 
 def _perplexity(
-    run: Run, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
+    run: RunDir, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
     from regard import accelerate, devices
     from regard.evaluation.perplexity import text_perplexity
@@ -79,7 +79,7 @@ def _perplexity(
 
 
 def _gaps(
-    run: Run,
+    run: RunDir,
     settings: BertSettings,
     documents: list[str],
     stride: int | None,
@@ -90,7 +90,7 @@ def _gaps(
 ) -> None:
     from regard import accelerate, devices
     from regard.errors import UserError
-    from regard.evaluation.gaps import gap_score
+    from regard.evaluation.masked_lm import masked_lm_score
 
     if stride is not None:
         raise UserError("--stride is for models that continue text; this one fills in gaps")
@@ -98,17 +98,17 @@ def _gaps(
     model = run.model(place, weights)
     accelerate.for_inference(model)
     with counted("filling in", None, quiet) as progress:
-        score = gap_score(
+        score = masked_lm_score(
             model,
             run.tokenizers[0],
             documents,
             longest=settings.max_positions,
-            share=settings.masked,
+            share=settings.mask_prob,
             device=place,
             progress=progress,
         )
     if as_json:
         typer.echo(json.dumps(asdict(score)))
         return
-    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.gaps:,} gaps, {settings.masked:.0%} of the tokens")
+    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.gaps:,} gaps, {settings.mask_prob:.0%} of the tokens")
     typer.echo(f"loss      {score.loss:7.4f}   nats a gap")

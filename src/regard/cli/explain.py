@@ -13,12 +13,12 @@ import typer
 from regard.cli import options
 
 if TYPE_CHECKING:
-    from regard.inside.explain import Curve, Explanation
-    from regard.inside.explain.models import Asked
-    from regard.inside.explain.rise import Numbers
+    from regard.interpret.explain import Curve, Explanation
+    from regard.interpret.explain.models import ExplainRequest
+    from regard.interpret.explain.rise import Numbers
 
 
-class How(StrEnum):
+class MaskMethodOption(StrEnum):
     unknown = "unknown"
     drop = "drop"
 
@@ -40,8 +40,8 @@ def explain(
     keep: Annotated[float, typer.Option(help="How likely a word is kept, from 0.01 to 0.99.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other selections.")] = 0,
     how: Annotated[
-        How, typer.Option(help="Put the unknown token in a hidden word's place, or leave it out.")
-    ] = How.unknown,
+        MaskMethodOption, typer.Option(help="Put the unknown token in a hidden word's place, or leave it out.")
+    ] = MaskMethodOption.unknown,
     pieces: Annotated[bool, typer.Option("--pieces", help="Hide tokens as the model sees them, not words.")] = False,
     span: Annotated[int, typer.Option(min=1, help="Hide this many neighbouring words together.")] = 1,
     curves: Annotated[bool, typer.Option("--curves", help="Deletion and insertion curves as well.")] = False,
@@ -68,9 +68,9 @@ def explain(
     from regard.api import load
     from regard.cli.progress import counted
     from regard.errors import UserError
-    from regard.inside.explain import Sampling
-    from regard.inside.explain import curves as trace
-    from regard.inside.explain.models import Hiding, ask
+    from regard.interpret.explain import Sampling
+    from regard.interpret.explain import curves as trace
+    from regard.interpret.explain.models import MaskingMode, ask
 
     options.readable(TEXT=text, **{"--target": target})
     if out is not None and out.suffix.lower() != ".svg":
@@ -79,7 +79,7 @@ def explain(
         raise UserError("--out draws a picture and --json writes numbers: choose one")
     settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
     sampling = Sampling(**settings)  # type: ignore[arg-type]
-    hiding = Hiding(how.value, "pieces" if pieces else "words", span)
+    hiding = MaskingMode(how.value, "pieces" if pieces else "words", span)
     asked = ask(load(run, weights=weights, device=device), text, target=target, hiding=hiding)
     if asked.cut and not quiet:
         options.note("regard: warning: the text is longer than the model reads and was cut")
@@ -98,22 +98,21 @@ def explain(
         typer.echo(_shown(text, asked, found, traced), nl=False)
 
 
-def _orders(asked: Asked, found: Explanation) -> dict[str, Numbers]:
+def _orders(asked: ExplainRequest, found: Explanation) -> dict[str, Numbers]:
     """By what the parts are put in order: their importance and, where the model has it, its attention."""
     attention = asked.attention()
     return {"importance": found.overall} | ({} if attention is None else {"attention": attention})
 
 
-def _picture(asked: Asked, found: Explanation, traced: list[Curve]) -> str:
-    from regard.inside import charts, scene
-    from regard.inside.explain import pictures
-    from regard.inside.explain.curve import charts as of_curves
+def _picture(asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
+    from regard.interpret.explain.curve import charts as of_curves
+    from regard.viz import charts, explanations, scene
 
     curves = of_curves(traced, asked.score) if traced else []
-    return scene.stacked([pictures.scene(found), *map(charts.scene, curves)]).svg()
+    return scene.stacked([explanations.scene(found), *map(charts.scene, curves)]).svg()
 
 
-def _json(text: str, asked: Asked, found: Explanation, traced: list[Curve]) -> str:
+def _json(text: str, asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
     entries = [
         {
             "order": curve.name,
@@ -128,14 +127,14 @@ def _json(text: str, asked: Asked, found: Explanation, traced: list[Curve]) -> s
     return json.dumps(head | ({"curves": entries} if traced else {}), ensure_ascii=False)
 
 
-def _shown(text: str, asked: Asked, found: Explanation, traced: list[Curve]) -> str:
+def _shown(text: str, asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
     """For the terminal: what was said, the words with their bars, the matrix, the areas, and what it all means."""
     import textwrap
 
-    from regard.inside import terminal
-    from regard.inside.charts import columned
-    from regard.inside.explain import text as drawn
-    from regard.inside.maps import visible
+    from regard.interpret.explain import text as drawn
+    from regard.viz import terminal
+    from regard.viz.charts import columned
+    from regard.viz.maps import visible
 
     width, colour = terminal.capabilities(sys.stdout)
     hidden = "replaced by the unknown token" if asked.hiding.how == "unknown" else "left out"

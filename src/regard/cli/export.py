@@ -12,7 +12,7 @@ from regard.cli import options
 from regard.cli.import_ import say_difference
 
 
-class Layout(StrEnum):
+class ExportFormat(StrEnum):
     """Whose files to write."""
 
     huggingface = "huggingface"
@@ -20,7 +20,7 @@ class Layout(StrEnum):
 
 def export(
     run: options.RunPath,
-    to: Annotated[Layout, typer.Option(help="Whose files to write.")],
+    to: Annotated[ExportFormat, typer.Option(help="Whose files to write.")],
     out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
     check: Annotated[
         bool,
@@ -40,10 +40,10 @@ def export(
 
         regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
-    from regard.formats import export_run
-    from regard.runs import Run
+    from regard.interop import export_run
+    from regard.run_dir import RunDir
 
-    folder = export_run(Run(run), out)
+    folder = export_run(RunDir(run), out)
     if check:
         say_difference(run, folder, made=folder)
     if not quiet:

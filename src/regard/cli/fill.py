@@ -13,7 +13,7 @@ from regard.cli.inputs import Input, Line
 from regard.cli.translate import Form
 
 if TYPE_CHECKING:
-    from regard.decoding.filling import Filled
+    from regard.decoding.fill_mask import Filled
 
 
 def fill(
@@ -43,7 +43,7 @@ def fill(
         regard fill runs/stories-bert --top 3 --format jsonl < texts.txt
     """
     from regard.api import load
-    from regard.decoding.filling import Filled
+    from regard.decoding.fill_mask import Filled
 
     for one in text or []:
         options.readable(TEXT=one)

@@ -14,7 +14,7 @@ from regard.cli.inputs import Chunk, Input, Line
 from regard.cli.translate import Form
 
 if TYPE_CHECKING:
-    from regard.decoding.continuing import Continuation, Continuer
+    from regard.decoding.generate import Generation, Generator
 
 BETWEEN = "---"  # the line between two texts
 
@@ -99,19 +99,19 @@ def generate(
     if source.interactive and not quiet:
         options.note("Type the beginning of a text and press Enter; Ctrl-D ends.")
     shown = sys.stdout.isatty() if stream is None else stream
-    job = _Job(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
+    job = _GenerateJob(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
     for chunk in source.chunks():
         if not quiet:
             chunk.warn()
         job.answer(chunk)
 
 
-class _Job:
+class _GenerateJob:
     """Writes out what follows chunks of prompts."""
 
     def __init__(
         self,
-        continuer: Continuer,
+        continuer: Generator,
         samples: int,
         tokens: int,
         stop: Sequence[str],
@@ -174,14 +174,14 @@ class _Job:
             self.out.write(f"{BETWEEN}\n")
         self.texts += 1
 
-    def _warn(self, number: int, found: Continuation) -> None:
+    def _warn(self, number: int, found: Generation) -> None:
         if found.truncated and not self.quiet:
             most = self.continuer.longest
             what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
             options.note(f"regard: warning: {what}")
 
 
-def _json(line: Line, found: Continuation) -> str:
+def _json(line: Line, found: Generation) -> str:
     entry = found.as_dict() | {"prompt": line.text}
     for sample in entry["samples"]:
         sample["score"] = round(sample["score"], 4)

@@ -34,7 +34,7 @@ def import_(
 
         regard train runs/gpt2/recipe.toml --from runs/gpt2 --out runs/b --set data.text=a.txt --set data.held_out=0.1
     """
-    from regard.formats import import_folder
+    from regard.interop import import_folder
 
     run = import_folder(folder, out)
     if check:
@@ -47,11 +47,11 @@ def say_difference(run: Path, folder: Path, made: Path) -> None:
     """Print how far apart the two models' logits are; too far is an error, which removes what was just made."""
     import shutil
 
-    from regard.formats.check import checked
-    from regard.runs import Run
+    from regard.interop.check import checked
+    from regard.run_dir import RunDir
 
     try:
-        found = checked(Run(run), folder)
+        found = checked(RunDir(run), folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

@@ -71,7 +71,7 @@ class Input:
         self, texts: Sequence[str] | None = None, file: Path | None = None, on_error: OnError | None = None
     ) -> None:
         """`on_error` is by default to stop at bad bytes of a file, and to replace those of standard input."""
-        from regard.data.sources import read_bytes
+        from regard.data.corpora import read_bytes
 
         self.done = 0  # lines read so far
         self._file = file
@@ -104,7 +104,7 @@ class Input:
 
     def count(self) -> int | None:
         """Count the lines of the file, which takes a pass over it; None if the input is no file."""
-        from regard.data.sources import read_bytes
+        from regard.data.corpora import read_bytes
 
         if self._file is None or not self._file.is_file():
             return None
@@ -118,7 +118,7 @@ def _is_file(stream: IO[str] | None) -> bool:
 
 def _standard_input() -> Iterator[bytes]:
     """Its lines, past Python's buffer: that is locked while a thread waits in it, and the program could not end."""
-    from regard.data.sources import split_lines
+    from regard.data.corpora import split_lines
 
     if sys.stdin is None:
         return
@@ -127,7 +127,7 @@ def _standard_input() -> Iterator[bytes]:
 
 
 def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[Line]:
-    from regard.data.sources import decode_lines
+    from regard.data.corpora import decode_lines
 
     faults: list[str] = []
 

@@ -44,11 +44,11 @@ def look(
 
         regard look runs/stories --port 8000 --no-browser
     """
-    from regard.serving import listening
+    from regard.server import serve
 
     paths, text = _apart(runs)
     options.readable(TEXT=text)
-    server = listening.open_server(paths, text=text, device=device, host=host, port=port, token=token)
+    server = serve.open_server(paths, text=text, device=device, host=host, port=port, token=token)
     options.note(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)")
     server.run(browser=browser)
 

@@ -17,9 +17,9 @@ from regard.errors import RegardWarning
 
 if TYPE_CHECKING:
     from regard.api import Model
-    from regard.decoding.continuing import Continuer
-    from regard.decoding.lines import LineTranslator
-    from regard.runs import Run
+    from regard.decoding.generate import Generator
+    from regard.decoding.translate import Translator
+    from regard.run_dir import RunDir
 
 
 class TextOutput(Protocol):
@@ -160,12 +160,12 @@ def readable(**texts: str | None) -> None:
             raise UserError(f"{name}: not valid UTF-8: {text!a}")
 
 
-def translator(model: Model, settings: dict[str, object]) -> LineTranslator:
+def translator(model: Model, settings: dict[str, object]) -> Translator:
     """A translator with the settings that were given."""
     return _made(model.translator, settings)
 
 
-def generator(model: Model, settings: dict[str, object]) -> Continuer:
+def generator(model: Model, settings: dict[str, object]) -> Generator:
     """What continues texts with the settings that were given."""
     return _made(model.generator, settings)
 
@@ -173,7 +173,7 @@ def generator(model: Model, settings: dict[str, object]) -> Continuer:
 def _made(make: Callable[..., Made], settings: dict[str, object]) -> Made:
     """Make it with these settings; one that cannot be is an error that names its option."""
     from regard.errors import UserError
-    from regard.recipes.faults import SettingFault
+    from regard.recipes.errors import SettingFault
 
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -188,7 +188,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def ready(run: Run) -> str:
+def ready(run: RunDir) -> str:
     """That a run can be used, and how."""
     recipe = run.recipe
     if recipe.fills:
@@ -204,7 +204,7 @@ def ready(run: Run) -> str:
 def written(path: Path) -> Iterator[IO[str]]:
     """A text file that appears whole when the block ends well; a device or a pipe is written to as it is."""
     from regard.errors import UserError
-    from regard.files import atomic, reason
+    from regard.files import atomic_write, errno_text
 
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it")
@@ -215,7 +215,7 @@ def written(path: Path) -> Iterator[IO[str]]:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise UserError(f"{path} could not be written: {reason(error)}") from error
+            raise UserError(f"{path} could not be written: {errno_text(error)}") from error
         return
-    with atomic(path.resolve()) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path.resolve()) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         yield file

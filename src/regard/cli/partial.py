@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from regard.errors import UserError
-from regard.files import reason, write_text
+from regard.files import errno_text, write_text
 
 
 class Stopped(KeyboardInterrupt):
@@ -148,7 +148,7 @@ def kept(path: Path, made_with: Mapping[str, Any], resume: bool) -> Iterator[Par
             yield part
             part.finish()
         except OSError as error:
-            raise UserError(f"{path} could not be written: {reason(error)}{part.hint if part else ''}") from error
+            raise UserError(f"{path} could not be written: {errno_text(error)}{part.hint if part else ''}") from error
         except UserError as error:
             raise UserError(f"{error}{part.hint if part else ''}") from error
         except KeyboardInterrupt as stop:

@@ -15,7 +15,7 @@ from regard.cli.inputs import Chunk, Input, Line
 
 if TYPE_CHECKING:
     from regard.api import Model
-    from regard.decoding.lines import Answer, LineTranslator
+    from regard.decoding.translate import Answer, Translator
 
 
 class Form(StrEnum):
@@ -56,7 +56,7 @@ def translate(
         float | None, typer.Option(min=0.0, max=1.0, help="Sampling: likeliest tokens up to this sum.")
     ] = None,
     min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens of output.")] = None,
-    no_repeat: Annotated[int | None, typer.Option(min=0, help="Never repeat an n-gram of this length.")] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(min=0, help="Never repeat an n-gram of this length.")] = None,
     prefix: Annotated[str | None, typer.Option(help="What every translation must begin with.")] = None,
     source_tag: Annotated[
         str | None, typer.Option(help="Tag in front of every source. [default: the recipe's]")
@@ -95,7 +95,7 @@ def translate(
 
     from regard.api import load
     from regard.errors import UserError
-    from regard.text import UNKNOWN
+    from regard.text import UNK
 
     for sentence in text or []:
         options.readable(TEXT=sentence)
@@ -116,7 +116,7 @@ def translate(
         top_k=top_k,
         top_p=top_p,
         min_length=min_length,
-        no_repeat=no_repeat,
+        no_repeat_ngram=no_repeat_ngram,
     )
     idle = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
     if idle and not sample and usual.method != "sample":
@@ -124,12 +124,12 @@ def translate(
     translator = replace(options.translator(model, settings), seed=seed)
     tags = options.changed(source_tag=source_tag, target_tag=target_tag)
     translator = replace(translator, **tags)  # type: ignore[arg-type]
-    if prefix is not None and UNKNOWN in translator.tokenizers[1].encode(prefix):
+    if prefix is not None and UNK in translator.tokenizers[1].encode(prefix):
         raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], input, errors)
     if source.interactive and not quiet:
         options.note("Type a sentence and press Enter; Ctrl-D ends.")
-    job = _Job(translator, form, nbest, prefix, quiet)
+    job = _TranslateJob(translator, form, nbest, prefix, quiet)
     if output is None:
         _to_stdout(job, source)
     elif output.exists() and not output.is_file() and not output.is_dir():
@@ -141,7 +141,7 @@ def translate(
         _to_file(job, source, output, _made_with(model, job), resume)
 
 
-def _to_stdout(job: _Job, source: Input) -> None:
+def _to_stdout(job: _TranslateJob, source: Input) -> None:
     out = options.text_output()
     for chunk in source.chunks():
         for line in job.answer(chunk):
@@ -149,7 +149,7 @@ def _to_stdout(job: _Job, source: Input) -> None:
         out.flush()
 
 
-def _to_file(job: _Job, source: Input, path: Path, made_with: dict[str, Any], resume: bool) -> None:
+def _to_file(job: _TranslateJob, source: Input, path: Path, made_with: dict[str, Any], resume: bool) -> None:
     from regard.cli.partial import kept
     from regard.cli.progress import counted
 
@@ -164,14 +164,14 @@ def _to_file(job: _Job, source: Input, path: Path, made_with: dict[str, Any], re
                 out.write((line.text for line in chunk.lines), list(job.answer(chunk, progress)))
 
 
-def _made_with(model: Model, job: _Job) -> dict[str, Any]:
+def _made_with(model: Model, job: _TranslateJob) -> dict[str, Any]:
     """What the output depends on besides the input."""
-    from regard import __version__, weights
+    from regard import __version__, tensor_io
 
     translator = job.translator
     return {
         "version": __version__,
-        "weights": weights.digest(weights.of_model(model.module)),
+        "weights": tensor_io.digest(tensor_io.model_tensors(model.module)),
         "device": model.device.type,
         "precision": model.precision,
         **translator.settings.model_dump(),
@@ -184,10 +184,10 @@ def _made_with(model: Model, job: _Job) -> dict[str, Any]:
     }
 
 
-class _Job:
+class _TranslateJob:
     """Turns chunks of input lines into lines of output."""
 
-    def __init__(self, translator: LineTranslator, form: Form, nbest: int, prefix: str | None, quiet: bool) -> None:
+    def __init__(self, translator: Translator, form: Form, nbest: int, prefix: str | None, quiet: bool) -> None:
         self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
 
     def answer(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from regard.data.packing import Altered, Batches, Position, generator
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END, Tokenizer
-from regard.text.sides import MASK
+from regard.data.packing import BatchTransform, PlannedBatches, StreamPosition, generator
+from regard.packed import PackedTokens, SeqBatch
+from regard.text import BOS, EOS, Tokenizer
+from regard.text.encode import MASK
 
 MASKED, RANDOM = 0.8, 0.1  # of what is to be guessed; the rest stays
 
 
 @dataclass(frozen=True)
-class Gaps:
+class MaskingPolicy:
     """What share of the words is to be guessed, what stands in a gap, and which ids random pieces are drawn from."""
 
     share: float
@@ -29,17 +29,17 @@ class Gaps:
     vocabulary: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, share: float) -> Gaps:
+    def of(cls, tokenizer: Tokenizer, share: float) -> MaskingPolicy:
         return cls(share, tokenizer.tag(MASK), tokenizer.first, len(tokenizer))
 
-    def cut(self, batch: PairBatch, random: np.random.Generator) -> PairBatch:
+    def mask(self, batch: SeqBatch, random: np.random.Generator) -> SeqBatch:
         """A text batch with gaps: what is read is in `source` (= `inputs`), the text in `labels`, they in `counted`.
 
         The text is the labels of the batch, [begin, w1 .. wn, end] each. Of its real places that are no marks a share
         is to be guessed, at least one (where there is one).
         """
-        rows, clean = batch.inputs.rows, batch.labels.numpy()
-        words = np.flatnonzero((clean[: rows.tokens] != BEGIN) & (clean[: rows.tokens] != END))
+        rows, clean = batch.inputs.layout, batch.labels.numpy()
+        words = np.flatnonzero((clean[: rows.tokens] != BOS) & (clean[: rows.tokens] != EOS))
         guessed = words[random.random(len(words)) < self.share]
         if not len(guessed):
             guessed = random.choice(words, min(len(words), 1), replace=False)
@@ -50,17 +50,17 @@ class Gaps:
         read[other] = random.integers(self.first_piece, self.vocabulary, len(other))
         counted = torch.zeros(len(clean), dtype=torch.bool)
         counted[torch.from_numpy(guessed)] = True
-        row = TokenRow(torch.from_numpy(read), rows)
-        return PairBatch(row, row, batch.labels, counted)
+        row = PackedTokens(torch.from_numpy(read), rows)
+        return SeqBatch(row, row, batch.labels, counted)
 
 
 @dataclass(frozen=True)
-class Masked(Altered):
+class MaskedBatches(BatchTransform):
     """The batches of a packer with gaps. Where they are depends on the seed, the epoch and the batch's number in it."""
 
-    packer: Batches
+    packer: PlannedBatches
     seed: int
-    gaps: Gaps
+    gaps: MaskingPolicy
 
-    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
-        return self.gaps.cut(batch, generator(self.seed, after.epoch, after.batch))
+    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
+        return self.gaps.mask(batch, generator(self.seed, after.epoch, after.batch))

@@ -18,10 +18,10 @@ from itertools import count, islice
 import numpy as np
 import torch
 
-from regard.data.store import Array, Ragged, TokenStore
+from regard.data.token_cache import Array, Ragged, TokenStore
 from regard.errors import UserError
-from regard.rows import PairBatch, Rows, TokenRow
-from regard.text import BEGIN, FILL
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
+from regard.text import BOS, PAD
 
 SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
 EVEN = 64  # static source rows are multiples of so many tokens, as kernels like it and as target rows mostly are
@@ -34,30 +34,30 @@ def generator(*numbers: int) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class Position:
+class StreamPosition:
     """A place in the stream of batches: `batch` batches of this rank have been taken of epoch `epoch`."""
 
     epoch: int = 0
     batch: int = 0
 
 
-class Stream(ABC):
+class BatchStream(ABC):
     """Batches without end, that can be taken up at any position."""
 
     @abstractmethod
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
         """The batches from a position on, without end, each with the position after it."""
 
     @abstractmethod
-    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
         """The batch of a step, counted from 0, and the position after it: as `batches` from the start has it."""
 
-    def batch_at(self, step: int) -> PairBatch:
+    def batch_at(self, step: int) -> SeqBatch:
         """The batch of a step, counted from 0."""
         return self.taken_at(step)[0]
 
 
-class Batches(Stream):
+class PlannedBatches(BatchStream):
     """A stream that reads tokens. Kinds differ in what an epoch is made of.
 
     Of `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
@@ -73,20 +73,20 @@ class Batches(Stream):
     longest: tuple[int, int]  # the most tokens of a source and of a target
     dropped_long: int = 0  # how many sentences are too long for a batch
 
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
         for members, after in self._planned(position):
             yield self._read(members), after
 
-    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
-        members, after = next(islice(self._planned(Position()), step, None))
+    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
+        members, after = next(islice(self._planned(StreamPosition()), step, None))
         return self._read(members), after
 
-    def _planned(self, position: Position) -> Iterator[tuple[Array, Position]]:
+    def _planned(self, position: StreamPosition) -> Iterator[tuple[Array, StreamPosition]]:
         """The members of each batch from a position on, and the position after it."""
         for epoch in count(position.epoch):
             skip = position.batch if epoch == position.epoch else 0
             for number, members in islice(enumerate(self._steps(epoch)), skip, None):
-                yield members, Position(epoch, number + 1)
+                yield members, StreamPosition(epoch, number + 1)
 
     def _steps(self, epoch: int) -> Iterator[Array]:
         """The members of each batch that this rank takes of an epoch."""
@@ -103,52 +103,52 @@ class Batches(Stream):
         """The numbers of the members of each batch of an epoch, for all ranks."""
 
     @abstractmethod
-    def _read(self, members: Array) -> PairBatch:
+    def _read(self, members: Array) -> SeqBatch:
         """The tokens of a batch."""
 
 
-class Altered(Stream):
+class BatchTransform(BatchStream):
     """The batches of a packer, each altered in the same way."""
 
-    packer: Batches
+    packer: PlannedBatches
 
-    def batches(self, position: Position = Position()) -> Iterator[tuple[PairBatch, Position]]:  # noqa: B008  frozen
+    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
         for batch, after in self.packer.batches(position):
             yield self._alter(batch, after), after
 
-    def taken_at(self, step: int) -> tuple[PairBatch, Position]:
+    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
         batch, after = self.packer.taken_at(step)
         return self._alter(batch, after), after
 
     @abstractmethod
-    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
+    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
         """What becomes of the batch that ends at a position."""
 
 
 @dataclass(frozen=True)
-class Classes(Altered):
+class ClassLabelsOnly(BatchTransform):
     """Batches of texts and their classes, of which the classes alone count: the end mark after one is certain."""
 
-    packer: Batches
+    packer: PlannedBatches
 
-    def _alter(self, batch: PairBatch, after: Position) -> PairBatch:
-        return classes_alone(batch)
+    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
+        return class_labels_only(batch)
 
 
-def classes_alone(batch: PairBatch) -> PairBatch:
+def class_labels_only(batch: SeqBatch) -> SeqBatch:
     """A batch of texts and their classes of which nothing else counts."""
-    rows = batch.inputs.rows
-    return replace(batch, counted=rows.real & (rows.position == 0))
+    rows = batch.inputs.layout
+    return replace(batch, loss_mask=rows.is_token & (rows.position == 0))
 
 
-def _visited(count: int, weight: float, random: np.random.Generator) -> Array:
+def _sample_epoch(count: int, weight: float, random: np.random.Generator) -> Array:
     """Which of so many an epoch visits: all, `weight` times over, and of a fraction a random part."""
     everything, whole = np.arange(count), int(weight)
     part = random.choice(everything, round((weight - whole) * count), replace=False)
     return np.concatenate([everything] * whole + [part])
 
 
-class Packer(Batches):
+class Packer(PlannedBatches):
     """An endless stream of batches from stored pairs, each at most `target_budget` and `source_budget` tokens long.
 
     A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
@@ -226,7 +226,7 @@ class Packer(Batches):
     def _visits(self, random: np.random.Generator) -> Array:
         """The pairs that an epoch visits, in random order."""
         stores = zip(self._first, self._usable, self.weights, strict=False)
-        visits = [first + usable[_visited(len(usable), weight, random)] for first, usable, weight in stores]
+        visits = [first + usable[_sample_epoch(len(usable), weight, random)] for first, usable, weight in stores]
         return random.permutation(np.concatenate(visits))
 
     def _cut(self, pool: Array) -> list[Array]:
@@ -249,24 +249,24 @@ class Packer(Batches):
             source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
         return np.split(pool[order], cuts[1:-1])
 
-    def _read(self, members: Array) -> PairBatch:
+    def _read(self, members: Array) -> SeqBatch:
         """The tokens of a batch, straight from the stores into flat rows."""
-        source_rows = Rows(self._source_lengths[members].tolist(), self.source_budget if self.static else None)
-        target_rows = Rows(self._target_lengths[members].tolist(), self.target_budget if self.static else None)
+        source_rows = PackedLayout(self._source_lengths[members].tolist(), self.source_budget if self.static else None)
+        target_rows = PackedLayout(self._target_lengths[members].tolist(), self.target_budget if self.static else None)
         source = self._gather([store.source for store in self.stores], members, source_rows)
         labels = self._gather([store.target for store in self.stores], members, target_rows)
-        inputs = np.full_like(labels, FILL)
+        inputs = np.full_like(labels, PAD)
         inputs[1 : target_rows.tokens] = labels[: target_rows.tokens - 1]
-        inputs[np.cumsum([0, *target_rows.lengths[:-1]])] = BEGIN
-        return PairBatch(
-            TokenRow(torch.from_numpy(source), source_rows),
-            TokenRow(torch.from_numpy(inputs), target_rows),
+        inputs[np.cumsum([0, *target_rows.lengths[:-1]])] = BOS
+        return SeqBatch(
+            PackedTokens(torch.from_numpy(source), source_rows),
+            PackedTokens(torch.from_numpy(inputs), target_rows),
             torch.from_numpy(labels),
         )
 
-    def _gather(self, sides: list[Ragged], pairs: Array, rows: Rows) -> Array:
+    def _gather(self, sides: list[Ragged], pairs: Array, rows: PackedLayout) -> Array:
         """[T] one side of the pairs, end to end, then fill."""
-        flat = np.full(rows.size, FILL, np.int64)
+        flat = np.full(rows.size, PAD, np.int64)
         owner = np.searchsorted(self._first, pairs, "right") - 1
         owner_of_token = np.repeat(owner, rows.lengths)
         for index in np.unique(owner):
@@ -275,7 +275,7 @@ class Packer(Batches):
         return flat
 
 
-class Windows(Batches):
+class TokenWindows(PlannedBatches):
     """An endless stream of batches from running text: windows of `context` tokens, labels one token further on.
 
     Every epoch cuts the text at a fresh random offset and takes the windows in random order, `batch_tokens // context`
@@ -316,29 +316,29 @@ class Windows(Batches):
             places = len(text) - 1  # the last token is a label only
             offset = int(random.integers(min(self.context, places - self.context + 1)))
             windows = (places - offset) // self.context
-            begins.append(first + offset + self.context * _visited(windows, weight, random))
+            begins.append(first + offset + self.context * _sample_epoch(windows, weight, random))
         order = random.permutation(np.concatenate(begins))
         for at in range(0, len(order) - self.count + 1, self.count):
             yield order[at : at + self.count]
 
-    def _read(self, members: Array) -> PairBatch:
+    def _read(self, members: Array) -> SeqBatch:
         owner = np.searchsorted(self._first, members, "right") - 1
         within = (members - self._first[owner])[:, None] + np.arange(self.context + 1)
         windows = np.empty(within.shape, np.int64)  # [N, context + 1]
         for index in np.unique(owner):
             windows[owner == index] = self._texts[index][within[owner == index]]
-        rows, nothing = Rows([self.context] * len(members)), Rows([0] * len(members))
+        rows, nothing = PackedLayout([self.context] * len(members)), PackedLayout([0] * len(members))
         inputs, labels = (torch.from_numpy(part.flatten()) for part in (windows[:, :-1], windows[:, 1:]))
-        return PairBatch(TokenRow(inputs[:0], nothing), TokenRow(inputs, rows), labels)
+        return SeqBatch(PackedTokens(inputs[:0], nothing), PackedTokens(inputs, rows), labels)
 
 
-def fill(batch: PairBatch) -> dict[str, float]:
+def fill_ratio(batch: SeqBatch) -> dict[str, float]:
     """How much of a batch is tokens: of its source row, its target row, and the padded view of both together.
 
     A row of no places at all, as the source row of plain text, is left out.
     """
-    source, target = batch.source.rows, batch.inputs.rows
-    cells = len(source) * source.longest + len(target) * target.longest
+    source, target = batch.source.layout, batch.inputs.layout
+    cells = len(source) * source.max_len + len(target) * target.max_len
     shares = {"source": (source.tokens, source.size), "target": (target.tokens, target.size)}
     shares["padded"] = (source.tokens + target.tokens, cells)
     return {name: tokens / places for name, (tokens, places) in shares.items() if places}

@@ -24,8 +24,8 @@ from regard.decoding.constraints import NONE, Constraints, length_penalties, len
 from regard.decoding.sampling import Words, draw, keys, uniforms
 from regard.decoding.topk import log_softmax, log_sum, topk
 from regard.errors import UserError
-from regard.recipes.schema import Decoding
-from regard.text import END
+from regard.recipes.schema import DecodingSettings
+from regard.text import EOS
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StepKey:
     tracked: bool
 
     @classmethod
-    def of(cls, settings: Decoding, nbest: int, tracked: bool) -> StepKey:
+    def of(cls, settings: DecodingSettings, nbest: int, tracked: bool) -> StepKey:
         outside = {"max_ratio", "max_extra", "batch_tokens"}  # they decide about limits and shapes, not about a step
         return cls(tuple(sorted(settings.model_dump(exclude=outside).items())), nbest, tracked)
 
@@ -88,7 +88,7 @@ class SearchState:
     hypothesis is a score and where it ended, `step * K + beam`. Column T takes the writes of sentences that are done.
     """
 
-    settings: Decoding
+    settings: DecodingSettings
     nbest: int
     constraints: Constraints
     tokens: Tensor  # [N, K, T + 1]; NONE where nothing is written
@@ -113,7 +113,7 @@ class SearchState:
     @classmethod
     def create(
         cls,
-        settings: Decoding,
+        settings: DecodingSettings,
         nbest: int,
         constraints: Constraints,
         capacity: int,
@@ -326,9 +326,9 @@ class SearchState:
         if forced is None:
             if only.is_cpu and not bool(only.any()):
                 return None
-            return only, torch.full_like(only, END, dtype=torch.long), end
+            return only, torch.full_like(only, EOS, dtype=torch.long), end
         inside, token, logp = forced
-        return only | inside, torch.where(inside, token, END), torch.where(inside, logp, end)
+        return only | inside, torch.where(inside, token, EOS), torch.where(inside, logp, end)
 
     def _penalty(self, ahead: int = 0) -> Tensor:
         """The length penalty after so many more steps, [N, 1], or one for all."""
@@ -341,7 +341,7 @@ class SearchState:
 
     def _commit(self, parents: Tensor, tokens: Tensor, logprobs: Tensor, total: Tensor, margin: Tensor) -> None:
         """Write down a choice. Sentences that are done, which an eager search has none of, keep what they have."""
-        ended = tokens == END
+        ended = tokens == EOS
         written = ((self.tokens, tokens), (self.parents, parents), (self.logprobs, logprobs))
         if self.history is not None:
             own = self.history.gather(1, parents[..., None].expand_as(self.history))
@@ -446,7 +446,7 @@ class SearchState:
             for step in range(last, -1, -1):
                 path[step], values[step] = tokens[beam][step], logprobs[beam][step]
                 beam = parents[beam][step]
-        finished = path[-1] == END
+        finished = path[-1] == EOS
         return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.recipes.schema import Decoding
-from regard.text import END
+from regard.recipes.schema import DecodingSettings
+from regard.text import EOS
 
 MIN_LOGPROB = -1e6  # log-probability of a token that the model finds impossible but a constraint demands
 NONE = -1  # padding in lists of token ids
@@ -33,7 +33,7 @@ def length_penalties(alpha: float, longest: int) -> Tensor:
     return torch.tensor([length_penalty(alpha, n) for n in range(longest + 1)], dtype=torch.float32)
 
 
-def max_length(settings: Decoding, source_length: int, prefix_length: int = 0) -> int:
+def max_length(settings: DecodingSettings, source_length: int, prefix_length: int = 0) -> int:
     """The most tokens to generate, EOS counted: floor(max_ratio * source length + max_extra).
 
     At least one, and always enough to end after a forced prefix.
@@ -60,7 +60,7 @@ class Constraints:
     @classmethod
     def of(
         cls,
-        settings: Decoding,
+        settings: DecodingSettings,
         lengths: Sequence[int],
         device: torch.device,
         *,
@@ -75,7 +75,7 @@ class Constraints:
         for name, given in (("prefixes", prefixes), ("prompts", prompts)):
             if len(given) != len(lengths):
                 raise ValueError(f"{len(given)} {name} for {len(lengths)} sentences")
-        if any(END in prefix for prefix in prefixes):
+        if any(EOS in prefix for prefix in prefixes):
             raise ValueError("a prefix cannot contain the end mark")
         limits = [max_length(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
         if most is not None:
@@ -87,7 +87,7 @@ class Constraints:
             prompt=_padded(prompts, device),
             banned=torch.tensor(list(banned), dtype=torch.long, device=device),
             min_length=settings.min_length,
-            no_repeat=settings.no_repeat,
+            no_repeat=settings.no_repeat_ngram,
             repetition=settings.repetition_penalty,
             longest=max(limits),
         )
@@ -133,10 +133,10 @@ class Constraints:
 
     def mask(self, logits: Tensor, offset: Tensor | float, step: Tensor, history: Tensor) -> Tensor:
         """Put -inf where a token may not follow, in place; return the log-probability of EOS from before, [N, K]."""
-        end = (logits[..., END] - offset).clamp(min=MIN_LOGPROB)
+        end = (logits[..., EOS] - offset).clamp(min=MIN_LOGPROB)
         logits.index_fill_(-1, self.banned, -math.inf)
         if self.min_length:
-            logits[..., END].masked_fill_((step < self.min_length)[:, None], -math.inf)
+            logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)
         if 0 < self.no_repeat <= history.shape[-1]:
             logits.masked_fill_(repeats(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
         return end

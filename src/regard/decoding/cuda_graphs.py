@@ -22,20 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from regard import taps, torch_private
-from regard.attention.kernels import chosen
+from regard.attention.backends import requested_backend
 from regard.decoding.beam_state import StepKey
 from regard.decoding.constraints import Constraints
 from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
 from regard.decoding.static_search import Setup, StaticRunner, StaticSearch
-from regard.models.family import StaticShape, Translator
+from regard.models.base import SequenceModel, StaticShape
 from regard.nn.norms import BatchNorm
-from regard.positions import Positions
-from regard.rows import Rows, TokenRow
-from regard.text import END
+from regard.nn.positions import PositionEncoding
+from regard.packed import PackedLayout, PackedTokens
+from regard.text import EOS
 
 MAX_GRAPHS = 24  # captured steps, of as many kinds of searches; the least recently used are dropped
 MIN_STEPS = 8  # steps from which on capturing pays
-EXACT = (nn.LayerNorm, nn.RMSNorm, BatchNorm, Positions)  # what stays in float32
+EXACT = (nn.LayerNorm, nn.RMSNorm, BatchNorm, PositionEncoding)  # what stays in float32
 
 
 class Graph(Protocol):
@@ -57,24 +57,26 @@ class CapturedPrefill:
     """A search before its first step, which can be made so again for other sources."""
 
     search: StaticSearch
-    source: TokenRow  # [N * S] ids, as `_padded` lays them
+    source: PackedTokens  # [N * S] ids, as `_padded` lays them
     begin: Tensor  # [N]
     graph: Graph | None = None
 
-    def fill(self, setup: Setup, source: TokenRow) -> None:
+    def fill(self, setup: Setup, source: PackedTokens) -> None:
         self.source.ids.copy_(source.ids)
-        self.source.rows.length.copy_(source.rows.length)
+        self.source.layout.length.copy_(source.layout.length)
         self.begin.copy_(setup.begin)
         self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.request.seed)
 
     def run(self, model: Any) -> None:
         """Encode the sources, and lay everything out for the first step."""
-        rows = PaddedRows(self.source.rows.length, self.source.rows.longest)  # new ones: rows cache what they compute
-        model.restart(self.search.state, TokenRow(self.source.ids, rows))
+        rows = PaddedLayout(
+            self.source.layout.length, self.source.layout.max_len
+        )  # new ones: rows cache what they compute
+        model.restart(self.search.state, PackedTokens(self.source.ids, rows))
         self.search.beams.reset(self.begin)
 
 
-class PaddedRows(Rows):
+class PaddedLayout(PackedLayout):
     """Rows of which the host knows only how many sentences they have, and how long these may be.
 
     Every sentence has `longest` positions, of which the first `length` [N] are real and the rest is padding.
@@ -85,41 +87,43 @@ class PaddedRows(Rows):
         self.length = length
 
     @property
-    def even(self) -> bool:
+    def equal_lengths(self) -> bool:
         return False
 
     @property
-    def filled(self) -> bool:
+    def may_have_padding(self) -> bool:
         return True
 
     @cached_property
-    def real(self) -> Tensor:
-        return self.present.flatten()
+    def is_token(self) -> Tensor:
+        return self.padded_is_token.flatten()
 
     @cached_property
     def position(self) -> Tensor:
-        place = torch.arange(self.longest, device=self.device)
-        return torch.where(self.present, place, 0).flatten()  # padding may go beyond the positions that a model has
+        place = torch.arange(self.max_len, device=self.device)
+        return torch.where(
+            self.padded_is_token, place, 0
+        ).flatten()  # padding may go beyond the positions that a model has
 
     @cached_property
-    def sentence(self) -> Tensor:
-        return torch.arange(len(self), device=self.device)[:, None].expand(-1, self.longest).flatten()
+    def segment_ids(self) -> Tensor:
+        return torch.arange(len(self), device=self.device)[:, None].expand(-1, self.max_len).flatten()
 
     def pad(self, flat: Tensor) -> Tensor:
-        return flat.unflatten(0, (len(self), self.longest))
+        return flat.unflatten(0, (len(self), self.max_len))
 
     def flatten(self, padded: Tensor) -> Tensor:
         return padded.flatten(0, 1)
 
 
-def _padded(source: TokenRow, shape: StaticShape) -> TokenRow:
+def _padded(source: PackedTokens, shape: StaticShape) -> PackedTokens:
     """Sentences in rows of constant size; those to spare are a single token."""
-    ids = source.ids.new_full((shape.sentences, shape.source), END)
-    length = source.rows.length.new_ones(shape.sentences)
-    rows = source.rows.pad(source.ids)  # [N, L]
+    ids = source.ids.new_full((shape.sentences, shape.source), EOS)
+    length = source.layout.length.new_ones(shape.sentences)
+    rows = source.layout.pad(source.ids)  # [N, L]
     ids[: len(rows), : rows.shape[1]] = rows
-    length[: len(rows)] = source.rows.length
-    return TokenRow(ids.flatten(), PaddedRows(length, shape.source))
+    length[: len(rows)] = source.layout.length
+    return PackedTokens(ids.flatten(), PaddedLayout(length, shape.source))
 
 
 class Bf16Copy:
@@ -215,7 +219,7 @@ class CapturedRunner(StaticRunner):
         """Whatever the precision around this is: the one that was asked for."""
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
-    def opened(self, model: Translator, setup: Setup) -> StaticSearch:
+    def opened(self, model: SequenceModel, setup: Setup) -> StaticSearch:
         """The first search of a kind is made as usual; after that, reading other sources is captured, too."""
         if self.failed or not model.can_restart:
             self._follow()
@@ -315,7 +319,7 @@ _runners: WeakKeyDictionary[nn.Module, dict[bool, CapturedRunner]] = WeakKeyDict
 
 def obstacle(model: nn.Module) -> str | None:
     """Why a model's steps cannot be captured; None: they can."""
-    if not isinstance(model, Translator) or not model.has_static_state:
+    if not isinstance(model, SequenceModel) or not model.has_static_state:
         return f"{type(model).__name__} has no decoding state of constant shapes"
     if not all(type(parameter) is nn.Parameter for parameter in model.parameters()):
         return "the model's weights are not plain tensors on one GPU"
@@ -324,7 +328,12 @@ def obstacle(model: nn.Module) -> str | None:
 
 def is_inference(model: object) -> bool:
     """Whether a model is in evaluation mode, no tap listens, and no attention kernel is asked for by name."""
-    return isinstance(model, nn.Module) and not model.training and not taps.listening() and chosen() == "auto"
+    return (
+        isinstance(model, nn.Module)
+        and not model.training
+        and not taps.has_listeners()
+        and requested_backend() == "auto"
+    )
 
 
 def captured(model: nn.Module, precision: str = "auto") -> CapturedRunner:

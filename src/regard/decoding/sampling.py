@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.decoding.topk import selects, stable_topk
-from regard.recipes.schema import Decoding
+from regard.recipes.schema import DecodingSettings
 
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1
@@ -67,7 +67,7 @@ def uniforms(key: Words, step: int | Words) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32)) * 2.0**-24
 
 
-def kept(logp: Tensor, settings: Decoding) -> tuple[Tensor, Tensor]:
+def kept(logp: Tensor, settings: DecodingSettings) -> tuple[Tensor, Tensor]:
     """The tokens a draw may fall on, likeliest first, as (probabilities, ids), both [N, K, at most V].
 
     Temperature first; then the `top_k` likeliest; of these the smallest set that reaches `top_p` of their probability.
@@ -95,7 +95,7 @@ def _holding(least: float, value: Tensor, share: Tensor) -> Tensor:
     return stable_topk(value, value.shape[-1])
 
 
-def draw(logp: Tensor, uniform: Tensor, settings: Decoding) -> Choice:
+def draw(logp: Tensor, uniform: Tensor, settings: DecodingSettings) -> Choice:
     """One token a sample by the inverse of the cumulative distribution: `logp` [N, K or 1, V], `uniform` [N, K]."""
     grown = logp.shape[1] != uniform.shape[1]  # the first step: all samples continue the one beam
     share, order = kept(logp, settings)

@@ -19,9 +19,9 @@ from regard import cancel
 from regard.decoding.beam_state import Beams, Hypothesis, Report, SearchState
 from regard.decoding.constraints import Constraints
 from regard.errors import UserError
-from regard.recipes.schema import Decoding
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN
+from regard.packed import PackedTokens, SeqBatch
+from regard.recipes.schema import DecodingSettings
+from regard.text import BOS
 
 CAPACITY = 64  # tokens of capacity that a search begins with; it doubles as they are used up
 
@@ -29,10 +29,10 @@ CAPACITY = 64  # tokens of capacity that a search begins with; it doubles as the
 class Stepper(Protocol):
     """As much of a model as a search needs."""
 
-    def start(self, source: TokenRow) -> Any: ...
+    def start(self, source: PackedTokens) -> Any: ...
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
-        """As a `Translator`'s. The logits are the search's to write over."""
+        """As a `SequenceModel`'s. The logits are the search's to write over."""
         ...
 
 
@@ -40,8 +40,8 @@ class Stepper(Protocol):
 class SearchRequest:
     """What to search for: one output, or the `nbest` best, for each sentence of `source`."""
 
-    source: TokenRow  # on the model's device, EOS included
-    settings: Decoding
+    source: PackedTokens  # on the model's device, EOS included
+    settings: DecodingSettings
     nbest: int = 1  # hypotheses per sentence; so many samples are drawn
     begin: Sequence[int] | None = None  # the token that each sentence's first step is fed (None: BOS)
     prefixes: Sequence[Sequence[int]] | None = None  # what each output has to begin with
@@ -52,7 +52,7 @@ class SearchRequest:
     lines: Sequence[int] | None = None  # the sentences' numbers in the text, which with `seed` key random draws
 
     def __post_init__(self) -> None:
-        count = len(self.source.rows)
+        count = len(self.source.layout)
         if self.settings.method == "beam" and self.nbest > self.settings.beam:
             raise UserError(
                 f"the {self.nbest} best of {self.settings.beam} hypotheses: beam must be at least {self.nbest}"
@@ -64,7 +64,7 @@ class SearchRequest:
     def constraints(self) -> Constraints:
         return Constraints.of(
             self.settings,
-            self.source.rows.lengths,
+            self.source.layout.lengths,
             self.source.ids.device,
             prefixes=self.prefixes,
             banned=self.banned,
@@ -73,10 +73,10 @@ class SearchRequest:
         )
 
     def first_tokens(self) -> list[int]:
-        return [BEGIN] * len(self.source.rows) if self.begin is None else list(self.begin)
+        return [BOS] * len(self.source.layout) if self.begin is None else list(self.begin)
 
     def line_numbers(self) -> Sequence[int]:
-        return range(len(self.source.rows)) if self.lines is None else self.lines
+        return range(len(self.source.layout)) if self.lines is None else self.lines
 
 
 Watch = Callable[[list[int], Beams], Tensor | None]
@@ -110,7 +110,7 @@ def search(
     >>> search(model, SearchRequest(source, Decoding(beam=4)))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
     """
-    count = len(request.source.rows)
+    count = len(request.source.layout)
     if count == 0:
         return []
     with torch.no_grad():  # not inference_mode: tables that the source's rows cache may be needed in training
@@ -162,12 +162,12 @@ def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:
     return captured(model, precision)
 
 
-def score(model: Callable[[PairBatch], Tensor], batch: PairBatch) -> list[list[float]]:
+def score(model: Callable[[SeqBatch], Tensor], batch: SeqBatch) -> list[list[float]]:
     """The log-probability of every target token of every pair, that of EOS last, given those before it.
 
-    `model(batch)` gives logits [T, V], as a `Translator` does; the arithmetic after it is in float32.
+    `model(batch)` gives logits [T, V], as a `SequenceModel` does; the arithmetic after it is in float32.
     """
-    rows = batch.inputs.rows
+    rows = batch.inputs.layout
     with torch.no_grad():
         logits = model(batch)[: rows.tokens].float()
         logp = -functional.cross_entropy(logits, batch.labels[: rows.tokens], reduction="none")

@@ -19,7 +19,7 @@ from regard import cancel
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import NONE, Constraints
 from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly
-from regard.models.family import StaticShape, StaticState, Translator
+from regard.models.base import SequenceModel, StaticShape, StaticState
 
 POLL_STEPS = 8  # steps between two looks at which sentences are done
 MIN_BEAMS_TO_SHRINK = 128  # beams up to which a step takes the same time however many they are
@@ -109,14 +109,14 @@ class StaticRunner:
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
     ) -> Results:
-        run = self._run if isinstance(model, Translator) and model.has_static_state else run_eagerly
+        run = self._run if isinstance(model, SequenceModel) and model.has_static_state else run_eagerly
         return run(model, request, constraints, watch)
 
     def _size(self, size: int, least: int) -> int:
         return rounded(size, least) if self.sizes else size
 
     def _setup(self, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
-        count, rows = len(request.source.rows), request.source.rows
+        count, rows = len(request.source.layout), request.source.layout
         capacity = min(self._size(CAPACITY, 16), self._size(constraints.longest, 16))
         sentences = self._size(count, 1)
         beams = request.settings.beam if request.settings.method == "beam" else request.nbest
@@ -130,7 +130,7 @@ class StaticRunner:
             self._padded(constraints),
             torch.tensor([first[n] for n in every], device=device),
             [lines[n] for n in every],
-            StaticShape(sentences, beams, capacity, self._size(rows.longest, 16)),
+            StaticShape(sentences, beams, capacity, self._size(rows.max_len, 16)),
             watched,
         )
 
@@ -144,22 +144,22 @@ class StaticRunner:
 
         return replace(constraints, prefix=wide(prefix), prompt=wide(prompt))
 
-    def opened(self, model: Translator, setup: Setup) -> StaticSearch:
+    def opened(self, model: SequenceModel, setup: Setup) -> StaticSearch:
         """The search before its first step."""
         source, shape = setup.request.source, setup.shape
         with torch.inference_mode(False), torch.no_grad():  # tables that the source's rows cache may be kept
             state = model.start(source)
-            if len(source.rows) < shape.sentences:
-                spare = torch.arange(shape.sentences, device=setup.begin.device).clamp(max=len(source.rows) - 1)
+            if len(source.layout) < shape.sentences:
+                spare = torch.arange(shape.sentences, device=setup.begin.device).clamp(max=len(source.layout) - 1)
                 state = state.keep(spare)
         return setup.create(model.static_state(state, shape))
 
     def _run(self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
-        assert isinstance(model, Translator)
+        assert isinstance(model, SequenceModel)
         with torch.inference_mode():
             setup = self._setup(request, constraints, watch is not None)
             running = self.opened(model, setup)
-            count = len(request.source.rows)
+            count = len(request.source.layout)
             running.beams.done[count:] = True
             return self._steps(model, running, count, constraints.longest, watch)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard import gpu, taps, torch_private
+from regard import kernels, taps, torch_private
 
 GROUP = 64  # columns of which the greatest is found first
 FEWER = 8  # times as long is a row whose likeliest are found quicker than it is sorted
@@ -14,16 +14,16 @@ FEWER = 8  # times as long is a row whose likeliest are found quicker than it is
 
 def log_sum(values: Tensor) -> Tensor:
     """log(sum(exp(v))) of each row [..., V], in float32."""
-    if gpu.takes(values):
-        from regard.gpu import candidates
+    if kernels.supports(values):
+        from regard.kernels import topk
 
-        return candidates.log_sum(values)
+        return topk.logsumexp(values)
     return values.float().logsumexp(-1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Over the last dimension. On a CPU in place, where new memory costs a third more, unless a tap listens."""
-    if not logits.is_cpu or not logits.is_contiguous() or taps.listening():
+    if not logits.is_cpu or not logits.is_contiguous() or taps.has_listeners():
         return functional.log_softmax(logits, -1)
     return torch_private.log_softmax_(logits)
 
@@ -39,11 +39,11 @@ def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if size <= 2 * (count + 1) * GROUP:
         found = values.topk(min(count, size))
         return found.values, found.indices
-    if gpu.takes(values):
-        from regard.gpu import candidates
+    if kernels.supports(values):
+        from regard.kernels import topk
 
-        if count <= candidates.MOST:
-            best, where = candidates.greatest(values, count)
+        if count <= topk.MOST:
+            best, where = topk.topk(values, count)
             return best.to(values.dtype), where
     whole = size // GROUP * GROUP
     groups = values[..., :whole].unflatten(-1, (-1, GROUP)).amax(-1).topk(count).indices

@@ -1,5 +1,5 @@
 """How good the output is: BLEU, chrF and exact matches against references; perplexity of plain text."""
 
-from regard.evaluation.scores import Scores, moses_tokenize, moses_tokenized_bleu, score_texts
+from regard.metrics.text_scores import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 
-__all__ = ["Scores", "moses_tokenize", "moses_tokenized_bleu", "score_texts"]
+__all__ = ["TextScores", "moses_tokenize", "moses_tokenized_bleu", "score_texts"]

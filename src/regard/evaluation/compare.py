@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard.errors import UserError
-from regard.evaluation.scores import Scores
 from regard.files import parse_json, read_text
+from regard.metrics.text_scores import TextScores
 from regard.recipes.schema import GPTSettings, ModelSettings, RecurrentSettings
 
 Metric = Literal["bleu", "chrf", "exact"]
@@ -86,7 +86,7 @@ def parse_buckets(text: str) -> int | tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoreInterval:
     """A score of some sentences and where 95 % of the scores of resampled sentences lie."""
 
     score: float
@@ -94,7 +94,9 @@ class Measured:
     high: float
 
 
-def measure(metric: Metric, outputs: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Measured:
+def measure(
+    metric: Metric, outputs: Sequence[str], references: Sequence[str], lowercase: bool = False
+) -> ScoreInterval:
     """One score from 0 to 100 with its interval: bootstrap for BLEU and chrF, Wilson's for exact matches."""
     if metric == "exact":
         pairs = list(zip(outputs, references, strict=True))
@@ -106,13 +108,13 @@ def measure(metric: Metric, outputs: Sequence[str], references: Sequence[str], l
     scorer = BLEU(lowercase=lowercase) if metric == "bleu" else CHRF(lowercase=lowercase)
     if len(outputs) == 1:  # nothing to resample
         score = scorer.corpus_score(outputs, [references]).score
-        return Measured(score, score, score)
+        return ScoreInterval(score, score, score)
     found = scorer.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
     # sacreBLEU keeps the mean of the resampled scores and half the interval's width, and shows them in print only
-    return Measured(found.score, max(0.0, found._mean - found._ci), min(100.0, found._mean + found._ci))
+    return ScoreInterval(found.score, max(0.0, found._mean - found._ci), min(100.0, found._mean + found._ci))
 
 
-def wilson(right: int, of: int) -> Measured:
+def wilson(right: int, of: int) -> ScoreInterval:
     """A percentage and Wilson's interval, with z = 1.96:
 
     (p + z²/2n ± z · sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)
@@ -121,14 +123,14 @@ def wilson(right: int, of: int) -> Measured:
     middle = p + z * z / (2 * of)
     half = z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
     scale = 100 / (1 + z * z / of)
-    return Measured(100 * p, max(0.0, (middle - half) * scale), min(100.0, (middle + half) * scale))
+    return ScoreInterval(100 * p, max(0.0, (middle - half) * scale), min(100.0, (middle + half) * scale))
 
 
 # -- what is told of each run -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSummary:
     """How a run was trained, from its metrics: steps, seconds (looks at held-out pairs included), tokens a second."""
 
     steps: int | None = None
@@ -136,7 +138,7 @@ class Training:
     tokens_per_second: float | None = None
 
     @classmethod
-    def of(cls, metrics: Path) -> Training:
+    def of(cls, metrics: Path) -> TrainingSummary:
         """From a run's metrics.jsonl; a line that was cut short counts for nothing."""
         steps = seconds = speed = None
         try:
@@ -155,16 +157,16 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunScores:
     """One run among those compared."""
 
     name: str
     model: str  # in a few words
     parameters: int
-    training: Training
+    training: TrainingSummary
     perplexity: float
-    scores: Scores
-    by_length: tuple[Measured, ...]  # one a bucket
+    scores: TextScores
+    by_length: tuple[ScoreInterval, ...]  # one a bucket
     moses: tuple[float, str] | None = None  # lower-cased Moses-tokenised BLEU, and its signature
 
     def as_json(self, buckets: Sequence[Bucket]) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def rows(standings: Sequence[Standing], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
+def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
     """The heads and the cells of the table. Perplexities that do not compare get a star."""
     star = "" if same_vocabulary else "*"
     with_moses = any(s.moses is not None for s in standings)

@@ -16,9 +16,9 @@ import torch
 
 from regard.data.packing import sentence_batches
 from regard.errors import UserError
-from regard.models import Translator
-from regard.rows import PairBatch, TokenRow
-from regard.text import BEGIN, END, UNKNOWN, Tokenizer, encode_stream
+from regard.models import SequenceModel
+from regard.packed import PackedTokens, SeqBatch
+from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TextScore:
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """What the model reads, what should come next at each place, and how many places at the end are counted."""
 
     inputs: list[int]
@@ -56,7 +56,7 @@ class Window:
     counted: int
 
 
-def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None = None) -> Iterator[Window]:
+def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None = None) -> Iterator[TextWindow]:
     """The windows over a run of tokens, of which the first is only read.
 
     With `begin`, that token stands first in every window, as documents and the pieces of long ones do in training.
@@ -70,15 +70,15 @@ def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None 
         inputs = list(tokens[start:end])
         if begin is not None:
             inputs[0] = begin
-        yield Window(inputs, list(tokens[start + 1 : end + 1]), end - scored)
+        yield TextWindow(inputs, list(tokens[start + 1 : end + 1]), end - scored)
         scored = end
 
 
 @dataclass(frozen=True)
-class Laid:
+class WindowBatches:
     """Text laid out in batches of windows, for any model of its vocabulary to be measured on."""
 
-    batches: list[PairBatch]
+    batches: list[SeqBatch]
     bytes: int  # of the text that is scored
 
     @classmethod
@@ -91,7 +91,7 @@ class Laid:
         stride: int,
         stream: bool,
         batch_tokens: int = 4096,
-    ) -> Laid:
+    ) -> WindowBatches:
         if not 1 <= stride <= context:
             raise UserError(f"a stride of {stride} for a context of {context} tokens: it must be from 1 to the context")
         found, size = _windows(tokenizer, documents, context, stride, stream)
@@ -101,21 +101,21 @@ class Laid:
         return cls([_batch([found[i] for i in group]) for group in groups], size)
 
     def score(
-        self, model: Translator, device: torch.device | str, progress: Callable[[int], None] | None = None
+        self, model: SequenceModel, device: torch.device | str, progress: Callable[[int], None] | None = None
     ) -> TextScore:
         nats, tokens, unknown = 0.0, 0, 0
         with torch.no_grad():
             for batch in self.batches:
                 nats += model.loss(batch.to(device)).item()
-                tokens += batch.tokens
-                unknown += int((batch.labels == UNKNOWN)[batch.counted].sum())
+                tokens += batch.num_targets
+                unknown += int((batch.labels == UNK)[batch.loss_mask].sum())
                 if progress is not None:
-                    progress(batch.tokens)
+                    progress(batch.num_targets)
         return TextScore.of(nats, tokens, self.bytes, unknown)
 
 
 def text_perplexity(
-    model: Translator,
+    model: SequenceModel,
     tokenizer: Tokenizer,
     documents: Sequence[str],
     *,
@@ -131,26 +131,28 @@ def text_perplexity(
     A stream's first token is not scored: nothing predicts it. `batch_tokens` are run at once; `progress` is called with
     the number of tokens just scored. The model is run as it is: put it into evaluation mode first.
     """
-    laid = Laid.out(tokenizer, documents, context=context, stride=stride, stream=stream, batch_tokens=batch_tokens)
+    laid = WindowBatches.out(
+        tokenizer, documents, context=context, stride=stride, stream=stream, batch_tokens=batch_tokens
+    )
     return laid.score(model, device, progress)
 
 
 def _windows(
     tokenizer: Tokenizer, documents: Sequence[str], context: int, stride: int, stream: bool
-) -> tuple[list[Window], int]:
+) -> tuple[list[TextWindow], int]:
     """All windows, and the bytes of the text that is scored."""
     size = sum(len(document.encode()) for document in documents)
     if stream:
         run = encode_stream(tokenizer, documents)
         unscored = len(tokenizer.decode(run[:1]).encode())
         return list(windows(run, context, stride)), size - unscored
-    runs = [[BEGIN, *pieces, END] for pieces in tokenizer.encode_batch(list(documents))]
-    return [window for run in runs for window in windows(run, context, stride, begin=BEGIN)], size
+    runs = [[BOS, *pieces, EOS] for pieces in tokenizer.encode_batch(list(documents))]
+    return [window for run in runs for window in windows(run, context, stride, begin=BOS)], size
 
 
-def _batch(group: Sequence[Window]) -> PairBatch:
+def _batch(group: Sequence[TextWindow]) -> SeqBatch:
     """Windows as pairs with empty sources."""
-    inputs = TokenRow.of([window.inputs for window in group])
+    inputs = PackedTokens.from_lists([window.inputs for window in group])
     labels = [label for window in group for label in window.labels]
     counted = [n >= len(w.inputs) - w.counted for w in group for n in range(len(w.inputs))]
-    return PairBatch(TokenRow.of([[] for _ in group]), inputs, torch.tensor(labels), torch.tensor(counted))
+    return SeqBatch(PackedTokens.from_lists([[] for _ in group]), inputs, torch.tensor(labels), torch.tensor(counted))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from regard.models.family import State, Translator
+from regard.models.base import DecodingState, SequenceModel
 from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings
 
 
-def build(settings: ModelSettings, source_size: int, target_size: int, shared: bool) -> Translator:
+def build(settings: ModelSettings, source_size: int, target_size: int, shared: bool) -> SequenceModel:
     """A fresh model of the family that the settings name, for vocabularies of these sizes."""
     if isinstance(settings, RecurrentSettings):
         from regard.models.recurrent import Recurrent
@@ -25,4 +25,4 @@ def build(settings: ModelSettings, source_size: int, target_size: int, shared: b
     return Transformer(settings, source_size, target_size, shared)
 
 
-__all__ = ["State", "Translator", "build"]
+__all__ = ["DecodingState", "SequenceModel", "build"]

@@ -12,22 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import losses, positions, taps, weights
-from regard.attention import pack, placed
-from regard.dropout import dropout
+from regard import taps, tensor_io
+from regard.attention import pack, positional_score
 from regard.errors import UserError
-from regard.marks import END
-from regard.models.family import Translator
-from regard.nn.blocks import BlockSettings, BlockStack, EncoderBlock
+from regard.models.base import SequenceModel
+from regard.nn import losses, positions
+from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.dropout import dropout
+from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import BertSettings
-from regard.rows import PairBatch, Rows, StaticRows, TokenRow
+from regard.special_tokens import EOS
 
-KINDS = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
-SPREAD = 0.02  # of the vectors that an embedding begins with, as BERT's
-NEVER = -30.0  # the logit of what cannot come, beside 0 for what must; finite, so that every score is
+TOKEN_TYPES = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
+INIT_STD = 0.02  # of the vectors that an embedding begins with, as BERT's
+NEG_LOGIT = -30.0  # the logit of what cannot come, beside 0 for what must; finite, so that every score is
 
 
-class Embedding(nn.Module):
+class BertEmbedding(nn.Module):
     """norm(token vector + where it stands + which text it is of), with dropout.
 
     Sinusoids are waves of height 1, so token vectors are made as large as they are, times sqrt(D).
@@ -37,13 +38,13 @@ class Embedding(nn.Module):
         super().__init__()
         width, waves = settings.width, settings.positions == "sinusoidal"
         self.table = nn.Parameter(torch.empty(vocabulary, width))
-        self.kinds = nn.Parameter(torch.empty(KINDS, width))
+        self.token_types = nn.Parameter(torch.empty(TOKEN_TYPES, width))
         self.positions = positions.make(
             settings.positions, width, base=settings.position_base, longest=settings.max_positions
         )
         self.scale = math.sqrt(width) if waves else 1.0
         for parameter in self.parameters():
-            nn.init.normal_(parameter, std=1 / math.sqrt(width) if waves else SPREAD)
+            nn.init.normal_(parameter, std=1 / math.sqrt(width) if waves else INIT_STD)
         self.norm = norm
         self.dropout = settings.dropout
 
@@ -51,11 +52,11 @@ class Embedding(nn.Module):
         """ids and position [S] -> [S, D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
         places = taps.tap(self, "positions", self.positions(position, position))  # no kind it has reads a length
-        x = self.norm(tokens + places + self.kinds[0])
+        x = self.norm(tokens + places + self.token_types[0])
         return taps.tap(self, "stream", dropout(x, self.dropout, self.training))
 
 
-class Filler(nn.Module):
+class MaskedLMHead(nn.Module):
     """norm(gelu(W x)) E^T + b: which token stands at each place, by the token vectors E themselves."""
 
     def __init__(self, vocabulary: int, settings: BertSettings, norm: nn.Module) -> None:
@@ -70,7 +71,7 @@ class Filler(nn.Module):
         return self.norm(F.gelu(self.dense(x)))
 
 
-class Classifier(nn.Module):
+class ClassifierHead(nn.Module):
     """W tanh(P x): the class of each text, by what its first token has become, or the mean of all of them."""
 
     def __init__(self, classes: int, settings: BertSettings) -> None:
@@ -101,7 +102,7 @@ class ClassState:
         return self
 
 
-class Bert(Translator):
+class Bert(SequenceModel):
     """A stack of encoder blocks over the whole text, with a head for the task.
 
     `fill`: logits at every place of the source row. `classify`: a translator into sentences of one word, the class:
@@ -113,65 +114,65 @@ class Bert(Translator):
     def __init__(self, settings: BertSettings, source_size: int, target_size: int) -> None:
         super().__init__()
         self.settings = settings
-        score = placed(settings.positions, settings.width, settings.heads, settings.position_base)
-        block = BlockSettings.of(settings, score)
-        self.embedding = Embedding(source_size, settings, block.make_norm())
+        score = positional_score(settings.positions, settings.width, settings.heads, settings.position_base)
+        block = BlockConfig.from_settings(settings, score)
+        self.embedding = BertEmbedding(source_size, settings, block.make_norm())
         self.encoder = BlockStack.of(block, EncoderBlock, settings.layers)
         if settings.task == "fill":
-            self.filler = Filler(source_size, settings, block.make_norm())
+            self.mlm_head = MaskedLMHead(source_size, settings, block.make_norm())
         else:
-            self.classifier = Classifier(target_size, settings)
+            self.classifier = ClassifierHead(target_size, settings)
 
-    def encode(self, source: TokenRow) -> Tensor:
+    def encode(self, source: PackedTokens) -> Tensor:
         """[S] tokens -> [S, D]."""
-        rows, most = source.rows, self.settings.max_positions
-        if self.settings.positions == "learned" and rows.longest > most:
-            raise UserError(f"a text of {rows.longest} tokens is too long: this model has places for {most}")
-        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), real=rows.real)
+        rows, most = source.layout, self.settings.max_positions
+        if self.settings.positions == "learned" and rows.max_len > most:
+            raise UserError(f"a text of {rows.max_len} tokens is too long: this model has places for {most}")
+        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), real=rows.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
-    def forward(self, batch: PairBatch) -> Tensor:
+    def forward(self, batch: SeqBatch) -> Tensor:
         """Logits at every place: of the source row to fill it in; of the target row to classify."""
         if self.settings.task == "fill":
             return super().forward(batch)
-        return self._named(self._classes(self.encode(batch.source), batch.source.rows), batch)
+        return self._named(self._classes(self.encode(batch.source), batch.source.layout), batch)
 
-    def _named(self, classes: Tensor, batch: PairBatch) -> Tensor:
+    def _named(self, classes: Tensor, batch: SeqBatch) -> Tensor:
         """The logits of each text's class [N, V] as those of the target row: the class, then the end mark."""
-        rows = batch.inputs.rows
-        begins = (rows.real & (rows.position == 0))[:, None]
-        own = classes.index_select(0, rows.sentence.clamp(max=len(classes) - 1))
+        rows = batch.inputs.layout
+        begins = (rows.is_token & (rows.position == 0))[:, None]
+        own = classes.index_select(0, rows.segment_ids.clamp(max=len(classes) - 1))
         return taps.tap(self, "logits", torch.where(begins, own, self._ended(classes)))
 
-    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+    def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
         """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
         x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
-            return self.logits(self.filler(x))
-        return self._named(self._classes(x, batch.source.rows), batch)
+            return self.logits(self.mlm_head(x))
+        return self._named(self._classes(x, batch.source.layout), batch)
 
-    def hidden(self, batch: PairBatch) -> Tensor:
+    def features(self, batch: SeqBatch) -> Tensor:
         x = self.encode(batch.source)
-        return self.filler(batch.source.rows.cleared(x))
+        return self.mlm_head(batch.source.layout.zero_padding(x))
 
-    def projection(self) -> tuple[Tensor, Tensor | None] | None:
-        return (self.embedding.table, self.filler.bias) if self.settings.task == "fill" else None
+    def lm_head(self) -> tuple[Tensor, Tensor | None] | None:
+        return (self.embedding.table, self.mlm_head.bias) if self.settings.task == "fill" else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.filler.bias))
+        return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.mlm_head.bias))
 
-    def loss(self, batch: PairBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+    def loss(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """As every family's; where only some places are to be guessed, only their logits are computed."""
-        whole = self.settings.task == "classify" or batch.counted is None or r_drop > 0
-        if whole or isinstance(batch.source.rows, StaticRows):
+        whole = self.settings.task == "classify" or batch.loss_mask is None or r_drop > 0
+        if whole or isinstance(batch.source.layout, StaticPackedLayout):
             return super().loss(batch, smoothing, r_drop)  # of static rows nothing may depend on how many places count
-        hidden = self.filler(self.encode(batch.source)[batch.counted])
-        labels = batch.labels[batch.counted]
+        hidden = self.mlm_head(self.encode(batch.source)[batch.loss_mask])
+        labels = batch.labels[batch.loss_mask]
         return losses.cross_entropy(self.logits(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
-    def _classes(self, x: Tensor, rows: Rows) -> Tensor:
+    def _classes(self, x: Tensor, rows: PackedLayout) -> Tensor:
         """[S, D] -> [N, V] the logits of each text's class."""
-        if self.settings.pool == "mean":
+        if self.settings.pooling == "mean":
             return self.classifier(rows.mean(x))
         first = rows.offsets[:-1].clamp(max=len(x) - 1)  # of texts that static rows have room for: any
         return self.classifier(x.index_select(0, first))
@@ -179,36 +180,36 @@ class Bert(Translator):
     @staticmethod
     def _ended(classes: Tensor) -> Tensor:
         """[V] the logits of what follows a class: the end mark."""
-        logits = classes.new_full(classes.shape[-1:], NEVER)
-        logits[END] = 0.0
+        logits = classes.new_full(classes.shape[-1:], NEG_LOGIT)
+        logits[EOS] = 0.0
         return logits
 
-    def start(self, source: TokenRow) -> ClassState:
+    def start(self, source: PackedTokens) -> ClassState:
         if self.settings.task == "fill":
             raise UserError('a model with task = "fill" writes nothing: it fills in what is masked (regard fill)')
-        return ClassState(self._classes(self.encode(source), source.rows))
+        return ClassState(self._classes(self.encode(source), source.layout))
 
     def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:
         logits = self._ended(state.classes) if state.fed else state.classes[:, None].clone()
         state.fed += 1
         return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
 
-    def begin_with(self, tensors: Mapping[str, Tensor], origin: object) -> None:
+    def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """To classify after having learnt something else, the body is taken over, and only the head is fresh.
 
         Something else: to fill in, to tell another number of classes, or, where `tensors` are a `body`, other ones.
         """
-        own = weights.of_model(self)
+        own = tensor_io.model_tensors(self)
         if self.settings.task == "classify":
             theirs = tensors.get("classifier.out.bias")
             if theirs is None or theirs.shape != own["classifier.out.bias"].shape:
                 tensors = self.body(tensors) | {name: own[name] for name in own.keys() - self.body(own).keys()}
-        super().begin_with(tensors, origin)
+        super().init_from(tensors, origin)
 
     @staticmethod
     def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What reads: all but the head, which belongs to a task and its classes."""
-        return {name: t for name, t in tensors.items() if not name.startswith(("filler.", "classifier."))}
+        return {name: t for name, t in tensors.items() if not name.startswith(("mlm_head.", "classifier."))}
 
 
 def _initialise(*layers: nn.Linear) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.models.family import StaticShape, Translator
-from regard.rows import PairBatch, TokenRow
+from regard.models.base import SequenceModel, StaticShape
+from regard.packed import PackedTokens, SeqBatch
 
 
-def agreed(opinions: Iterable[Tensor]) -> Tensor:
+def mean_logprobs(opinions: Iterable[Tensor]) -> Tensor:
     """Logits [..., V] of several models, one after the other -> logits of the mean of their probabilities, in float32.
 
     Logits say no more than probabilities but for their level, which a penalty on them goes by. It is the members' mean
@@ -54,28 +54,28 @@ class EnsembleState:
             yield from state.tensors()
 
 
-class Ensemble(Translator):
+class Ensemble(SequenceModel):
     """Members of any families. A token's probability is the mean of those that the members give it."""
 
-    def __init__(self, members: Sequence[Translator]) -> None:
+    def __init__(self, members: Sequence[SequenceModel]) -> None:
         super().__init__()
-        self.members: Sequence[Translator] = nn.ModuleList(members)  # type: ignore[assignment]
+        self.members: Sequence[SequenceModel] = nn.ModuleList(members)  # type: ignore[assignment]
         kinds = {member.is_decoder_only for member in members}  # which count positions alike
         self.has_static_state = len(kinds) == 1 and all(member.has_static_state for member in members)
         self.is_decoder_only = any(kinds)
         self.can_restart = all(member.can_restart for member in members)
 
-    def forward(self, batch: PairBatch) -> Tensor:
-        return agreed(member(batch) for member in self.members)
+    def forward(self, batch: SeqBatch) -> Tensor:
+        return mean_logprobs(member(batch) for member in self.members)
 
-    def start(self, source: TokenRow) -> EnsembleState:
+    def start(self, source: PackedTokens) -> EnsembleState:
         return EnsembleState([member.start(source) for member in self.members])
 
     def static_state(self, state: EnsembleState, shape: StaticShape) -> EnsembleState:
         pairs = zip(self.members, state.states, strict=True)
         return EnsembleState([member.static_state(own, shape) for member, own in pairs])
 
-    def restart(self, state: EnsembleState, source: TokenRow) -> None:
+    def restart(self, state: EnsembleState, source: PackedTokens) -> None:
         for member, own in zip(self.members, state.states, strict=True):
             member.restart(own, source)
 
@@ -88,4 +88,4 @@ class Ensemble(Translator):
                 after.append(then)
                 yield logits
 
-        return agreed(opinions()), EnsembleState(after)
+        return mean_logprobs(opinions()), EnsembleState(after)

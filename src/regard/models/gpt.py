@@ -16,51 +16,61 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, Fixed, Mask, Segments, Strided, Window, pack, placed
+from regard.attention import BeamTree, Causal, FixedBlocks, Mask, Segments, Strided, Window, pack, positional_score
 from regard.errors import UserError
-from regard.models.embedding import Embedding
-from regard.models.family import DecoderState, StaticShape, Translator
-from regard.nn.blocks import BlockSettings, BlockStack, EncoderBlock
+from regard.models.base import DecoderState, SequenceModel, StaticShape
+from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.embedding import TokenEmbedding
+from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import GPTSettings
-from regard.rows import PairBatch, Rows, StaticRows, TokenRow
 
-NEVER = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
-SPREAD = 0.02  # standard deviation that weights begin with, as GPT-2's
+NEG_LOGIT = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
+INIT_STD = 0.02  # standard deviation that weights begin with, as GPT-2's
 
 
 def sparse_mask(settings: GPTSettings) -> Mask | None:
     """What a token sees of what came before; None: all of it. A window of n tokens counts the token itself."""
     if settings.mask == "segments":
-        return Segments(settings.reach, settings.memory)
+        return Segments(settings.mask_size, settings.memory_size)
     if settings.mask == "window":
-        return Window(settings.reach - 1)
-    return {"strided": Strided, "fixed": Fixed}[settings.mask](settings.reach) if settings.mask != "causal" else None
+        return Window(settings.mask_size - 1)
+    return (
+        {"strided": Strided, "fixed": FixedBlocks}[settings.mask](settings.mask_size)
+        if settings.mask != "causal"
+        else None
+    )
 
 
 @dataclass(frozen=True)
-class Joined:
+class Concatenated:
     """Two flat rows laid as one: each sentence's source, then its target; the fill of both at the end.
 
     `order` [S + T] is which place of [source row, target row] each joined place holds, `target` [T] the joined place
     of each target place.
     """
 
-    rows: Rows
+    rows: PackedLayout
     order: Tensor
     target: Tensor
 
     @classmethod
-    def of(cls, source: Rows, target: Rows) -> Joined:
+    def of(cls, source: PackedLayout, target: PackedLayout) -> Concatenated:
         size = source.size + target.size
-        if isinstance(source, StaticRows) and isinstance(target, StaticRows):
-            rows: Rows = StaticRows(source.offsets + target.offsets, size, source.longest + target.longest)
+        if isinstance(source, StaticPackedLayout) and isinstance(target, StaticPackedLayout):
+            rows: PackedLayout = StaticPackedLayout(
+                source.offsets + target.offsets, size, source.max_len + target.max_len
+            )
         else:
-            rows = Rows([s + t for s, t in zip(source.lengths, target.lengths, strict=True)], size, target.device)
-        order = torch.cat([source.sentence, target.sentence]).argsort(stable=True)  # fill is of the last sentence + 1
+            rows = PackedLayout(
+                [s + t for s, t in zip(source.lengths, target.lengths, strict=True)], size, target.device
+            )
+        order = torch.cat([source.segment_ids, target.segment_ids]).argsort(
+            stable=True
+        )  # fill is of the last sentence + 1
         return cls(rows, order, order.argsort()[source.size :])
 
 
-class GPT(Translator):
+class GPT(SequenceModel):
     """softmax(W · decoder(source and target so far)), normalised before each sub-layer and at the end.
 
     One embedding table serves input and output when they are tied; a source with a vocabulary of its own has its own.
@@ -73,14 +83,14 @@ class GPT(Translator):
         super().__init__()
         self.settings = settings
         self.mask = sparse_mask(settings)
-        score = placed(settings.positions, settings.width, settings.heads, settings.position_base)
-        block = BlockSettings.of(settings, score)
-        self.embedding = Embedding(target_size, settings)
-        self.source_embedding = self.embedding if shared else Embedding(source_size, settings)
+        score = positional_score(settings.positions, settings.width, settings.heads, settings.position_base)
+        block = BlockConfig.from_settings(settings, score)
+        self.embedding = TokenEmbedding(target_size, settings)
+        self.source_embedding = self.embedding if shared else TokenEmbedding(source_size, settings)
         self.source_embedding.positions = self.embedding.positions  # places are counted through both
         self.decoder = BlockStack.of(block, EncoderBlock, settings.layers)
         self.static_shapes = self.mask is None  # sparse masks are laid out on the host
-        if not settings.tied:
+        if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
         self.register_buffer("unused", torch.tensor(settings.unused, dtype=torch.long), persistent=False)
         self._initialise()
@@ -88,38 +98,40 @@ class GPT(Translator):
     def _initialise(self) -> None:
         """Small and normal; what is added to the stream is smaller the more layers add to it; biases stay zero."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() < 2 or (self.settings.scaled and name.endswith("embedding.table")):
+            if parameter.dim() < 2 or (self.settings.scale_embeddings and name.endswith("embedding.table")):
                 continue  # scaled token vectors begin as the Transformer's
-            added = name.endswith(("own.out.weight", "feed_forward.out.weight"))
-            nn.init.normal_(parameter, std=SPREAD / math.sqrt(2 * self.settings.layers) if added else SPREAD)
+            added = name.endswith(("self_attn.out_proj.weight", "feed_forward.w_out.weight"))
+            nn.init.normal_(parameter, std=INIT_STD / math.sqrt(2 * self.settings.layers) if added else INIT_STD)
 
-    def hidden(self, batch: PairBatch) -> Tensor:
+    def features(self, batch: SeqBatch) -> Tensor:
         source, inputs = batch.source, batch.inputs
-        if source.rows.empty:  # plain text
-            self._fits(inputs.rows)
-            x = self._through(self._embed(self.embedding, inputs.ids, inputs.rows.position), inputs.rows)
+        if source.layout.empty:  # plain text
+            self._fits(inputs.layout)
+            x = self._through(self._embed(self.embedding, inputs.ids, inputs.layout.position), inputs.layout)
         else:
-            joined = Joined.of(source.rows, inputs.rows)
+            joined = Concatenated.of(source.layout, inputs.layout)
             self._fits(joined.rows)
-            before = F.pad(source.rows.length, (0, 1))[inputs.rows.sentence]  # [T] source tokens of the sentence
+            before = F.pad(source.layout.length, (0, 1))[inputs.layout.segment_ids]  # [T] source tokens of the sentence
             both = [
-                self._embed(self.source_embedding, source.ids, source.rows.position),
-                self._embed(self.embedding, inputs.ids, inputs.rows.position + before),
+                self._embed(self.source_embedding, source.ids, source.layout.position),
+                self._embed(self.embedding, inputs.ids, inputs.layout.position + before),
             ]
             x = self._through(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
-        return inputs.rows.cleared(x)
+        return inputs.layout.zero_padding(x)
 
     def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
         return embedding(ids, position, position)  # none of its kinds of positions reads a length
 
-    def _through(self, embedded: Tensor, rows: Rows) -> Tensor:
+    def _through(self, embedded: Tensor, rows: PackedLayout) -> Tensor:
         """All blocks and the last norm over whole sentences, [T, D] -> [T, D]."""
         own = pack(rows, rows, Causal() if self.mask is None else self.mask)
-        return self.decoder(embedded, own, real=rows.real)
+        return self.decoder(embedded, own, real=rows.is_token)
 
-    def _fits(self, rows: Rows) -> None:
-        if not isinstance(rows, StaticRows):  # of which only a bound is known; they are made of sentences that fit
-            self._has_places(rows.longest)
+    def _fits(self, rows: PackedLayout) -> None:
+        if not isinstance(
+            rows, StaticPackedLayout
+        ):  # of which only a bound is known; they are made of sentences that fit
+            self._has_places(rows.max_len)
 
     def _has_places(self, longest: int) -> None:
         most = self.settings.max_positions
@@ -127,34 +139,34 @@ class GPT(Translator):
             raise UserError(f"{longest} tokens in one sequence are too many: this model has places for {most}")
 
     def _table(self) -> Tensor:
-        return self.embedding.table if self.settings.tied else self.output
+        return self.embedding.table if self.settings.tie_embeddings else self.output
 
-    def projection(self) -> tuple[Tensor, None] | None:
+    def lm_head(self) -> tuple[Tensor, None] | None:
         return None if self.settings.unused else (self._table(), None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.linear(hidden, self._table())
         if self.settings.unused:
-            logits = logits.index_fill(-1, self.unused, NEVER)
+            logits = logits.index_fill(-1, self.unused, NEG_LOGIT)
         return taps.tap(self, "logits", logits)
 
-    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+    def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
         return self.logits(self.decoder.last_norm(stream))
 
-    def start(self, source: TokenRow) -> DecoderState:
+    def start(self, source: PackedTokens) -> DecoderState:
         """The prompts go in together, the shorter ones with padding before them, so that all end together."""
-        rows = source.rows
-        padding = None if rows.even else rows.longest - rows.length
+        rows = source.layout
+        padding = None if rows.equal_lengths else rows.max_len - rows.length
         state = DecoderState.start(len(self.decoder), BeamTree(len(rows), self.mask, padding))
-        if rows.longest:
-            state.tree.enter(rows.longest, rows.device)
+        if rows.max_len:
+            state.tree.enter(rows.max_len, rows.device)
             position = state.tree.position.index.clamp(min=0)
             ids = rows.pad(source.ids).gather(1, position.expand(len(rows), -1))
             self._extend(state, self.source_embedding, ids)
         return state
 
     def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
-        return state.fixed(shape, [cast(EncoderBlock, block).own for block in self.decoder])
+        return state.fixed(shape, [cast(EncoderBlock, block).self_attn for block in self.decoder])
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         state.tree.enter(None, tokens.device)

@@ -5,7 +5,7 @@ writes its states first and then looks back with them (Luong et al. 2015); with 
 its last state, and reads what it saw together with the token (Bahdanau et al. 2015).
 
 T target and S source tokens in flat rows, N sentences of L places in the padded view, B of them at once (N, or N*K
-beams), I inputs, D width, E encoder width, V vocabulary. The recurrent layers themselves are in `regard.recurrence`.
+beams), I inputs, D width, E encoder width, V vocabulary. The recurrent layers themselves are in `regard.nn.recurrent`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Additive, Bilinear, Dot, Layout, MultiHead, Packed, Score, SourceCache, attend, kernel
-from regard.attention.kernels import Weights
+from regard.attention import (
+    Additive,
+    AttentionLayout,
+    Bilinear,
+    Dot,
+    MultiHeadAttention,
+    PackedQK,
+    Score,
+    SourceCache,
+    attend,
+    use_backend,
+)
+from regard.attention.backends import AttentionWeights
 from regard.attention.kv_cache import keep_sources, source_tensors
-from regard.dropout import dropout
-from regard.models.family import StaticShape, Translator
+from regard.models.base import SequenceModel, StaticShape
+from regard.nn.dropout import dropout
+from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import RecurrentSettings
-from regard.recurrence import Recurrence, States, before, turning
-from regard.rows import PairBatch, Rows, TokenRow
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -36,7 +47,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return linear
 
 
-class Embedding(nn.Module):
+class ScaledEmbedding(nn.Module):
     """Token vectors, with dropout. The table times sqrt(I), so that its rows also serve as an output projection."""
 
     def __init__(self, vocabulary: int, settings: RecurrentSettings) -> None:
@@ -57,15 +68,15 @@ class EncoderLayer(nn.Module):
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
         super().__init__()
         width = settings.encoder_width // (2 if settings.bidirectional else 1)
-        self.ahead = Recurrence(settings.cell, inputs, width)
-        self.back = Recurrence(settings.cell, inputs, width) if settings.bidirectional else None
+        self.forward_cell = RecurrentLayer(settings.cell, inputs, width)
+        self.backward_cell = RecurrentLayer(settings.cell, inputs, width) if settings.bidirectional else None
 
-    def forward(self, x: Tensor, rows: Rows, turned: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rows: PackedLayout, turned: Tensor | None) -> Tensor:
         """[S, I] -> [S, E]."""
         x = rows.pad(x)
-        outputs, _ = self.ahead(x, self.ahead.nothing(x))
-        if self.back is not None:
-            outputs = torch.cat([outputs, self.back(x, self.back.nothing(x), turned)[0]], -1)
+        outputs, _ = self.forward_cell(x, self.forward_cell.zero_state(x))
+        if self.backward_cell is not None:
+            outputs = torch.cat([outputs, self.backward_cell(x, self.backward_cell.zero_state(x), turned)[0]], -1)
         return taps.tap(self, "stream", rows.flatten(outputs))
 
 
@@ -74,26 +85,26 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
         super().__init__()
-        self.ahead = Recurrence(settings.cell, inputs, settings.width)
+        self.cell = RecurrentLayer(settings.cell, inputs, settings.width)
         self.bridge = _linear(settings.encoder_width, settings.width * (2 if settings.cell == "lstm" else 1))
 
     def begin(self, summary: Tensor) -> States:
         """[N, E] -> the states before the first place."""
-        return self.bridge(summary).tanh().split(self.ahead.cell.hidden_size, -1)
+        return self.bridge(summary).tanh().split(self.cell.cell.hidden_size, -1)
 
-    def forward(self, x: Tensor, summary: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, summary: Tensor, rows: PackedLayout) -> Tensor:
         """[T, I] -> [T, D]."""
-        outputs, _ = self.ahead(rows.pad(x), self.begin(summary))
+        outputs, _ = self.cell(rows.pad(x), self.begin(summary))
         return taps.tap(self, "stream", rows.flatten(outputs))
 
     def step(self, x: Tensor, states: States) -> tuple[Tensor, States]:
         """One place of every beam: [B, I] -> [B, D]."""
-        outputs, states = self.ahead(x[:, None], states)
+        outputs, states = self.cell(x[:, None], states)
         return taps.tap(self, "stream", outputs[:, 0]), states
 
 
-class Cross(nn.Module):
-    """A look at the source by one score: softmax(score(x, s)) @ s. Looks like `MultiHead` from outside."""
+class SourceAttention(nn.Module):
+    """A look at the source by one score: softmax(score(x, s)) @ s. Has the interface of `MultiHeadAttention`."""
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
@@ -108,25 +119,25 @@ class Cross(nn.Module):
             nn.init.xavier_uniform_(self.score.query.weight)
             nn.init.xavier_uniform_(self.score.out.weight)
 
-    def forward(self, x: Tensor, layout: Layout, source: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, E]; the source row [S, E], or None when the layout remembers it."""
         key, value = (None, None) if source is None else (self.key(source)[:, None], source[:, None])
         with _possible(self.score):
             heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
         return taps.tap(self, "heads", heads).flatten(-2)
 
-    def remember(self, source: Tensor, rows: Rows) -> SourceCache:
+    def source_kv(self, source: Tensor, rows: PackedLayout) -> SourceCache:
         """The source's keys and values, computed once a sentence."""
         key, value = (rows.pad(t)[:, None].contiguous() for t in (self.key(source), source))
-        return SourceCache(key, value, Packed(rows, rows).allowed)
+        return SourceCache(key, value, PackedQK(rows, rows).allowed)
 
 
 def _possible(score: Score) -> AbstractContextManager[None]:
     """The additive score is no dot product and has the plain kernel alone, whichever is chosen for the rest."""
-    return kernel("plain") if isinstance(score, Additive) else nullcontext()
+    return use_backend("plain") if isinstance(score, Additive) else nullcontext()
 
 
-class LookingLayer(DecoderLayer):
+class AttentionFirstLayer(DecoderLayer):
     """A layer that looks before it reads: with its last state at the source, then x and what it saw go to the cell.
 
     What is seen depends on the state before, so this is a loop over places even in training. In a decoder of several
@@ -135,15 +146,15 @@ class LookingLayer(DecoderLayer):
 
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
         super().__init__(settings, inputs + settings.encoder_width)
-        self.cross = Cross(settings)
+        self.cross_attn = SourceAttention(settings)
 
-    def forward(self, x: Tensor, summary: Tensor, layout: Packed, source: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, summary: Tensor, layout: PackedQK, source: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x [T, I], source [S, E] -> states [T, D] and what was seen [T, E]."""
         rows = layout.queries
         x, states = rows.pad(x), self.begin(summary)
-        memory = self.cross.remember(source, layout.keys)
+        memory = self.cross_attn.source_kv(source, layout.keys)
         outputs, seen = self._write(x, states, memory)
-        if taps.listening():
+        if taps.has_listeners():
             outputs, seen = self._show(x, states, memory, layout, outputs, seen)
         return taps.tap(self, "stream", rows.flatten(outputs)), rows.flatten(seen)
 
@@ -151,22 +162,22 @@ class LookingLayer(DecoderLayer):
         self, x: Tensor, states: States, memory: SourceCache, gates: Tensor | None = None, seen: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x [N, L, I] -> outputs [N, L, D] and what was seen [N, L, E]; gates or what is seen may be given."""
-        weight = self.ahead.weights[0][:, x.shape[-1] :].t()  # for what was seen
-        score, outputs, contexts = self.cross.score, [], []
+        weight = self.cell.weights[0][:, x.shape[-1] :].t()  # for what was seen
+        score, outputs, contexts = self.cross_attn.score, [], []
         with _possible(score):
-            for t, given in enumerate(self.ahead.project(x).unbind(1)):
+            for t, given in enumerate(self.cell.project(x).unbind(1)):
                 if seen is None:
                     context = attend(states[0][:, None], None, None, memory, score=score)[:, 0]
                 else:
                     context = seen[:, t]
                 given = torch.addmm(given, context, weight)
-                states = self.ahead.advance(given, states, None if gates is None else gates[:, t])
+                states = self.cell.advance(given, states, None if gates is None else gates[:, t])
                 outputs.append(states[0])
                 contexts.append(context)
         return torch.stack(outputs, 1), torch.stack(contexts, 1)
 
     def _show(
-        self, x: Tensor, states: States, memory: SourceCache, layout: Packed, outputs: Tensor, seen: Tensor
+        self, x: Tensor, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Offer the weights and gates of the whole loop at once; where others were written, the loop is run with them.
 
@@ -175,7 +186,7 @@ class LookingLayer(DecoderLayer):
         written = self._show_weights(states, memory, layout, outputs, seen)
         if written is not None:
             outputs, seen = self._write(x, states, memory, seen=written)
-        gates = self.ahead.offer(torch.cat([x, seen.to(x.dtype)], -1), outputs, states)
+        gates = self.cell.offer(torch.cat([x, seen.to(x.dtype)], -1), outputs, states)
         if gates is not None:
             outputs, seen = self._write(x, states, memory, gates, written)
             if written is None:
@@ -185,23 +196,23 @@ class LookingLayer(DecoderLayer):
         return outputs, seen
 
     def _show_weights(
-        self, states: States, memory: SourceCache, layout: Packed, outputs: Tensor, seen: Tensor
+        self, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, seen: Tensor
     ) -> Tensor | None:
         """Offer what all places looked at, as one attention; what they are to see instead [N, L, E], or None."""
-        query = before(states[0], outputs)[:, None]  # [N, 1, L, D]
-        offered = Weights(query, memory.key, memory.value, memory.allowed, self.cross.score, layout)
-        written = taps.offer(self.cross, "weights", offered)
+        query = shifted_outputs(states[0], outputs)[:, None]  # [N, 1, L, D]
+        offered = AttentionWeights(query, memory.key, memory.value, memory.allowed, self.cross_attn.score, layout)
+        written = taps.offer(self.cross_attn, "weights", offered)
         if written is not None:
             seen = (written.to(memory.value.dtype) @ memory.value)[:, 0]
         heads = layout.queries.flatten(seen)[:, None]  # [T, 1, E]
-        changed = taps.tap(self.cross, "heads", heads)
+        changed = taps.tap(self.cross_attn, "heads", heads)
         if changed is not heads:
             return layout.queries.pad(changed[:, 0])
         return None if written is None else seen
 
     def look(self, x: Tensor, states: States, memory: SourceCache) -> tuple[Tensor, Tensor, States]:
         """One place of every beam: x [B, I] -> its output [B, D], what was seen [B, E], the states after it."""
-        context = self.cross(states[0], memory)
+        context = self.cross_attn(states[0], memory)
         outputs, states = self.step(torch.cat([x, context], -1), states)
         return outputs, context, states
 
@@ -214,22 +225,24 @@ class Readout(nn.Module):
 
     def __init__(self, settings: RecurrentSettings, beside: int) -> None:
         super().__init__()
-        self.cross: Cross | MultiHead | None = None
-        if settings.attention == "heads":
-            self.cross = MultiHead(settings.width, settings.heads, settings.encoder_width)
+        self.cross_attn: SourceAttention | MultiHeadAttention | None = None
+        if settings.attention == "multihead":
+            self.cross_attn = MultiHeadAttention(settings.width, settings.heads, settings.encoder_width)
             beside += settings.width
         elif settings.attention in ("dot", "bilinear"):
-            self.cross = Cross(settings)
+            self.cross_attn = SourceAttention(settings)
             beside += settings.encoder_width
-        self.mix = _linear(settings.width + beside, settings.embedding if settings.tied else settings.width)
+        self.mix = _linear(settings.width + beside, settings.embedding if settings.tie_embeddings else settings.width)
         self.dropout = settings.dropout
 
-    def forward(self, state: Tensor, beside: Sequence[Tensor], layout: Layout | None, source: Tensor | None) -> Tensor:
+    def forward(
+        self, state: Tensor, beside: Sequence[Tensor], layout: AttentionLayout | None, source: Tensor | None
+    ) -> Tensor:
         """state [T, D] and what stands beside it [T, ...] -> [T, features of the output projection]."""
         parts = [state, *beside]
-        if self.cross is not None:
+        if self.cross_attn is not None:
             assert layout is not None
-            parts.append(self.cross(state, layout, source))
+            parts.append(self.cross_attn(state, layout, source))
         mixed = self.mix(torch.cat(parts, -1)).tanh()
         return taps.tap(self, "stream", dropout(mixed, self.dropout, self.training))
 
@@ -288,7 +301,7 @@ class RecurrentState:
         yield from source_tensors([] if self.memory is None else [self.memory])
 
 
-class Recurrent(Translator):
+class Recurrent(SequenceModel):
     """softmax(W · readout(decoder(target so far, encoder(source)))).
 
     The source vector (the encoder's last states, from either end) starts every layer of the decoder; with feed =
@@ -300,29 +313,29 @@ class Recurrent(Translator):
     def __init__(self, settings: RecurrentSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
         self.settings = settings
-        self.source_embedding = Embedding(source_size, settings)
-        self.target_embedding = Embedding(target_size, settings)
+        self.source_embedding = ScaledEmbedding(source_size, settings)
+        self.target_embedding = ScaledEmbedding(target_size, settings)
         if shared:
             self.target_embedding.table = self.source_embedding.table
         e, fed = settings.encoder_width, settings.encoder_width if settings.feed == "every" else 0
-        first = LookingLayer if settings.attention == "additive" else DecoderLayer
+        first = AttentionFirstLayer if settings.attention == "additive" else DecoderLayer
         self.encoder = nn.ModuleList(
             EncoderLayer(settings, e if number else settings.embedding) for number in range(settings.encoder_layers)
         )
         self.decoder = nn.ModuleList([first(settings, settings.embedding + fed)])
         self.decoder.extend(DecoderLayer(settings, settings.width) for _ in range(settings.decoder_layers - 1))
         self.readout = Readout(settings, fed + (e + settings.embedding if settings.attention == "additive" else 0))
-        if not settings.tied:
+        if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
 
     def _between(self, x: Tensor) -> Tensor:
         return dropout(x, self.settings.dropout, self.training)
 
-    def encode(self, source: TokenRow) -> tuple[Tensor, Tensor]:
+    def encode(self, source: PackedTokens) -> tuple[Tensor, Tensor]:
         """[S] tokens -> what the encoder made of each [S, E], and the source vectors [N, E]."""
-        rows = source.rows
-        turned = turning(rows) if self.settings.bidirectional else None
+        rows = source.layout
+        turned = reversal_index(rows) if self.settings.bidirectional else None
         x = self.source_embedding(source.ids)
         for number, layer in enumerate(self.encoder):
             x = layer(self._between(x) if number else x, rows, turned)
@@ -332,40 +345,40 @@ class Recurrent(Translator):
         ahead, back = x.chunk(2, -1)
         return x, torch.cat([ahead.index_select(0, last), back.index_select(0, first)], -1)
 
-    def hidden(self, batch: PairBatch) -> Tensor:
+    def features(self, batch: SeqBatch) -> Tensor:
         source, summary = self.encode(batch.source)
-        rows, layout = batch.inputs.rows, Packed(batch.inputs.rows, batch.source.rows)
+        rows, layout = batch.inputs.layout, PackedQK(batch.inputs.layout, batch.source.layout)
         x = embedded = self.target_embedding(batch.inputs.ids)
         beside: list[Tensor] = []
         if self.settings.feed == "every":
-            beside = [rows.flatten(summary[:, None].expand(-1, rows.longest, -1))]
+            beside = [rows.flatten(summary[:, None].expand(-1, rows.max_len, -1))]
             x = torch.cat([x, *beside], -1)
         for number, layer in enumerate(self.decoder):
-            if isinstance(layer, LookingLayer):
+            if isinstance(layer, AttentionFirstLayer):
                 x, seen = layer(x, summary, layout, source)
                 beside += [seen, embedded]
             else:
                 x = layer(self._between(x) if number else x, summary, rows)
-        return rows.cleared(self.readout(x, beside, layout, source))
+        return rows.zero_padding(self.readout(x, beside, layout, source))
 
-    def projection(self) -> tuple[Tensor, None]:
-        return self.target_embedding.table if self.settings.tied else self.output, None
+    def lm_head(self) -> tuple[Tensor, None]:
+        return self.target_embedding.table if self.settings.tie_embeddings else self.output, None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
+        return taps.tap(self, "logits", self.linear(hidden, *self.lm_head()))
 
-    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+    def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
         """Of a recurrent model, only what is read out speaks: [..., features of the output projection]."""
         return self.logits(stream)
 
     def static_state(self, state: RecurrentState, shape: StaticShape) -> RecurrentState:
         return state.fixed(shape)
 
-    def start(self, source: TokenRow) -> RecurrentState:
+    def start(self, source: PackedTokens) -> RecurrentState:
         encoded, summary = self.encode(source)
         first = self.decoder[0]
-        cross = first.cross if isinstance(first, LookingLayer) else self.readout.cross
-        memory = None if cross is None else cross.remember(encoded, source.rows)
+        cross = first.cross_attn if isinstance(first, AttentionFirstLayer) else self.readout.cross_attn
+        memory = None if cross is None else cross.source_kv(encoded, source.layout)
         return RecurrentState([layer.begin(summary) for layer in self.decoder], summary, memory)  # type: ignore[operator]
 
     def step(self, state: RecurrentState, tokens: Tensor) -> tuple[Tensor, RecurrentState]:
@@ -376,7 +389,7 @@ class Recurrent(Translator):
             x = torch.cat([x, *beside], -1)
         for number, layer in enumerate(self.decoder):
             states = state.layers[number]
-            if isinstance(layer, LookingLayer):
+            if isinstance(layer, AttentionFirstLayer):
                 assert state.memory is not None
                 x, seen, state.layers[number] = layer.look(x, states, state.memory)
                 beside += [seen, embedded]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard import weights
+from regard import tensor_io
 from regard.errors import UserError
 from regard.models import build
 from regard.recipes.schema import ModelSettings
@@ -46,7 +46,7 @@ def _built(settings: ModelSettings, source_size: int, target_size: int, shared: 
             model = build(settings, source_size, target_size, shared)
     except (RuntimeError, OverflowError, TypeError):  # more elements than a 64-bit number counts
         return Size(sys.maxsize, sys.maxsize)
-    stored = sum(tensor.numel() for tensor in weights.of_model(model).values())
+    stored = sum(tensor.numel() for tensor in tensor_io.model_tensors(model).values())
     return Size(stored, stored + sum(buffer.numel() for buffer in model.buffers()))
 
 
@@ -54,7 +54,7 @@ def at_most(settings: ModelSettings, vocabularies: int) -> int:
     """A rough upper bound of the elements that a model holds, by arithmetic alone."""
     numbers = {name: value for name, value in settings if type(value) is int}
     depth = sum(value for name, value in numbers.items() if name.endswith("layers"))
-    width = sum(numbers.get(name, 0) for name in ("width", "inner", "encoder_width", "embedding", "squeeze"))
+    width = sum(numbers.get(name, 0) for name in ("width", "ffn_width", "encoder_width", "embedding", "se_dim"))
     return 8 * depth * width**2 + 2 * (vocabularies + numbers["max_positions"]) * width
 
 
@@ -63,7 +63,7 @@ def refuse_misfit(
 ) -> None:
     """Refuse settings of another size than the weights they come with, which have `stored` elements.
 
-    A small difference is left to `weights.into_model`, which names the tensor.
+    A small difference is left to `tensor_io.load_into_model`, which names the tensor.
     """
     if max(at_most(settings, sum(vocabularies)), stored) < SMALL:
         return

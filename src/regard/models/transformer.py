@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import BeamTree, Causal, pack
-from regard.models.embedding import Embedding
-from regard.models.family import DecoderState, StaticShape, Translator
-from regard.nn.blocks import BlockSettings, BlockStack, DecoderBlock, EncoderBlock
+from regard.models.base import DecoderState, SequenceModel, StaticShape
+from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
+from regard.nn.embedding import TokenEmbedding
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import TransformerSettings
-from regard.rows import PairBatch, Rows, TokenRow
 
 
-class Transformer(Translator):
+class Transformer(SequenceModel):
     """softmax(W · decoder(target so far, encoder(source))).
 
     One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
@@ -31,51 +31,51 @@ class Transformer(Translator):
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
         self.settings = settings
-        block = BlockSettings.of(settings)
-        self.source_embedding = Embedding(source_size, settings)
-        self.target_embedding = Embedding(target_size, settings)
+        block = BlockConfig.from_settings(settings)
+        self.source_embedding = TokenEmbedding(source_size, settings)
+        self.target_embedding = TokenEmbedding(target_size, settings)
         if shared:
             self.target_embedding.table = self.source_embedding.table
         self.encoder = BlockStack.of(block, EncoderBlock, settings.encoder_layers)
         self.decoder = BlockStack.of(block, DecoderBlock, settings.decoder_layers)
-        if not settings.tied:
+        if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)
         if settings.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(target_size))
 
-    def encode(self, source: TokenRow) -> Tensor:
+    def encode(self, source: PackedTokens) -> Tensor:
         """[S] tokens -> [S, D]."""
-        rows = source.rows
+        rows = source.layout
         x = self.source_embedding(source.ids, rows.position, _lengths(rows, rows))
-        return self.encoder(x, pack(rows, rows), real=rows.real)
+        return self.encoder(x, pack(rows, rows), real=rows.is_token)
 
-    def hidden(self, batch: PairBatch) -> Tensor:
+    def features(self, batch: SeqBatch) -> Tensor:
         memory = self.encode(batch.source)
-        rows = batch.inputs.rows
-        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.rows))
-        own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.rows)
-        return rows.cleared(self.decoder(x, own, cross, source=memory, real=rows.real))
+        rows = batch.inputs.layout
+        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.layout))
+        own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.layout)
+        return rows.zero_padding(self.decoder(x, own, cross, source=memory, real=rows.is_token))
 
-    def projection(self) -> tuple[Tensor, Tensor | None]:
-        table = self.target_embedding.table if self.settings.tied else self.output
+    def lm_head(self) -> tuple[Tensor, Tensor | None]:
+        table = self.target_embedding.table if self.settings.tie_embeddings else self.output
         return table, self.output_bias if self.settings.output_bias else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return taps.tap(self, "logits", self.linear(hidden, *self.projection()))
+        return taps.tap(self, "logits", self.linear(hidden, *self.lm_head()))
 
-    def read_off(self, stream: Tensor, batch: PairBatch) -> Tensor:
+    def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
         return self.logits(self.decoder.last_norm(stream))
 
-    def start(self, source: TokenRow) -> DecoderState:
+    def start(self, source: PackedTokens) -> DecoderState:
         memory = self.encode(source)
-        cross = [cast(DecoderBlock, block).cross.remember(memory, source.rows) for block in self.decoder]
-        return DecoderState.start(len(self.decoder), BeamTree(len(source.rows)), cross, source.rows.length)
+        cross = [cast(DecoderBlock, block).cross_attn.source_kv(memory, source.layout) for block in self.decoder]
+        return DecoderState.start(len(self.decoder), BeamTree(len(source.layout)), cross, source.layout.length)
 
     def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
-        return state.fixed(shape, [cast(DecoderBlock, block).own for block in self.decoder])
+        return state.fixed(shape, [cast(DecoderBlock, block).self_attn for block in self.decoder])
 
-    def restart(self, state: DecoderState, source: TokenRow) -> None:
+    def restart(self, state: DecoderState, source: PackedTokens) -> None:
         state.restart(self.start(source))
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
@@ -88,6 +88,6 @@ class Transformer(Translator):
         return self.logits(x).unflatten(0, tokens.shape), state
 
 
-def _lengths(rows: Rows, of: Rows) -> Tensor:
+def _lengths(rows: PackedLayout, of: PackedLayout) -> Tensor:
     """[T] for each place of `rows` the length of its sentence in `of`; 1 for fill."""
-    return F.pad(of.length, (0, 1), value=1)[rows.sentence]
+    return F.pad(of.length, (0, 1), value=1)[rows.segment_ids]

@@ -14,32 +14,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Layout, MultiHead, Packed, Score
-from regard.attention.gates import SqueezeExcite
-from regard.dropout import dropout
+from regard.attention import AttentionLayout, MultiHeadAttention, PackedQK, Score
+from regard.attention.squeeze_excite import SqueezeExcite
+from regard.nn.dropout import dropout
 from regard.nn.norms import NORMS, BatchNorm, LayerNorm, RMSNorm
-from regard.rows import Rows
+from regard.packed import PackedLayout
 
 
 @dataclass(frozen=True)
-class BlockSettings:
+class BlockConfig:
     """What a Transformer block is made of."""
 
     width: int
     heads: int
-    inner: int
+    ffn_width: int
     dropout: float = 0.0
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "gated"] = "relu"
     norm: Literal["layer", "rms", "batch"] = "layer"
     norm_first: bool = True
     norm_eps: float = 1e-5
-    squeeze: int = 0  # of the encoder's feed-forward layers; 0: none
+    se_dim: int = 0  # of the encoder's feed-forward layers; 0: none
     qk_norm: bool = False
     zero_init: bool = False
     score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
 
     @classmethod
-    def of(cls, settings: object, score: Callable[[], Score] | None = None) -> BlockSettings:
+    def from_settings(cls, settings: object, score: Callable[[], Score] | None = None) -> BlockConfig:
         """Take from a family's settings what concerns its blocks; the rest keeps its default."""
         given = {field.name: getattr(settings, field.name) for field in fields(cls) if hasattr(settings, field.name)}
         return cls(**given, score=score)
@@ -47,14 +47,14 @@ class BlockSettings:
     def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
         return NORMS[self.norm](self.width, eps=self.norm_eps)
 
-    def make_own(self) -> MultiHead:
+    def make_self_attn(self) -> MultiHeadAttention:
         """Make a self-attention."""
         score = None if self.score is None else self.score()
-        return MultiHead(self.width, self.heads, score=score, qk_norm=self.qk_norm, zero_init=self.zero_init)
+        return MultiHeadAttention(self.width, self.heads, score=score, qk_norm=self.qk_norm, zero_init=self.zero_init)
 
-    def make_cross(self, source_width: int) -> MultiHead:
+    def make_cross_attn(self, source_width: int) -> MultiHeadAttention:
         """Make an attention over a source of that width."""
-        return MultiHead(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
+        return MultiHeadAttention(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -71,27 +71,27 @@ class FeedForward(nn.Module):
     With `squeeze`, the output passes a squeeze-and-excite gate over its features, one per sentence.
     """
 
-    def __init__(self, settings: BlockSettings, squeeze: int = 0) -> None:
+    def __init__(self, settings: BlockConfig, squeeze: int = 0) -> None:
         super().__init__()
         self.activation = settings.activation
-        self.channels = SqueezeExcite(settings.width, squeeze) if squeeze else None
-        hidden = settings.inner * (2 if settings.activation == "gated" else 1)
-        self.into = nn.Linear(settings.width, hidden)
-        self.out = nn.Linear(settings.inner, settings.width)
-        for linear in (self.into, self.out):
+        self.squeeze_excite = SqueezeExcite(settings.width, squeeze) if squeeze else None
+        hidden = settings.ffn_width * (2 if settings.activation == "gated" else 1)
+        self.w_in = nn.Linear(settings.width, hidden)
+        self.w_out = nn.Linear(settings.ffn_width, settings.width)
+        for linear in (self.w_in, self.w_out):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         if settings.zero_init:
-            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.w_out.weight)
 
-    def forward(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: PackedLayout | None = None) -> Tensor:
         """x [T, D] -> [T, D]."""
-        x = self.out(self.hidden(x))
-        return x if self.channels is None or rows is None else self.channels(x, rows)
+        x = self.w_out(self.hidden(x))
+        return x if self.squeeze_excite is None or rows is None else self.squeeze_excite(x, rows)
 
     def hidden(self, x: Tensor) -> Tensor:
         """f(W_1 x): [T, D] -> [T, inner]."""
-        hidden = self.into(x)
+        hidden = self.w_in(x)
         if self.activation != "gated":
             return ACTIVATIONS[self.activation](hidden)
         gate, hidden = hidden.chunk(2, dim=-1)
@@ -104,7 +104,7 @@ class Residual(nn.Module):
     x + dropout(f(norm(x))), or norm(x + dropout(f(x))) as in "Attention Is All You Need".
     """
 
-    def __init__(self, settings: BlockSettings) -> None:
+    def __init__(self, settings: BlockConfig) -> None:
         super().__init__()
         self.norm = settings.make_norm()
         self.norm_first = settings.norm_first
@@ -122,17 +122,17 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with a residual connection."""
 
-    def __init__(self, settings: BlockSettings) -> None:
+    def __init__(self, settings: BlockConfig) -> None:
         super().__init__()
-        self.own = settings.make_own()
-        self.own_residual = Residual(settings)
-        self.feed_forward = FeedForward(settings, settings.squeeze)
+        self.self_attn = settings.make_self_attn()
+        self.self_attn_residual = Residual(settings)
+        self.feed_forward = FeedForward(settings, settings.se_dim)
         self.feed_forward_residual = Residual(settings)
 
-    def forward(self, x: Tensor, own: Layout, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, own: AttentionLayout, real: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]."""
-        rows = own.queries if isinstance(own, Packed) else None
-        x = self.own_residual(x, lambda h: self.own(h, own), real)
+        rows = own.queries if isinstance(own, PackedQK) else None
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, own), real)
         x = self.feed_forward_residual(x, lambda h: self.feed_forward(h, rows), real)
         return x
 
@@ -140,21 +140,26 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Masked self-attention, cross-attention over the source, then feed-forward."""
 
-    def __init__(self, settings: BlockSettings, source_width: int | None = None) -> None:
+    def __init__(self, settings: BlockConfig, source_width: int | None = None) -> None:
         super().__init__()
-        self.own = settings.make_own()
-        self.own_residual = Residual(settings)
-        self.cross = settings.make_cross(source_width or settings.width)
-        self.cross_residual = Residual(settings)
+        self.self_attn = settings.make_self_attn()
+        self.self_attn_residual = Residual(settings)
+        self.cross_attn = settings.make_cross_attn(source_width or settings.width)
+        self.cross_attn_residual = Residual(settings)
         self.feed_forward = FeedForward(settings)
         self.feed_forward_residual = Residual(settings)
 
     def forward(
-        self, x: Tensor, own: Layout, cross: Layout, source: Tensor | None = None, real: Tensor | None = None
+        self,
+        x: Tensor,
+        own: AttentionLayout,
+        cross: AttentionLayout,
+        source: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """x [T, D] and source [S, Ds] -> [T, D]; source is None where the cross layout caches its keys and values."""
-        x = self.own_residual(x, lambda h: self.own(h, own), real)
-        x = self.cross_residual(x, lambda h: self.cross(h, cross, source), real)
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, own), real)
+        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, cross, source), real)
         x = self.feed_forward_residual(x, self.feed_forward, real)
         return x
 
@@ -176,7 +181,7 @@ class BlockStack(nn.Module):
         self.norm = norm
 
     @classmethod
-    def of(cls, settings: BlockSettings, kind: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
+    def of(cls, settings: BlockConfig, kind: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
         """So many fresh blocks. Where norms come first, nothing else normalises what the last block hands on."""
         blocks = [kind(settings) for _ in range(depth)]
         return cls(blocks, settings.make_norm() if settings.norm_first else None)
@@ -191,7 +196,11 @@ class BlockStack(nn.Module):
         return islice(self.children(), self.depth)
 
     def forward(
-        self, x: Tensor, *layouts: Layout | Sequence[Layout], real: Tensor | None = None, **given: Tensor
+        self,
+        x: Tensor,
+        *layouts: AttentionLayout | Sequence[AttentionLayout],
+        real: Tensor | None = None,
+        **given: Tensor,
     ) -> Tensor:
         """x [T, D] -> [T, D]. A layout is the same for every block, or a list with one per block (KV caches)."""
         for block, each in zip(self, self._per_block(layouts), strict=False):
@@ -202,5 +211,7 @@ class BlockStack(nn.Module):
         """The norm after the last block, where there is one."""
         return x if self.norm is None else self.norm(x, real)
 
-    def _per_block(self, layouts: Sequence[Layout | Sequence[Layout]]) -> Iterable[tuple[Layout, ...]]:
+    def _per_block(
+        self, layouts: Sequence[AttentionLayout | Sequence[AttentionLayout]]
+    ) -> Iterable[tuple[AttentionLayout, ...]]:
         return zip(*(each if isinstance(each, Sequence) else repeat(each) for each in layouts), strict=False)

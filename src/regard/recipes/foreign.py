@@ -18,7 +18,7 @@ _NAMES = {
     "model.family": "arch architecture model_type encoder_type decoder_type",
     "model.width": "hidden_size d_model n_embd embed_dim embedding_dim emb_dim model_dim hidden_dim dim rnn_size "
     "word_vec_size encoder_embed_dim decoder_embed_dim hidden",
-    "model.inner": "ffn_dim d_ff ff_size transformer_ff intermediate_size encoder_ffn_dim decoder_ffn_dim n_inner "
+    "model.ffn_width": "ffn_dim d_ff ff_size transformer_ff intermediate_size encoder_ffn_dim decoder_ffn_dim n_inner "
     "dim_feedforward encoder_ffn_embed_dim decoder_ffn_embed_dim feed_forward ffn_size",
     "model.heads": "num_heads n_heads n_head nhead attention_heads num_attention_heads encoder_attention_heads "
     "decoder_attention_heads transformer_heads",
@@ -30,7 +30,7 @@ _NAMES = {
     "model.activation": "activation_fn activation_function hidden_act",
     "model.max_positions": "max_position_embeddings max_source_positions max_target_positions block_size n_ctx "
     "n_positions context context_length max_seq_len seq_len sequence_length",
-    "model.tied": "tie_embeddings tied_embeddings tie_word_embeddings share_decoder_embeddings weight_tying "
+    "model.tie_embeddings": "tie_embeddings tied_embeddings tie_word_embeddings share_decoder_embeddings weight_tying "
     "share_decoder_input_output_embed share_all_embeddings tied_embeddings_all",
     "model.norm_first": "pre_norm prenorm normalize_before encoder_normalize_before decoder_normalize_before",
     "training.learning_rate": "lr max_lr peak_lr base_lr rate init_lr",
@@ -48,7 +48,7 @@ _NAMES = {
     "training.optimizer": "optim",
     "training.betas": "adam_betas adam_beta1 adam_beta2 beta1 beta2 optimizer_params",
     "training.weight_decay": "wd l2 decay",
-    "training.clip": "clip_norm max_grad_norm grad_clip gradient_clip gradient_clip_val clip_grad_norm grad_norm",
+    "training.max_grad_norm": "clip clip_norm grad_clip gradient_clip gradient_clip_val clip_grad_norm grad_norm",
     "training.label_smoothing": "smoothing label_smoothing_factor criterion_smoothing",
     "training.precision": "fp16 bf16 amp mixed_precision dtype half",
     "training.validate_every": "eval_steps eval_every eval_interval valid_steps valid_freq validation_freq "
@@ -62,7 +62,7 @@ _NAMES = {
     "training.seed": "random_seed manual_seed",
     "decoding.beam": "beam_size num_beams beams n_beams",
     "decoding.length_penalty": "lenpen alpha length_norm normalize beam_alpha",
-    "decoding.no_repeat": "no_repeat_ngram_size block_ngram_repeat",
+    "decoding.no_repeat_ngram": "no_repeat_ngram_size block_ngram_repeat",
     "decoding.top_k": "topk sampling_topk random_sampling_topk",
     "decoding.top_p": "topp nucleus sampling_topp random_sampling_topp",
     "decoding.temperature": "temp softmax_temperature random_sampling_temp",

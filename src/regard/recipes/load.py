@@ -18,9 +18,9 @@ from typing import Any, get_args
 
 from regard.errors import UserError, first_line
 from regard.files import read_text
-from regard.recipes.faults import Layer, Table, check, complaint, fields_at, key_of
+from regard.recipes.errors import SettingsLayer, Table, check, complaint, fields_at, key_of
 from regard.recipes.schema import FAMILIES, Recipe
-from regard.recipes.write import toml_value
+from regard.recipes.to_toml import toml_value
 
 # Ways to name the training data that exclude each other: a layer that takes one lets go of the inherited others.
 KINDS_OF_DATA = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
@@ -54,14 +54,14 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse(text: str, name: str = "recipe.toml") -> Recipe:
     """The recipe that `to_toml` wrote, exactly: nothing is extended and no folder is filled in. For stored recipes."""
-    return check([Layer(name, _toml(text, name), text)], _merge)
+    return check([SettingsLayer(name, _toml(text, name), text)], _merge)
 
 
 def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | None = None) -> Recipe:
     """A recipe with `section.key=value` overrides and other data, as if later layers had given them."""
-    layers = [Layer("the recipe", recipe.model_dump())]
+    layers = [SettingsLayer("the recipe", recipe.model_dump())]
     layers += [_from_command_line(overrides)] if overrides else []
-    layers += [Layer("the data given", {"data": data})] if data else []
+    layers += [SettingsLayer("the data given", {"data": data})] if data else []
     return check(layers, _merge)
 
 
@@ -79,9 +79,9 @@ def _is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name or os.sep in name
 
 
-def _stack(name_or_path: str) -> list[Layer]:
+def _stack(name_or_path: str) -> list[SettingsLayer]:
     """The layers of a recipe: those it extends, oldest first, and itself last."""
-    layers: list[Layer] = []
+    layers: list[SettingsLayer] = []
     seen: list[str] = []
     wanted, blame = name_or_path, ""
     while True:
@@ -101,7 +101,7 @@ def _stack(name_or_path: str) -> list[Layer]:
         wanted = os.path.normpath(os.path.join(layer.folder or "", parent)) if _is_path(parent) else parent
 
 
-def _from_package(name: str, blame: str) -> Layer:
+def _from_package(name: str, blame: str) -> SettingsLayer:
     files = _built_in()
     if name not in files:
         near = difflib.get_close_matches(name, files, n=3)
@@ -113,10 +113,10 @@ def _from_package(name: str, blame: str) -> Layer:
         raise complaint(f"{blame}unknown recipe {name!r}; {hint}")
     text = files[name].read_text(encoding="utf-8")
     label = f"recipe {name}"
-    return Layer(label, _toml(text, label), text)
+    return SettingsLayer(label, _toml(text, label), text)
 
 
-def _from_file(path: str, blame: str) -> Layer:
+def _from_file(path: str, blame: str) -> SettingsLayer:
     try:
         text = read_text(Path(path), "utf-8-sig")
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def _from_file(path: str, blame: str) -> Layer:
         raise complaint(f"{blame}{path}: not a text file in UTF-8") from None
     table, folder = _toml(text, path), os.path.dirname(path)
     _absolute_folder(table, folder)
-    return Layer(path, table, text, folder=folder)
+    return SettingsLayer(path, table, text, folder=folder)
 
 
 def _toml(text: str, name: str) -> Table:
@@ -151,7 +151,7 @@ def _toml(text: str, name: str) -> Table:
         raise complaint(f"{name}: not valid TOML: {first_line(error)}") from None
 
 
-def _from_command_line(overrides: Sequence[str]) -> Layer:
+def _from_command_line(overrides: Sequence[str]) -> SettingsLayer:
     """`section.key=value` strings as one layer, so that their order matters only where two give the same key."""
     table: Table = {}
     for entry in overrides:
@@ -165,7 +165,7 @@ def _from_command_line(overrides: Sequence[str]) -> Layer:
             inner = inner[section]
         inner[last] = _typed(raw.strip(), entry, wants_text=_takes_text(key))
     _absolute_folder(table, "")
-    return Layer("--set", table, sets=tuple(overrides))
+    return SettingsLayer("--set", table, sets=tuple(overrides))
 
 
 def _typed(raw: str, entry: str, wants_text: bool = False) -> Any:
@@ -204,7 +204,7 @@ def _absolute_folder(table: Table, start: str) -> None:
         data["folder"] = os.path.abspath(os.path.join(start, os.path.expanduser(data["folder"])))
 
 
-def _default_folder(layers: list[Layer]) -> None:
+def _default_folder(layers: list[SettingsLayer]) -> None:
     """Where no layer gives `data.folder`, the last file that names data gives its own; see `load`."""
     data = [_section(layer.table, "data") for layer in layers]
     if layers[-1].folder is None or any("folder" in section for section in data):
@@ -219,7 +219,7 @@ def _default_folder(layers: list[Layer]) -> None:
             section["folder"] = os.path.abspath(owner.folder or "")
 
 
-def _merge(layers: Sequence[Layer]) -> Table:
+def _merge(layers: Sequence[SettingsLayer]) -> Table:
     merged: Table = {}
     for layer in layers:
         _let_go(merged, layer.table)

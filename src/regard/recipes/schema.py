@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
 
 
-class Settings(BaseModel):
+class SettingsModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*")
@@ -23,7 +23,7 @@ class Settings(BaseModel):
         return value
 
 
-class Corpus(Settings):
+class Corpus(SettingsModel):
     """One body of sentence pairs: a built-in one, two line-aligned files, or one file of pairs."""
 
     corpus: str | None = Field(None, description="a built-in corpus: en-es, stories, moods, copy, reverse, sort")
@@ -76,7 +76,7 @@ PLAIN_CORPORA = ("stories",)  # built-in ones
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
-class Data(Corpus):
+class DataSettings(Corpus):
     """Where the sentence pairs, or the texts, come from."""
 
     mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables with weights")
@@ -104,7 +104,7 @@ class Data(Corpus):
         return None if given == [] else given
 
     @model_validator(mode="after")
-    def _some_data(self) -> Data:
+    def _some_data(self) -> DataSettings:
         if (self.given and self.mix) or not (self.given or self.mix or self.imported):
             raise ValueError("give training data either directly (corpus, source and target, pairs, or text) or in mix")
         if not all(corpus.given for corpus in self.mix):
@@ -126,7 +126,7 @@ class Data(Corpus):
 Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece"]
 
 
-class Text(Settings):
+class TextSettings(SettingsModel):
     """How text becomes tokens."""
 
     unit: Unit = Field(
@@ -140,7 +140,7 @@ class Text(Settings):
     sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn evenly")
 
     @model_validator(mode="after")
-    def _one_unit_for_one_vocabulary(self) -> Text:
+    def _one_unit_for_one_vocabulary(self) -> TextSettings:
         if self.shared and self.target_unit not in (None, self.unit):
             raise ValueError("target_unit needs shared = false: one vocabulary has one unit")
         return self
@@ -149,7 +149,7 @@ class Text(Settings):
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated"]
 
 
-class SizedSettings(Settings):
+class SizedSettings(SettingsModel):
     """A model's settings: fields that are not given come from the preset that `size` names."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
@@ -179,10 +179,10 @@ class TransformerSettings(SizedSettings):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         # base and big are those of "Attention Is All You Need", table 3
-        "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, inner=512, dropout=0.1),
-        "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, inner=1024, dropout=0.1),
-        "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, inner=2048, dropout=0.1),
-        "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, inner=4096, dropout=0.3),
+        "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, ffn_width=512, dropout=0.1),
+        "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, ffn_width=1024, dropout=0.1),
+        "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, ffn_width=2048, dropout=0.1),
+        "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, ffn_width=4096, dropout=0.3),
     }
     USUAL: ClassVar[str] = "small"
 
@@ -192,21 +192,23 @@ class TransformerSettings(SizedSettings):
     heads: int = Field(..., ge=1, description="attention heads; they share the width")
     encoder_layers: int = Field(..., ge=1, description="blocks that read the source")
     decoder_layers: int = Field(..., ge=1, description="blocks that write the target")
-    inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("relu", description="inside the feed-forward layers")
-    squeeze: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
+    se_dim: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
     norm: Literal["layer", "rms", "batch"] = Field("layer", description="which normalisation")
     norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
     qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
     zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
-    positions: Literal["sinusoidal", "halves", "learned", "index", "fraction"] = Field(
-        "sinusoidal", description="how a token knows where it stands (halves: sines first, then cosines)"
+    positions: Literal["sinusoidal", "sinusoidal-split", "learned", "index", "fraction"] = Field(
+        "sinusoidal", description="how a token knows where it stands (sinusoidal-split: sines first, then cosines)"
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
-    tied: bool = Field(True, description="output projection = target embedding (= source embedding if shared)")
-    scaled: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
+    tie_embeddings: bool = Field(
+        True, description="output projection = target embedding (= source embedding if shared)"
+    )
+    scale_embeddings: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
     output_bias: bool = Field(False, description="a bias on the logits")
 
 
@@ -229,20 +231,22 @@ class RecurrentSettings(SizedSettings):
     encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
     decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
     bidirectional: bool = Field(True, description="read the source from both ends")
-    attention: Literal["none", "dot", "bilinear", "additive", "heads"] = Field(
+    attention: Literal["none", "dot", "bilinear", "additive", "multihead"] = Field(
         "additive", description="how the decoder looks back at the source: not at all, by a score, or by several heads"
     )
-    heads: int = Field(4, ge=1, description='heads of attention = "heads"; they share the width')
+    heads: int = Field(4, ge=1, description='heads of attention = "multihead"; they share the width')
     feed: Literal["start", "every"] = Field(
         "start", description='the source vector starts the decoder, or is also fed to it at "every" step'
     )
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
     max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
-    tied: bool = Field(True, description="output projection = target embedding (= source embedding if shared)")
+    tie_embeddings: bool = Field(
+        True, description="output projection = target embedding (= source embedding if shared)"
+    )
 
     @model_validator(mode="after")
     def _heads_share(self) -> RecurrentSettings:  # only where there are heads
-        if self.attention == "heads" and self.width % self.heads:
+        if self.attention == "multihead" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
 
@@ -260,12 +264,12 @@ class GPTSettings(SizedSettings):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         # gpt2 and its larger sisters as in "Language Models are Unsupervised Multitask Learners", table 2
-        "nano": dict(width=128, heads=4, layers=4, inner=512, max_positions=64, dropout=0.0),
-        "mini": dict(width=384, heads=6, layers=6, inner=1536, max_positions=256, dropout=0.2),
-        "gpt2": dict(width=768, heads=12, layers=12, inner=3072, max_positions=1024, dropout=0.1),
-        "gpt2-medium": dict(width=1024, heads=16, layers=24, inner=4096, max_positions=1024, dropout=0.1),
-        "gpt2-large": dict(width=1280, heads=20, layers=36, inner=5120, max_positions=1024, dropout=0.1),
-        "gpt2-xl": dict(width=1600, heads=25, layers=48, inner=6400, max_positions=1024, dropout=0.1),
+        "nano": dict(width=128, heads=4, layers=4, ffn_width=512, max_positions=64, dropout=0.0),
+        "mini": dict(width=384, heads=6, layers=6, ffn_width=1536, max_positions=256, dropout=0.2),
+        "gpt2": dict(width=768, heads=12, layers=12, ffn_width=3072, max_positions=1024, dropout=0.1),
+        "gpt2-medium": dict(width=1024, heads=16, layers=24, ffn_width=4096, max_positions=1024, dropout=0.1),
+        "gpt2-large": dict(width=1280, heads=20, layers=36, ffn_width=5120, max_positions=1024, dropout=0.1),
+        "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
     }
     USUAL: ClassVar[str] = "mini"
     shares_context: ClassVar[bool] = True
@@ -277,7 +281,7 @@ class GPTSettings(SizedSettings):
     width: int = Field(..., ge=2, description="features of a token")
     heads: int = Field(..., ge=1, description="attention heads; they share the width")
     layers: int = Field(..., ge=1, description="blocks")
-    inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
     norm: Literal["layer", "rms"] = Field("layer", description="which normalisation, before each sub-layer")
@@ -286,13 +290,13 @@ class GPTSettings(SizedSettings):
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
-    tied: bool = Field(True, description="output projection = embedding")
-    scaled: bool = Field(False, description="multiply token vectors by sqrt(width)")
+    tie_embeddings: bool = Field(True, description="output projection = embedding")
+    scale_embeddings: bool = Field(False, description="multiply token vectors by sqrt(width)")
     mask: Literal["causal", "window", "strided", "fixed", "segments"] = Field(
         "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
     )
-    reach: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
-    memory: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
+    mask_size: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
+    memory_size: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
     unused: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="ids that are never predicted: those that an imported model did not have"
     )
@@ -302,11 +306,11 @@ class BertSettings(SizedSettings):
     """An encoder alone, that fills in masked tokens, or names the class of a text."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "tiny": dict(width=128, heads=2, layers=2, inner=512, dropout=0.1),
-        "mini": dict(width=256, heads=4, layers=4, inner=1024, dropout=0.1),
-        "small": dict(width=512, heads=8, layers=4, inner=2048, dropout=0.1),
-        "base": dict(width=768, heads=12, layers=12, inner=3072, dropout=0.1),
-        "large": dict(width=1024, heads=16, layers=24, inner=4096, dropout=0.1),
+        "tiny": dict(width=128, heads=2, layers=2, ffn_width=512, dropout=0.1),
+        "mini": dict(width=256, heads=4, layers=4, ffn_width=1024, dropout=0.1),
+        "small": dict(width=512, heads=8, layers=4, ffn_width=2048, dropout=0.1),
+        "base": dict(width=768, heads=12, layers=12, ffn_width=3072, dropout=0.1),
+        "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
     }
     USUAL: ClassVar[str] = "mini"
 
@@ -316,7 +320,7 @@ class BertSettings(SizedSettings):
     width: int = Field(..., ge=2, description="features of a token")
     heads: int = Field(..., ge=1, description="attention heads; they share the width")
     layers: int = Field(..., ge=1, description="blocks")
-    inner: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("gelu", description="inside the feed-forward layers")
     norm: Literal["layer", "rms"] = Field("layer", description="which normalisation")
@@ -327,10 +331,10 @@ class BertSettings(SizedSettings):
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(512, ge=2, description="longest text in tokens")
-    pool: Literal["mean", "first"] = Field(
+    pooling: Literal["mean", "first"] = Field(
         "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
     )
-    masked: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
+    mask_prob: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
 
 
 def _family(given: Any) -> str:
@@ -356,12 +360,14 @@ ModelSettings = Annotated[
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Training(Settings):
+class TrainingSettings(SettingsModel):
     """How the weights are found."""
 
     steps: int = Field(10000, ge=1, description="updates, counted from the very first (a resumed run goes on to this)")
     batch_tokens: int = Field(4096, ge=16, description="target tokens a batch; the source row's budget follows")
-    pool: int = Field(64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better")
+    sort_buffer: int = Field(
+        64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better"
+    )
     accumulate: int = Field(1, ge=1, description="batches summed into one update")
     optimizer: Literal["adam", "adamw", "muon"] = Field(
         "adam", description="adamw decays weights apart from the gradient; muon: orthogonal steps for linear layers"
@@ -377,7 +383,7 @@ class Training(Settings):
     final_rate: float = Field(0.0, ge=0, le=1, description="cosine, linear and stable fall to this share of the peak")
     betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="Adam's decay rates")
     weight_decay: float = Field(0.0, ge=0, description="adamw and muon, on matrices")
-    clip: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
+    max_grad_norm: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread over the whole vocabulary")
     r_drop: float = Field(
         0.0,
@@ -385,7 +391,7 @@ class Training(Settings):
         description="R-Drop: read batches twice, dropped out differently, and weigh what differs; 0: once",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU")
-    update: Literal["auto", "plain", "captured", "compiled"] = Field(
+    backend: Literal["auto", "plain", "captured", "compiled"] = Field(
         "auto", description="how updates run; auto: on a GPU captured as a graph, and for long jobs compiled"
     )
     checkpoint_activations: bool = Field(False, description="recompute blocks in the backward pass: less memory")
@@ -403,13 +409,13 @@ class Training(Settings):
     tensorboard: bool = Field(False, description="also write TensorBoard files (needs regard[tensorboard])")
 
     @model_validator(mode="after")
-    def _something_to_judge_by(self) -> Training:
+    def _something_to_judge_by(self) -> TrainingSettings:
         if self.best != "loss" and not self.validate_lines:
             raise ValueError(f'best = "{self.best}" needs validate_lines of at least 1')
         return self
 
 
-class Decoding(Settings):
+class DecodingSettings(SettingsModel):
     """How a translation is searched for, unless the command line says otherwise."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search (1 beam: greedy), or sampling")
@@ -419,7 +425,7 @@ class Decoding(Settings):
     max_ratio: float = Field(2.0, gt=0, description="longest output: this times the source's tokens ...")
     max_extra: int = Field(20, ge=0, description="... plus this many")
     min_length: int = Field(0, ge=0, description="fewest tokens before the end mark")
-    no_repeat: int = Field(0, ge=0, description="never repeat an n-gram of this length; 0: may")
+    no_repeat_ngram: int = Field(0, ge=0, description="never repeat an n-gram of this length; 0: may")
     repetition_penalty: float = Field(1.0, ge=1, description="above 1: what was said already is less likely again")
     temperature: float = Field(1.0, gt=0, description="sampling: below 1 is more careful")
     top_k: int = Field(0, ge=0, description="sampling: only the k likeliest tokens; 0: all")
@@ -427,15 +433,15 @@ class Decoding(Settings):
     batch_tokens: int = Field(4096, ge=1, description="source tokens translated at once; changes speed, not results")
 
 
-class Recipe(Settings):
+class Recipe(SettingsModel):
     """Everything that makes a run what it is."""
 
     about: str = Field("", description="what this recipe is for")
-    data: Data
-    text: Text = Field(default_factory=lambda: Text())
+    data: DataSettings
+    text: TextSettings = Field(default_factory=lambda: TextSettings())
     model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
-    training: Training = Field(default_factory=lambda: Training())
-    decoding: Decoding = Field(default_factory=lambda: Decoding())
+    training: TrainingSettings = Field(default_factory=lambda: TrainingSettings())
+    decoding: DecodingSettings = Field(default_factory=lambda: DecodingSettings())
 
     @property
     def fills(self) -> bool:

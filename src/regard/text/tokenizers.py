@@ -26,7 +26,7 @@ import tokenizers as library
 
 from regard.errors import UserError, first_line
 from regard.files import parse_json
-from regard.marks import BEGIN, FILL, SPECIALS, UNKNOWN
+from regard.special_tokens import BOS, PAD, SPECIAL_TOKENS, UNK
 
 VERSION = 1  # of the JSON layout
 
@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignVocabulary:
     """Where the vocabulary of an imported model came from.
 
     `ids` holds for each of our ids theirs, -1 where they had none; two of ours may have been one of theirs. `marks` is
@@ -58,12 +58,12 @@ class Tokenizer(ABC):
     """
 
     unit: ClassVar[str]
-    foreign: Foreign | None = None  # of an imported model's
+    foreign: ForeignVocabulary | None = None  # of an imported model's
 
     def __init__(self, tags: Sequence[str], count: int) -> None:
         """`count` is the number of pieces, which follow the special ids and the tags."""
         self.tags = tuple(tags)
-        self.first = len(SPECIALS) + len(self.tags)  # id of the first piece
+        self.first = len(SPECIAL_TOKENS) + len(self.tags)  # id of the first piece
         self._size = self.first + count
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Tokenizer(ABC):
         if name not in self.tags:
             known = ", ".join(self.tags) or "none"
             raise UserError(f"the tokenizer knows no tag {name!r} (known: {known})")
-        return len(SPECIALS) + self.tags.index(name)
+        return len(SPECIAL_TOKENS) + self.tags.index(name)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without begin or end marks."""
@@ -105,13 +105,13 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special ids and tags are skipped."""
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, for display.
 
         Joined, the pieces are the decoded text, but that a token which holds part of a character only shows its bytes
         (`⟨e2⟩`; `joined` makes such characters whole), and that special ids and tags show their names.
         """
-        names = SPECIALS + self.tags
+        names = SPECIAL_TOKENS + self.tags
         fresh = True  # no piece yet: the first word has no space in front
         shown = []
         for token in ids:
@@ -125,7 +125,7 @@ class Tokenizer(ABC):
 
     def forbidden(self) -> list[int]:
         """Ids that must never be generated: all that are not text, but the end mark, and pieces that break a line."""
-        return [FILL, BEGIN, UNKNOWN, *range(len(SPECIALS), self.first), *self._line_breaks()]
+        return [PAD, BOS, UNK, *range(len(SPECIAL_TOKENS), self.first), *self._line_breaks()]
 
     @abstractmethod
     def _line_breaks(self) -> list[int]:
@@ -156,7 +156,7 @@ class Tokenizer(ABC):
             if origin is not None:
                 if not all(isinstance(theirs, int) for theirs in origin["ids"]):
                     raise ValueError("foreign ids are not whole numbers")
-                tokenizer.foreign = Foreign(**origin)
+                tokenizer.foreign = ForeignVocabulary(**origin)
                 if len(tokenizer.foreign.ids) != len(tokenizer):
                     raise ValueError(f"{len(tokenizer.foreign.ids)} foreign ids for {len(tokenizer)} tokens")
             return tokenizer
@@ -176,7 +176,7 @@ def _check_types(content: dict[str, Any]) -> None:
             raise ValueError(f"{key} is not a text")
 
 
-class _ByteTokenizer(Tokenizer):
+class _ByteLevelTokenizer(Tokenizer):
     """A tokenizer whose pieces are strings of bytes; the first 256 are the bytes themselves, in order."""
 
     def __init__(self, tags: Sequence[str], longer: Iterable[bytes]) -> None:
@@ -195,7 +195,7 @@ class _ByteTokenizer(Tokenizer):
         return [self.first + index for index, piece in enumerate(self._bytes) if b"\n" in piece or b"\r" in piece]
 
 
-class BytePairTokenizer(_ByteTokenizer):
+class BytePairTokenizer(_ByteLevelTokenizer):
     """Byte-level BPE: bytes, joined pair by pair in the order of `merges`.
 
     The merges are the whole vocabulary, so nothing beside them is stored. They are written in the usual spelling, one
@@ -222,7 +222,7 @@ class BytePairTokenizer(_ByteTokenizer):
         return {"merges": self.merges}
 
 
-class CharacterTokenizer(_ByteTokenizer):
+class CharacterTokenizer(_ByteLevelTokenizer):
     """Characters. ASCII is its bytes, `characters` are the learnt others, and what is neither is spelt in bytes."""
 
     unit = "char"
@@ -261,7 +261,7 @@ class WordTokenizer(Tokenizer):
             "".join(texts).encode()
         except UnicodeEncodeError as error:
             raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
-        return [[self._ids.get(word, UNKNOWN) for word in text.split()] for text in texts]
+        return [[self._ids.get(word, UNK) for word in text.split()] for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[token - self.first] for token in ids if token >= self.first)
@@ -293,7 +293,7 @@ class WordPieceTokenizer(Tokenizer):
         self.words = list(words)
         self.lowercase, self.strip_accents, self.chinese = lowercase, strip_accents, chinese
         super().__init__(tags, len(self.words))
-        vocabulary = {word: self.first + index for index, word in enumerate(self.words)} | {self._unknown: UNKNOWN}
+        vocabulary = {word: self.first + index for index, word in enumerate(self.words)} | {self._unknown: UNK}
         self._library = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token=self._unknown))
         self._library.normalizer = library.normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
@@ -369,7 +369,7 @@ class SentencePieceTokenizer(Tokenizer):
             cut = self._library.encode(texts, out_type=str)
         except (UnicodeEncodeError, TypeError) as error:
             raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
-        return [[self._ids.get(word, UNKNOWN) for word in words] for words in cut]
+        return [[self._ids.get(word, UNK) for word in words] for words in cut]
 
     def decode(self, ids: Sequence[int]) -> str:
         text = b"".join(self._bytes[token - self.first] for token in ids if token >= self.first)
@@ -387,8 +387,8 @@ class SentencePieceTokenizer(Tokenizer):
         return {"words": self.words, "model": self.model, **target}
 
 
-LEARNT = (BytePairTokenizer, CharacterTokenizer, WordTokenizer)
-UNITS: dict[str, Any] = {kind.unit: kind for kind in (*LEARNT, WordPieceTokenizer, SentencePieceTokenizer)}
+LEARNED_UNITS = (BytePairTokenizer, CharacterTokenizer, WordTokenizer)
+UNITS: dict[str, Any] = {kind.unit: kind for kind in (*LEARNED_UNITS, WordPieceTokenizer, SentencePieceTokenizer)}
 
 _STRAY = re.compile("⟨([89a-f][0-9a-f])⟩".encode())  # how a byte that is no character by itself is shown
 
@@ -419,13 +419,13 @@ def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) 
 
     A small corpus may not fill it: no BPE piece is learnt that was seen only once.
     """
-    learnt = [kind.unit for kind in LEARNT]
+    learnt = [kind.unit for kind in LEARNED_UNITS]
     if unit not in learnt:
         what = "only imported models have" if unit in UNITS else "no such unit of text:"
         raise UserError(f"{what} {unit!r} (choose from {', '.join(learnt)})")
     if len(set(tags)) < len(tags) or not all(tags):
         raise UserError(f"tags must differ and not be empty: {', '.join(map(repr, tags))}")
-    marks = len(SPECIALS) + len(tags)
+    marks = len(SPECIAL_TOKENS) + len(tags)
     least = marks + (1 if unit == "word" else 256)
     if size < least:
         raise UserError(f"a {unit} vocabulary needs at least {least} tokens ({marks} are marks and tags), not {size}")

@@ -1,5 +1,5 @@
 """Training: from a recipe to a run directory."""
 
-from regard.training.start import train
+from regard.training.setup import train
 
 __all__ = ["train"]

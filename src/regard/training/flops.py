@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from regard.packed import SeqBatch
 from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings, TransformerSettings
-from regard.rows import PairBatch
 
 BACKWARD = 2  # the gradients of both factors of a product: twice as much again as the product
 
@@ -33,8 +33,8 @@ class Sizes:
     counted: int  # places that count in the loss
 
     @classmethod
-    def of(cls, batch: PairBatch) -> Sizes:
-        s, t = batch.source.rows.lengths, batch.inputs.rows.lengths
+    def of(cls, batch: SeqBatch) -> Sizes:
+        s, t = batch.source.layout.lengths, batch.inputs.layout.lengths
         pairs = list(zip(s, t, strict=True))
         return cls(
             source=sum(s),
@@ -44,11 +44,11 @@ class Sizes:
             own_target=sum(n * n for n in t),
             cross=sum(a * b for a, b in pairs),
             joined=sum((a + b) ** 2 for a, b in pairs),
-            counted=batch.tokens,
+            counted=batch.num_targets,
         )
 
 
-def forward(settings: ModelSettings, batch: PairBatch, vocabulary: int) -> int:
+def forward(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
     """Of a forward pass with its loss, in FLOP; `vocabulary` is the target's (or the number of classes)."""
     sizes = Sizes.of(batch)
     if isinstance(settings, RecurrentSettings):
@@ -60,20 +60,20 @@ def forward(settings: ModelSettings, batch: PairBatch, vocabulary: int) -> int:
     return _transformer(settings, sizes, vocabulary)
 
 
-def update(settings: ModelSettings, batch: PairBatch, vocabulary: int) -> int:
+def update(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
     """Of a forward and a backward pass. What is computed again to save memory does not count twice."""
     return (1 + BACKWARD) * forward(settings, batch, vocabulary)
 
 
 def _feed_forward(settings: TransformerSettings | GPTSettings | BertSettings) -> int:
     """A token's."""
-    return 2 * settings.width * settings.inner * (3 if settings.activation == "gated" else 2)
+    return 2 * settings.width * settings.ffn_width * (3 if settings.activation == "gated" else 2)
 
 
 def _transformer(settings: TransformerSettings, sizes: Sizes, vocabulary: int) -> int:
     d, inner = settings.width, _feed_forward(settings)
     reads = sizes.source * (8 * d * d + inner) + 4 * sizes.own_source * d
-    reads += sizes.sentences * 4 * d * settings.squeeze
+    reads += sizes.sentences * 4 * d * settings.se_dim
     writes = sizes.target * (12 * d * d + inner) + sizes.source * 4 * d * d  # its own q, k, v, o; q, o; then k, v
     writes += 4 * (sizes.own_target + sizes.cross) * d
     return settings.encoder_layers * reads + settings.decoder_layers * writes + 2 * sizes.target * d * vocabulary
@@ -113,7 +113,7 @@ def _recurrent(settings: RecurrentSettings, sizes: Sizes, vocabulary: int) -> in
         inputs = d if layer else i + fed + (e if additive else 0)
         total += 2 * sizes.target * gates * d * (inputs + d) + 2 * sizes.sentences * e * d * states
     beside = fed + (e + i if additive else 0)
-    if settings.attention == "heads":
+    if settings.attention == "multihead":
         total += sizes.target * 4 * d * d + sizes.source * 4 * e * d + 4 * sizes.cross * d
         beside += d
     elif additive:
@@ -121,5 +121,5 @@ def _recurrent(settings: RecurrentSettings, sizes: Sizes, vocabulary: int) -> in
     elif settings.attention in ("dot", "bilinear"):
         total += 2 * sizes.cross * (d + e) + (2 * sizes.target * d * e if settings.attention == "bilinear" else 0)
         beside += e
-    features = i if settings.tied else d
+    features = i if settings.tie_embeddings else d
     return total + 2 * sizes.target * ((d + beside) * features + features * vocabulary)

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from regard import weights
-from regard.data.packing import Stream
+from regard import tensor_io
+from regard.data.packing import BatchStream
 from regard.data.prefetch import Prefetched
 from regard.errors import UserError
 from regard.files import DirectoryLock, write_text
-from regard.models import Translator
-from regard.rows import PairBatch
-from regard.runs import LOGS, Run, kept_snapshots
-from regard.training import state, step
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
+from regard.run_dir import LOGS, RunDir, kept_snapshots
+from regard.training import checkpoint, step
 from regard.training.optimizers import make_optimizer
-from regard.training.report import Board, Reporter, figures, which_weights
+from regard.training.progress import Reporter, TensorBoardWriter, figures, which_weights
 from regard.training.schedule import rate
-from regard.training.static import Shape
-from regard.training.validation import Look, Validator
+from regard.training.static_batch import StaticBatchShape
+from regard.training.validation import Validation, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite
@@ -76,27 +76,31 @@ def catch_signals() -> Iterator[list[int]]:
 class Trainer:
     """Everything a run needs while it trains."""
 
-    run: Run
-    model: Translator
-    packer: Stream
+    run: RunDir
+    model: SequenceModel
+    packer: BatchStream
     validator: Validator
     reporter: Reporter
     device: torch.device
-    shape: Shape | None = None  # of all batches, if there is one: then a captured step makes the updates
-    facts: dict[str, Any] = field(default_factory=dict)  # of the batches, to be remembered: fields of `Progress`
+    shape: StaticBatchShape | None = None  # of all batches, if there is one: then a captured step makes the updates
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the batches, to be remembered: fields of `TrainingProgress`
     origin: Path | None = None  # the run that the weights are of: they are validated before the first update
     lock: DirectoryLock | None = None  # of the run directory: nothing is written once it was deleted or replaced
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
         self.optimizer = make_optimizer(self.model, self.run)
-        self.ema = state.Average(self.model, self.settings.ema) if self.settings.ema else None
-        self.progress = state.Progress()
+        self.ema = checkpoint.EMA(self.model, self.settings.ema) if self.settings.ema else None
+        self.progress = checkpoint.TrainingProgress()
         behind = self.device.type == "cuda"  # a GPU need not wait until files are on disk
-        self.writer = weights.Writer(behind=behind, check=self._ensure_held)
-        self.logs = {name: state.Log(self.run.path / name) for name in LOGS}
-        self.board = Board(self.run.path / "tensorboard" if self.settings.tensorboard else None)
-        self.update = step.make(self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self._say)
+        self.writer = tensor_io.TensorWriter(behind=behind, check=self._ensure_held)
+        self.logs = {name: checkpoint.Log(self.run.path / name) for name in LOGS}
+        self.board = TensorBoardWriter(self.run.path / "tensorboard" if self.settings.tensorboard else None)
+        self.update = step.make_step(
+            self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self._say
+        )
 
     def _ensure_held(self) -> None:
         if self.lock is not None:
@@ -124,7 +128,7 @@ class Trainer:
             self._clock = time.perf_counter()
             self._saved = time.monotonic()
             if self.origin is not None and progress.step == 0:
-                self._look()
+                self._validate()
             while not progress.limit(settings):
                 group = []
                 for _ in range(settings.accumulate):
@@ -134,16 +138,16 @@ class Trainer:
                 self._update(group)
                 self.reporter.step(progress.step, progress.tokens)
                 last = progress.step == settings.steps
-                saves = self._saves() or self._save_due()
-                if last or signals or progress.step % CHECK_EVERY == 0 or saves or self._looks():
+                saves = self.should_save() or self._save_due()
+                if last or signals or progress.step % CHECK_EVERY == 0 or saves or self.should_validate():
                     self._ensure_held()
                     self._stop_if_broken()
                     self.writer.check()
                 if progress.step % LOG_EVERY == 0 or last:
                     self._log()
-                if self._looks() or last:
-                    self._look()
-                if self._saves():
+                if self.should_validate() or last:
+                    self._validate()
+                if self.should_save():
                     self._snapshot()
                 if saves or signals or last:
                     self._save()
@@ -152,7 +156,7 @@ class Trainer:
                     raise Interrupted(progress.step, 128 + signals[0])
             self._finish()
 
-    def _saves(self) -> bool:
+    def should_save(self) -> bool:
         return self.progress.step % self.settings.save_every == 0
 
     def _save_due(self) -> bool:
@@ -160,10 +164,10 @@ class Trainer:
         minutes = self.settings.save_minutes
         return minutes > 0 and time.monotonic() - self._saved >= 60 * minutes
 
-    def _looks(self) -> bool:
+    def should_validate(self) -> bool:
         return self.progress.step % self.settings.validate_every == 0
 
-    def _update(self, batches: list[PairBatch]) -> None:
+    def _update(self, batches: list[SeqBatch]) -> None:
         """One step of the optimiser on the mean loss a target token over all the batches together."""
         progress = self.progress
         tokens = self.update(batches, progress.step, rate(self.settings, self.run.recipe.model.width, progress.step))
@@ -173,15 +177,15 @@ class Trainer:
 
     def _stop_if_broken(self) -> None:
         """Where a loss was not finite: save the batch, say what to try, and stop. The last saved state is untouched."""
-        if not self.update.broken.item():
+        if not self.update.nonfinite.item():
             return
-        step, accumulate = int(self.update.broken_step.item()), self.settings.accumulate
+        step, accumulate = int(self.update.nonfinite_step.item()), self.settings.accumulate
         source, target = self.run.tokenizers
         sentences = []
         for micro in range((step - 1) * accumulate, step * accumulate):
             batch = self.packer.batch_at(micro)
-            labels = batch.inputs.rows.split(batch.labels)
-            for src, tgt in zip(batch.source.rows.split(batch.source.ids), labels, strict=True):
+            labels = batch.inputs.layout.split(batch.labels)
+            for src, tgt in zip(batch.source.layout.split(batch.source.ids), labels, strict=True):
                 sentences.append({"source": source.decode(src.tolist()), "target": target.decode(tgt.tolist())})
         file = self.run.path / f"not-finite-{step}.json"
         write_text(file, json.dumps({"step": step, "pairs": sentences}, ensure_ascii=False, indent=1) + "\n")
@@ -221,24 +225,24 @@ class Trainer:
         self.progress.seconds += now - self._clock
         self._clock = now
 
-    def _look(self) -> None:
+    def _validate(self) -> None:
         """Measure on held-out pairs and keep the weights if they are the best so far."""
         if self.ema is None:
-            look, better = self._judge(self.model, "step")
+            look, better = self._score(self.model, "step")
         else:
-            with _borrowed(self.model, self.ema.tensors):
-                look, better = self._judge(self.model, "ema")
+            with swapped_weights(self.model, self.ema.tensors):
+                look, better = self._score(self.model, "ema")
         self.progress.validated = self.progress.step
-        self.progress.looks_since_best = 0 if better else self.progress.looks_since_best + 1
+        self.progress.validations_since_best = 0 if better else self.progress.validations_since_best + 1
         for sample in look.samples:
             line = {"step": self.progress.step, **sample}
             self._append("samples.jsonl", json.dumps(line, ensure_ascii=False))
         self.reporter.samples(look.samples)
 
-    def _judge(self, model: Translator, what: str) -> tuple[Look, bool]:
+    def _score(self, model: SequenceModel, what: str) -> tuple[Validation, bool]:
         """How good weights are on the held-out pairs, and whether they are the best so far: then they are kept."""
         progress = self.progress
-        look = self.validator.look(model)
+        look = self.validator.validate(model)
         self._tick()
         value = {"bleu": look.bleu, "exact": look.exact}.get(self.settings.best)
         value = -look.loss if value is None else value
@@ -247,14 +251,14 @@ class Trainer:
         if better:
             progress.best, progress.best_step, progress.best_is = value, progress.step, what
             about = {"step": progress.step, "weights": what, **look.numbers()}
-            self.writer.save(self.run.best, weights.of_model(model), about)
+            self.writer.save(self.run.best, tensor_io.model_tensors(model), about)
         return look, better
 
     # -- remembering --------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
         if self.run.resume.exists():
-            self.progress = state.load(self.run.resume, self.model, self.optimizer, self.ema)
+            self.progress = checkpoint.load(self.run.resume, self.model, self.optimizer, self.ema)
             self.update.loss.fill_(self.progress.window_loss)
         self.progress = replace(self.progress, **self.facts)
         for name, log in self.logs.items():  # what came after the saved state will come again
@@ -265,15 +269,15 @@ class Trainer:
         self._tick()
         self.progress.window_loss = self.update.loss.item()
         self.progress.logs = {name: log.mark() for name, log in self.logs.items()}
-        state.save(self.writer, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
+        checkpoint.save(self.writer, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
         self._saved = time.monotonic()
 
     def _snapshot(self) -> None:
         step = self.progress.step
-        file, policy = self.run.snapshot(step), partial(self._forget, step)
-        self.writer.save(file, weights.of_model(self.model), {"step": step}, then=policy)
+        file, policy = self.run.snapshot(step), partial(self._prune, step)
+        self.writer.save(file, tensor_io.model_tensors(self.model), {"step": step}, then=policy)
 
-    def _forget(self, step: int) -> None:
+    def _prune(self, step: int) -> None:
         """Of the snapshots up to this step, those that the policy does not keep."""
         present = self.run.snapshots()
         kept = kept_snapshots([s for s in present if s <= step], self.settings.save_every, self.settings.average)
@@ -286,15 +290,15 @@ class Trainer:
         self.writer.wait()
         if self.progress.validated != self.progress.step:  # training.steps was lowered to a step already reached
             self._log()
-            self._look()
+            self._validate()
         last = self.run.averaged_snapshots(self.progress.step)
-        average: Look | None = None
+        average: Validation | None = None
         if last:
-            with _borrowed(self.model, weights.mean(list(last.values()))):
+            with swapped_weights(self.model, tensor_io.mean(list(last.values()))):
                 # no look of its own: patience does not count it
-                average, _ = self._judge(self.model, f"average of {len(last)}")
+                average, _ = self._score(self.model, f"average of {len(last)}")
         if self.progress.limit(self.settings) == "training.patience":
-            self._write("stop", looks=self.progress.looks_since_best, best_step=self.progress.best_step)
+            self._write("stop", looks=self.progress.validations_since_best, best_step=self.progress.best_step)
         self._ensure_weights()
         self.progress.finished = True
         self._save()
@@ -302,9 +306,9 @@ class Trainer:
         self._ensure_held()
         self._say_what_was_kept(average)
 
-    def _say_what_was_kept(self, average: Look | None = None) -> None:
+    def _say_what_was_kept(self, average: Validation | None = None) -> None:
         """Say which weights are `model.safetensors`, and why; also of an average that lost."""
-        kept = weights.about(self.run.best)
+        kept = tensor_io.read_metadata(self.run.best)
         by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
         why = f"by {by} on the held-out data" if self.progress.best is not None else "as no validation was finite"
         self._say(f"kept as best: {which_weights(kept)} ({figures(kept, brief=True)}), {why}")
@@ -328,17 +332,19 @@ class Trainer:
         """Keep the last weights if no validation chose any, so that a finished run can always be used."""
         self.writer.wait()
         if not self.run.best.exists():
-            what, tensors = ("step", weights.of_model(self.model)) if self.ema is None else ("ema", self.ema.tensors)
+            what, tensors = (
+                ("step", tensor_io.model_tensors(self.model)) if self.ema is None else ("ema", self.ema.tensors)
+            )
             self.writer.save(self.run.best, tensors, {"step": self.progress.step, "weights": what})
             self.writer.wait()
 
 
 @contextmanager
-def _borrowed(model: Translator, tensors: weights.Tensors) -> Iterator[None]:
+def swapped_weights(model: SequenceModel, tensors: tensor_io.Tensors) -> Iterator[None]:
     """The model with other weights for a while."""
-    own = {name: tensor.clone() for name, tensor in weights.of_model(model).items()}
-    weights.into_model(model, tensors, "the average")
+    own = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
+    tensor_io.load_into_model(model, tensors, "the average")
     try:
         yield
     finally:
-        weights.into_model(model, own, "the model")
+        tensor_io.load_into_model(model, own, "the model")

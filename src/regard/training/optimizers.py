@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from regard import torch_private
-from regard.attention import MultiHead
+from regard.attention import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from regard.models import Translator
-    from regard.runs import Run
+    from regard.models import SequenceModel
+    from regard.run_dir import RunDir
 
 MOMENTUM = 0.95
 ROUNDS = 5
@@ -23,7 +23,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # of Jordan et al. 2024: steep at 0, and ne
 TINY = 1e-7
 
 
-def make_optimizer(model: Translator, run: Run) -> torch.optim.Optimizer:
+def make_optimizer(model: SequenceModel, run: RunDir) -> torch.optim.Optimizer:
     """Adam, AdamW or Muon as the recipe says; weight decay on matrices only."""
     settings = run.recipe.training
     if settings.optimizer == "muon":
@@ -54,14 +54,14 @@ def linear_weights(model: nn.Module) -> dict[nn.Parameter, int]:
     """
     stacked: dict[nn.Parameter, int] = {}
     for module in model.modules():
-        if isinstance(module, MultiHead):
-            parts = {"key_value": 2} if module.cross else {"query_key_value": 3}
+        if isinstance(module, MultiHeadAttention):
+            parts = {"kv_proj": 2} if module.is_cross else {"qkv_proj": 3}
             stacked |= {getattr(module, name).weight: count for name, count in parts.items()}
     linear = [cast(nn.Parameter, module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
     return {weight: stacked.get(weight, 1) for weight in linear}
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonalise(matrices: Tensor) -> Tensor:
     """[n, R, C] -> the same with all singular values near 1: five rounds of s <- a s + b s^3 + c s^5.
 
     In bf16 on a GPU, where nothing hangs on the last digits and matrix products are many times as fast.
@@ -126,7 +126,7 @@ class Muon(torch.optim.Optimizer):
         if broken is not None:
             gradient, moves = gradient.where(broken == 0, 0.0), 1.0 - broken
         momentum.lerp_(gradient, (1 - MOMENTUM) * moves)
-        direction = orthogonal(gradient.lerp(momentum, MOMENTUM)).float()
+        direction = orthogonalise(gradient.lerp(momentum, MOMENTUM)).float()
         rate = settings["lr"] * moves
         steps = direction * (-0.2 * math.sqrt(max(momentum.shape[1:])) * rate)
         moved: list[Tensor] = list(weights)

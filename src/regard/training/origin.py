@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import weights
-from regard.data.sources import corpora
-from regard.data.store import learn_target_tokenizer, learn_tokenizers, tags_of
+from regard import tensor_io
+from regard.data.corpora import corpora
+from regard.data.token_cache import learn_target_tokenizer, learn_tokenizers, tags_of
 from regard.errors import UserError
-from regard.models import Translator
+from regard.models import SequenceModel
 from regard.models.bert import Bert
 from regard.recipes import differences
-from regard.recipes.schema import Data, Recipe
-from regard.recipes.write import shown
-from regard.runs import Run
+from regard.recipes.schema import DataSettings, Recipe
+from regard.recipes.to_toml import shown
+from regard.run_dir import RunDir
 from regard.text import Tokenizer
-from regard.training.report import Reporter
+from regard.training.progress import Reporter
 
 VOCABULARY_TENSORS = (  # one row a token, the first three of the source or of the target, by their names
     "source_embedding.table",
@@ -29,13 +29,13 @@ VOCABULARY_TENSORS = (  # one row a token, the first three of the source or of t
     "embedding.table",
     "output",
     "output_bias",
-    "filler.bias",
+    "mlm_head.bias",
 )
-NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.masked", "model.task"}  # what weights fit whatever it is
+NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.mask_prob", "model.task"}  # what weights fit whatever it is
 NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # and what they compute does not depend on
 
 
-def tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
+def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
     """Another run's, with the tags that are new; or learnt.
 
     Where that run had one for both sides and this one has two, the target's is learnt. Classes are always learnt; if
@@ -61,7 +61,7 @@ def tokenizers(recipe: Recipe, origin: Run | None, reporter: Reporter) -> tuple[
     return source, theirs if same else target
 
 
-def _say_whose(recipe: Recipe, origin: Run, reporter: Reporter) -> None:
+def _say_whose(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
     """Say where the vocabulary comes from, and which settings have no effect therefore."""
     changed = differences(origin.recipe, recipe)
     idle = [
@@ -91,7 +91,7 @@ def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
     return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
-def begin_with(origin: Run, run: Run, model: Translator, reporter: Reporter) -> bool:
+def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
     """Take another run's weights; to tell other classes apart, all but its head. Whether all of them were taken."""
     theirs, own = origin.recipe, run.recipe
     if theirs.model.family != own.model.family:
@@ -99,13 +99,13 @@ def begin_with(origin: Run, run: Run, model: Translator, reporter: Reporter) -> 
             f"the weights of {origin.path} do not fit this model: model.family is {theirs.model.family} there and "
             f"{own.model.family} here"
         )
-    tensors: Mapping[str, Tensor] = weights.load(origin.best)[0]
+    tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
     if own.classifies and theirs.classifies and run.tokenizers[1].to_json() != origin.tokenizers[1].to_json():
         reporter.say(f"the classes are not those of {origin.path}: the head that tells them apart begins afresh")
         tensors = Bert.body(tensors)
     changed = {key: pair for key, pair in differences(theirs, own).items() if key.startswith("model.")}
     try:
-        model.begin_with(_with_tags(tensors, origin, run), origin.best)
+        model.init_from(_with_tags(tensors, origin, run), origin.best)
     except UserError as error:
         obstacles = _listed({key: pair for key, pair in changed.items() if key not in NO_OBSTACLE})
         if not obstacles:
@@ -124,7 +124,7 @@ def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} is {shown(there)} there and {shown(here)} here" for key, (there, here) in changed.items())
 
 
-def _with_tags(tensors: Mapping[str, Tensor], origin: Run, run: Run) -> dict[str, Tensor]:
+def _with_tags(tensors: Mapping[str, Tensor], origin: RunDir, run: RunDir) -> dict[str, Tensor]:
     """Weights with a row more for every new tag where rows are tokens: the mean of the rows that are there.
 
     A new tag then says nothing at first, and the model does what it did before.
@@ -140,7 +140,7 @@ def _with_tags(tensors: Mapping[str, Tensor], origin: Run, run: Run) -> dict[str
     return grown
 
 
-def warn_of_old_held_out(recipe: Recipe, origin: Run, reporter: Reporter) -> None:
+def warn_of_old_held_out(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
     """Warn where the training data are new and the held-out files are still the other run's."""
     data, theirs = recipe.data, origin.recipe.data
     if _training_data(data) == _training_data(theirs):
@@ -160,13 +160,13 @@ def warn_of_old_held_out(recipe: Recipe, origin: Run, reporter: Reporter) -> Non
         )
 
 
-def _training_data(data: Data) -> list[list[str | None]]:
+def _training_data(data: DataSettings) -> list[list[str | None]]:
     return [
         [corpus.corpus, *_paths([n for n in (corpus.pairs, corpus.text, corpus.source, corpus.target) if n], data)]
         for corpus in corpora(data)
     ]
 
 
-def _paths(names: list[str], data: Data) -> list[str]:
+def _paths(names: list[str], data: DataSettings) -> list[str]:
     """Absolute paths, whether or not there are such files: those of the other run may be gone."""
     return [os.path.abspath(Path(data.folder or ".") / Path(name).expanduser()) for name in names]

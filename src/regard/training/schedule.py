@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from regard.recipes.schema import Training
+from regard.recipes.schema import TrainingSettings
 
 
-def peak_rate(settings: Training, width: int) -> float:
+def peak_rate(settings: TrainingSettings, width: int) -> float:
     """The highest rate: as set, or the paper's, 1 / sqrt(width · warmup)."""
     return settings.learning_rate or 1 / math.sqrt(width * settings.warmup)
 
 
-def rate(settings: Training, width: int, step: int) -> float:
+def rate(settings: TrainingSettings, width: int, step: int) -> float:
     """Linear warm-up to the peak, then a fall of the chosen shape; the first update is step 1.
 
     linear and cosine fall to `final_rate` times the peak at the last step; stable stays at the peak until the last

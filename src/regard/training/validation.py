@@ -11,17 +11,17 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from regard.data.packing import classes_alone, generator, sentence_batches
-from regard.data.sources import corpora
-from regard.decoding.lines import LineTranslator
+from regard.data.corpora import corpora
+from regard.data.packing import class_labels_only, generator, sentence_batches
+from regard.decoding.translate import Translator
 from regard.devices import autocast
 from regard.evaluation import score_texts
-from regard.evaluation.perplexity import Laid
-from regard.models import Translator
+from regard.evaluation.perplexity import WindowBatches
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
 from regard.recipes.schema import BertSettings, Recipe
-from regard.rows import PairBatch
-from regard.text import BEGIN, END, Tokenizer, encode_side
-from regard.text.sides import Room, cut, front_of
+from regard.text import BOS, EOS, Tokenizer, encode_side
+from regard.text.encode import ContextBudget, chunk, prefix_ids
 from regard.text.tokenizers import joined
 
 SAMPLES = 3
@@ -30,7 +30,7 @@ SAMPLE_TOKENS = 60
 
 
 @dataclass(frozen=True)
-class Look:
+class Validation:
     """One look: mean negative log-likelihood a target token, and what the outputs were worth."""
 
     loss: float
@@ -51,7 +51,7 @@ def encode_pairs(
 ) -> tuple[list[list[int]], list[list[int]], list[bool]]:
     """The source and the target tokens of text pairs for teacher forcing, and which pairs had to be truncated."""
     first = corpora(recipe.data)[0]
-    front, room, plain = front_of(recipe), Room.of(recipe), recipe.data.is_text
+    front, room, plain = prefix_ids(recipe), ContextBudget.of(recipe), recipe.data.is_text
     sources, one = encode_side(
         tokenizers[0],
         [source for source, _ in pairs],
@@ -74,16 +74,16 @@ def encode_pairs(
 
 def token_batches(
     sources: list[list[int]], targets: list[list[int]], recipe: Recipe
-) -> list[tuple[list[int], PairBatch]]:
+) -> list[tuple[list[int], SeqBatch]]:
     """Batches for teacher forcing, each with the indices of its pairs, alike in length."""
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     groups = sentence_batches(lengths, max(recipe.training.batch_tokens, 2048))
-    return [(g, PairBatch.of([sources[i] for i in g], [targets[i] for i in g], begin=BEGIN)) for g in groups]
+    return [(g, SeqBatch.from_lists([sources[i] for i in g], [targets[i] for i in g], bos=BOS)) for g in groups]
 
 
 def pair_batches(
     pairs: Sequence[tuple[str, str]], tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe
-) -> list[tuple[list[int], PairBatch]]:
+) -> list[tuple[list[int], SeqBatch]]:
     """Text pairs as batches for teacher forcing, each with the indices of its pairs."""
     sources, targets, _ = encode_pairs(pairs, tokenizers, recipe)
     return token_batches(sources, targets, recipe)
@@ -99,11 +99,11 @@ class Validator:
     device: torch.device
 
     @cached_property
-    def _batches(self) -> list[PairBatch]:
+    def _batches(self) -> list[SeqBatch]:
         found = [batch for _, batch in pair_batches(self.pairs, self.tokenizers, self.recipe)]
-        return [(classes_alone(b) if self.recipe.classifies else b).to(self.device) for b in found]
+        return [(class_labels_only(b) if self.recipe.classifies else b).to(self.device) for b in found]
 
-    def look(self, model: Translator) -> Look:
+    def validate(self, model: SequenceModel) -> Validation:
         """Leaves the model as it was, and draws no random numbers."""
         training = model.training
         model.eval()
@@ -113,17 +113,17 @@ class Validator:
         finally:
             model.train(training)
 
-    def _measure(self, model: Translator) -> Look:
+    def _measure(self, model: SequenceModel) -> Validation:
         total = sum(model.loss(batch).item() for batch in self._batches)
-        return self._translate(model, total / sum(batch.tokens for batch in self._batches))
+        return self._translate(model, total / sum(batch.num_targets for batch in self._batches))
 
-    def _translate(self, model: Translator, loss: float) -> Look:
+    def _translate(self, model: SequenceModel, loss: float) -> Validation:
         """Greedy translations of the first held-out lines: quick, and enough to see progress."""
         chosen = self.pairs[: self.recipe.training.validate_lines]
         if not chosen:
-            return Look(loss)
+            return Validation(loss)
         greedy = self.recipe.decoding.model_copy(update={"method": "beam", "beam": 1})
-        translate = LineTranslator.for_recipe(model, self.tokenizers, self.recipe, greedy)
+        translate = Translator.for_recipe(model, self.tokenizers, self.recipe, greedy)
         outputs = [answer.texts[0] for answer in translate([source for source, _ in chosen])]
         scores = score_texts(outputs, [target for _, target in chosen])
         samples = [
@@ -131,16 +131,16 @@ class Validator:
             for (source, target), output in list(zip(chosen, outputs, strict=True))[:SAMPLES]
         ]
         if self.recipe.classifies:  # BLEU has nothing to say of single words
-            return Look(loss, exact=scores.exact, samples=samples)
-        return Look(loss, scores.bleu, scores.chrf, scores.exact, samples)
+            return Validation(loss, exact=scores.exact, samples=samples)
+        return Validation(loss, scores.bleu, scores.chrf, scores.exact, samples)
 
 
-class ContinuationValidator(Validator):
+class LanguageModelValidator(Validator):
     """Measures a model that continues text: its loss on the held-out text, and a few continuations to read."""
 
     @cached_property
-    def _laid(self) -> Laid:
-        return Laid.out(
+    def _laid(self) -> WindowBatches:
+        return WindowBatches.out(
             self.tokenizers[1],
             [text for _, text in self.pairs],
             context=self.recipe.model.max_positions,
@@ -149,20 +149,20 @@ class ContinuationValidator(Validator):
             batch_tokens=max(self.recipe.training.batch_tokens, 2048),
         )
 
-    def _measure(self, model: Translator) -> Look:
+    def _measure(self, model: SequenceModel) -> Validation:
         score = self._laid.score(model, self.device)
-        return Look(score.loss, samples=self._continuations(model), bits_per_byte=score.bits_per_byte)
+        return Validation(score.loss, samples=self._continuations(model), bits_per_byte=score.bits_per_byte)
 
-    def _continuations(self, model: Translator) -> list[dict[str, str]]:
+    def _continuations(self, model: SequenceModel) -> list[dict[str, str]]:
         """What the model makes of the beginnings of a few held-out texts."""
-        from regard.decoding.continuing import Continuer
+        from regard.decoding.generate import Generator
 
         chosen = self._texts()[: min(SAMPLES, self.recipe.training.validate_lines)]
         if not chosen:
             return []
         ends = [_end_of_words(text, PROMPT_WORDS) for text in chosen]
         prompts = [text[:end] for text, end in zip(chosen, ends, strict=True)]
-        outputs = Continuer.for_recipe(model, self.tokenizers, self.recipe)(prompts, tokens=SAMPLE_TOKENS)
+        outputs = Generator.for_recipe(model, self.tokenizers, self.recipe)(prompts, tokens=SAMPLE_TOKENS)
         return [
             {"source": prompt, "reference": text[end:], "output": output.texts[0]}
             for prompt, text, end, output in zip(prompts, chosen, ends, outputs, strict=True)
@@ -177,51 +177,51 @@ class ContinuationValidator(Validator):
         return [text[at : at + 500] for at in lines if text[at : at + 500].strip()]
 
 
-class GapValidator(Validator):
+class MaskedLMValidator(Validator):
     """Measures a model that fills gaps in: always the same gaps, so that looks can be compared."""
 
     @cached_property
-    def _batches(self) -> list[PairBatch]:
-        from regard.data.masking import Gaps
+    def _batches(self) -> list[SeqBatch]:
+        from regard.data.masking import MaskingPolicy
 
-        tokenizer, front = self.tokenizers[0], front_of(self.recipe)
+        tokenizer, front = self.tokenizers[0], prefix_ids(self.recipe)
         room = self.recipe.model.max_positions - len(front) - 1
         tokens = tokenizer.encode_batch([text for _, text in self.pairs])
-        pieces = [[*front, *piece, END] for ids in tokens for piece in cut(ids, room)]
+        pieces = [[*front, *piece, EOS] for ids in tokens for piece in chunk(ids, room)]
         groups = sentence_batches(list(map(len, pieces)), max(self.recipe.training.batch_tokens, 2048))
         assert isinstance(self.recipe.model, BertSettings)
-        gaps, random = Gaps.of(tokenizer, self.recipe.model.masked), generator(self.recipe.training.seed)
-        whole = [PairBatch.of([[] for _ in g], [pieces[i] for i in g], begin=BEGIN) for g in groups]
-        return [gaps.cut(batch, random).to(self.device) for batch in whole]
+        gaps, random = MaskingPolicy.of(tokenizer, self.recipe.model.mask_prob), generator(self.recipe.training.seed)
+        whole = [SeqBatch.from_lists([[] for _ in g], [pieces[i] for i in g], bos=BOS) for g in groups]
+        return [gaps.mask(batch, random).to(self.device) for batch in whole]
 
-    def _measure(self, model: Translator) -> Look:
-        total, right, gaps = 0.0, 0, sum(batch.tokens for batch in self._batches)
+    def _measure(self, model: SequenceModel) -> Validation:
+        total, right, gaps = 0.0, 0, sum(batch.num_targets for batch in self._batches)
         for batch in self._batches:
-            logits = model(batch)[batch.counted].float()
-            labels = batch.labels[batch.counted]
+            logits = model(batch)[batch.loss_mask].float()
+            labels = batch.labels[batch.loss_mask]
             total += F.cross_entropy(logits, labels, reduction="sum").item()
             right += int((logits.argmax(-1) == labels).sum())
-        return Look(total / gaps, exact=100 * right / gaps, samples=self._filled(model))
+        return Validation(total / gaps, exact=100 * right / gaps, samples=self._filled(model))
 
-    def _filled(self, model: Translator) -> list[dict[str, str]]:
+    def _filled(self, model: SequenceModel) -> list[dict[str, str]]:
         """A few texts with their gaps, with the best guess in each, and as they were."""
         batch = self._batches[0]
-        if not self.recipe.training.validate_lines or batch.counted is None:
+        if not self.recipe.training.validate_lines or batch.loss_mask is None:
             return []
-        guessed = torch.where(batch.counted, model(batch).argmax(-1), batch.source.ids)
-        rows = [batch.source.rows.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
-        show = self.tokenizers[0].pieces
+        guessed = torch.where(batch.loss_mask, model(batch).argmax(-1), batch.source.ids)
+        rows = [batch.source.layout.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
+        show = self.tokenizers[0].token_texts
         texts = [[joined(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
         return [{"source": a, "reference": b, "output": c} for a, b, c in zip(*texts, strict=True)]
 
 
-def validator(
+def make_validator(
     recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer], pairs: list[tuple[str, str]], device: torch.device
 ) -> Validator:
     """The one that suits what a recipe trains: translation (or classes), text that goes on, or text with gaps."""
     if not recipe.data.is_text:
         return Validator(recipe, tokenizers, pairs, device)
-    kind = GapValidator if recipe.model.family == "bert" else ContinuationValidator
+    kind = MaskedLMValidator if recipe.model.family == "bert" else LanguageModelValidator
     return kind(recipe, tokenizers, pairs, device)
 
 

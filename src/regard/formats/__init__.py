@@ -1,5 +1,0 @@
-"""Other people's checkpoints: Hugging Face directories of GPT-2, BERT and Marian, in and out."""
-
-from regard.formats.huggingface import export_run, import_folder
-
-__all__ = ["export_run", "import_folder"]

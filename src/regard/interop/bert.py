@@ -1,0 +1,224 @@
+"""BERT in Hugging Face's layout, and ours: to fill in masked tokens, or to name the class of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from regard.errors import UserError
+from regard.interop.common import (
+    Imported,
+    activation,
+    architecture,
+    count,
+    fraction,
+    layers,
+    obstacles,
+    rows,
+    spelt_activation,
+)
+from regard.interop.hf_folder import Files, HFFolder, Stored, shown
+from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
+from regard.interop.vocabularies import (
+    added_tokens,
+    id_of,
+    ids_of,
+    no_fast,
+    read_fast,
+    read_wordpiece,
+    write_fast,
+    write_wordpiece,
+)
+from regard.models.bert import NEG_LOGIT, TOKEN_TYPES
+from regard.recipes.schema import BertSettings, Recipe
+from regard.special_tokens import SPECIAL_TOKENS
+from regard.tensor_io import Tensors
+from regard.text import PAD, Tokenizer
+from regard.text.encode import MASK
+from regard.text.tokenizers import ForeignVocabulary, WordPieceTokenizer, WordTokenizer
+
+CLASSES = {"fill": "BertForMaskedLM", "classify": "BertForSequenceClassification"}  # by task
+BODY = "bert."  # what the body's names begin with, unless only the body was saved
+
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+ENCODER = [
+    Entry(POSITIONS, "embedding.positions.table"),
+    Entry("bert.embeddings.token_type_embeddings.weight", "embedding.token_types"),
+    Entry("bert.embeddings.LayerNorm.{p}", "embedding.norm.{p}"),
+    Entry("bert.encoder.layer.{i}.attention.self.{query,key,value}.{p}", "encoder.{i}.self_attn.qkv_proj.{p}"),
+    Entry("bert.encoder.layer.{i}.attention.output.dense.{p}", "encoder.{i}.self_attn.out_proj.{p}"),
+    Entry("bert.encoder.layer.{i}.attention.output.LayerNorm.{p}", "encoder.{i}.self_attn_residual.norm.{p}"),
+    Entry("bert.encoder.layer.{i}.intermediate.dense.{p}", "encoder.{i}.feed_forward.w_in.{p}"),
+    Entry("bert.encoder.layer.{i}.output.dense.{p}", "encoder.{i}.feed_forward.w_out.{p}"),
+    Entry("bert.encoder.layer.{i}.output.LayerNorm.{p}", "encoder.{i}.feed_forward_residual.norm.{p}"),
+]
+EMBEDDING = "bert.embeddings.word_embeddings.weight"
+FILLER = [
+    Entry("cls.predictions.transform.dense.{p}", "mlm_head.dense.{p}"),
+    Entry("cls.predictions.transform.LayerNorm.{p}", "mlm_head.norm.{p}"),
+]
+BIAS = "cls.predictions.bias"
+
+
+def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
+    settings = cast(BertSettings, recipe.model)
+    body = [Entry(EMBEDDING, "embedding.table", VocabularyRows(ids_of(source))), *layered(ENCODER, settings.layers)]
+    return [*body, *(_filler(source) if settings.task == "fill" else _classifier(target))]
+
+
+def _filler(tokenizer: Tokenizer) -> list[Entry]:
+    return [*layered(FILLER), Entry(BIAS, "mlm_head.bias", VocabularyRows(ids_of(tokenizer), absent=NEG_LOGIT))]
+
+
+def _classifier(classes: Tokenizer) -> list[Entry]:
+    """Ours also has rows for the special ids, which are never a class."""
+    ids = [-1] * classes.first + list(range(len(classes) - classes.first))
+    return [
+        *layered([Entry("bert.pooler.dense.{p}", "classifier.pooler.{p}")]),
+        Entry("classifier.weight", "classifier.out.weight", VocabularyRows(ids)),
+        Entry("classifier.bias", "classifier.out.bias", VocabularyRows(ids, absent=NEG_LOGIT)),
+    ]
+
+
+def leftovers(recipe: Recipe) -> IgnoredTensors:
+    """Filling in needs neither the pooler nor the head that told whether one sentence follows another."""
+    dropped = [r"bert\.embeddings\.position_ids"]
+    if cast(BertSettings, recipe.model).task == "classify":
+        return IgnoredTensors(dropped)
+    dropped += [r"bert\.pooler\.dense\.(weight|bias)", r"cls\.seq_relationship\.(weight|bias)"]
+    copies = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
+    return IgnoredTensors(dropped, copies)
+
+
+def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The tensors by the names of the table: old files say gamma and beta; a body alone has no prefix."""
+    found = {}
+    for name, stored in header.items():
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+        name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+        found[name] = stored
+    return found if EMBEDDING in found else {BODY + name: stored for name, stored in found.items()}
+
+
+def defaults(target: Tokenizer) -> Tensors:
+    """Tensors that a folder need not hold."""
+    return {}
+
+
+def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
+    folder.insist(
+        is_decoder=False, add_cross_attention=False, position_embedding_type="absolute", type_vocab_size=TOKEN_TYPES
+    )
+    kind = architecture(folder) or "BertModel"
+    tasks = {"BertForPreTraining": "fill", "BertModel": "fill"} | {name: task for task, name in CLASSES.items()}
+    if kind not in tasks:
+        raise UserError(f"{folder.path}: {shown(kind)} has no counterpart here ({', '.join(tasks)} have)")
+    task = tasks[kind]
+    source = _tokenizer(folder, rows(folder, "vocab_size", 30522, header, EMBEDDING))
+    target = _classes(folder, header) if task == "classify" else source
+    settings = {
+        "family": "bert",
+        "task": task,
+        "width": count(folder, "hidden_size", 768),
+        "heads": count(folder, "num_attention_heads", 12),
+        "layers": layers(folder, "num_hidden_layers", 12),
+        "ffn_width": count(folder, "intermediate_size", 3072),
+        "dropout": fraction(folder, "hidden_dropout_prob", 0.1),
+        "activation": activation(folder, "hidden_act", "gelu"),
+        "norm_eps": fraction(folder, "layer_norm_eps", 1e-12),
+        "pooling": "first",
+        "max_positions": rows(folder, "max_position_embeddings", 512, header, POSITIONS),
+    }
+    if task == "fill" and settings["activation"] != "gelu":
+        raise UserError(f"{folder.path}: hidden_act = {folder.setting('hidden_act')!r}: our head has gelu only")
+    words = {"shared": False, "target_unit": "word"} if task == "classify" else {}
+    recipe = {
+        "data": {"imported": "pairs" if task == "classify" else "text"},
+        "text": {"unit": source.unit, "vocabulary": max(260, len(source)), **words},
+        "model": settings,
+    }
+    return Imported(Recipe.model_validate(recipe), source, target, headless=kind == "BertModel")
+
+
+def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
+    """BERT's WordPiece, or the BPE or words of a model that was exported from here."""
+    kind = folder.json("tokenizer.json").object("model").content.get("type")
+    if folder.has("vocab.txt") or kind not in ("BPE", "WordLevel"):
+        return read_wordpiece(folder, size)
+    named = folder.specials
+    spelt = [named.get("pad_token"), named.get("bos_token"), named.get("eos_token"), named.get("unk_token")]
+    added = added_tokens(folder, size)
+    fill, begin, end, unknown = (
+        id_of(folder, one or usual, added) for one, usual in zip(spelt, SPECIAL_TOKENS, strict=True)
+    )
+    mask = named.get("mask_token", MASK)
+    return read_fast(folder, size, (fill, begin, end, unknown), {MASK: added[mask]} if mask in added else {})
+
+
+def _classes(folder: HFFolder, header: Mapping[str, Stored]) -> WordTokenizer:
+    """The classes in the order of their ids, as words: spaces in a name become underscores."""
+    if folder.setting("problem_type") not in (None, "single_label_classification"):
+        raise UserError(
+            f"{folder.path}: problem_type = {shown(folder.setting('problem_type'))} has no counterpart here"
+        )
+    given = folder.config.object("id2label")
+    size = len(given.content) or count(folder, "num_labels", 2)
+    if (stored := header.get("classifier.weight")) is not None and stored.shape[:1] != (size,):
+        name = "id2label" if given.content else "num_labels"
+        raise folder.config.fault(name, f"has {size} classes, but classifier.weight has shape {stored.shape}")
+    usual = {str(number): f"LABEL_{number}" for number in range(size)}
+    if given.content and given.content.keys() != usual.keys():
+        raise folder.config.fault("id2label", f"must number its classes from 0 to {size - 1}")
+    named = {number: given.text(str(number)) or usual[str(number)] for number in range(size)}
+    if len(named) < 2:
+        raise UserError(f"{folder.path}: a classifier needs two classes, not {len(named)}")
+    names = [named[number] for number in sorted(named)]
+    tokenizer = WordTokenizer((), ["_".join(name.split()) for name in names])
+    if len(set(tokenizer.words)) < len(names) or not all(tokenizer.words):
+        raise UserError(f"{folder.path}: two classes have the same name, or one has none")
+    tokenizer.foreign = ForeignVocabulary([-1] * len(SPECIAL_TOKENS) + sorted(named), [None] * len(SPECIAL_TOKENS))
+    return tokenizer
+
+
+def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """What of a run has no counterpart in BERT."""
+    settings = cast(BertSettings, recipe.model)
+    head = {"pooling": "first"} if settings.task == "classify" else {"activation": "gelu"}
+    found = obstacles(settings, "BERT", norm="layer", norm_first=False, positions="learned", **head)
+    if not isinstance(source, WordPieceTokenizer):
+        found += no_fast(source)
+    return found
+
+
+def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+    settings, ids = cast(BertSettings, recipe.model), ids_of(source)
+    found: dict[str, Any] = {
+        "architectures": [CLASSES[settings.task]],
+        "model_type": "bert",
+        "vocab_size": max(ids) + 1,
+        "type_vocab_size": TOKEN_TYPES,
+        "hidden_size": settings.width,
+        "num_attention_heads": settings.heads,
+        "num_hidden_layers": settings.layers,
+        "intermediate_size": settings.ffn_width,
+        "hidden_dropout_prob": settings.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "hidden_act": spelt_activation(settings.activation),
+        "layer_norm_eps": settings.norm_eps,
+        "max_position_embeddings": settings.max_positions,
+        "position_embedding_type": "absolute",
+        "pad_token_id": ids[PAD],
+        "dtype": "float32",
+    }
+    if settings.task == "classify":
+        names = target.token_texts(range(target.first, len(target)))
+        labels = {str(number): name.strip() for number, name in enumerate(names)}
+        found |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
+    return found
+
+
+def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
+    if isinstance(source, WordPieceTokenizer):
+        return write_wordpiece(source)
+    return write_fast(source, "<s> $A </s>", cls_token="<s>", sep_token="</s>")

@@ -1,0 +1,98 @@
+"""Deletion and insertion: does the score fall fast when the parts said to matter are hidden first?
+
+Deletion begins with the whole input and hides one part after another; insertion begins with nothing and shows them one
+after another. A good order has a small area under its deletion curve and a large one under its insertion curve; what
+is small and what is large, random orders tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.decoding.sampling import fold, keys
+from regard.interpret.explain.rise import Asker, BlackBox, Masks, Numbers
+from regard.viz.charts import Chart, Series
+
+SHUFFLES = 16
+RANDOM = "random order"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The score of the whole answer with 0, 1, ... n parts hidden, or shown, in one order; both [n + 1]."""
+
+    name: str
+    deletion: Numbers
+    insertion: Numbers
+
+    @property
+    def deletion_area(self) -> float:
+        return area(self.deletion)
+
+    @property
+    def insertion_area(self) -> float:
+        return area(self.insertion)
+
+
+def area(scores: Sequence[float] | Numbers) -> float:
+    """The area under equally spaced scores from 0 to 1, by the trapezoid rule.
+
+    >>> area([4.0, 2.0, 0.0])
+    2.0
+    """
+    y = np.asarray(scores, np.float64)
+    return float((y[:-1] + y[1:]).sum() / 2 / (len(y) - 1))
+
+
+def curves(
+    box: BlackBox,
+    importance: Mapping[str, Sequence[float] | Numbers],
+    *,
+    shuffles: int = SHUFFLES,
+    seed: int = 0,
+    batch: int = 64,
+) -> list[Curve]:
+    """A curve for each named importance [n], the greatest first, and one for the mean of `shuffles` random orders."""
+    parts, ask = len(box.parts), Asker(box, batch)
+    named = {name: np.argsort(-np.asarray(one, np.float64), kind="stable") for name, one in importance.items()}
+    random = np.argsort(keys(fold(seed, parts), range(shuffles), parts), axis=1)
+    orders = [*named.values(), *random]
+    masks = np.concatenate([_hidden_first(order) for order in orders] + [~_hidden_first(order) for order in orders])
+    unique, back = np.unique(masks, axis=0, return_inverse=True)  # the ends are everyone's
+    scores = ask(unique)[back.reshape(-1), -1].reshape(2, len(orders), parts + 1)
+    found = [Curve(name, *scores[:, i]) for i, name in enumerate(named)]
+    if shuffles:
+        found.append(Curve(RANDOM, *scores[:, len(named) :].mean(1)))
+    return found
+
+
+def _hidden_first(order: np.ndarray) -> Masks:
+    """[n + 1, n] masks with 0, 1, ... n parts hidden in this order."""
+    place = np.argsort(order)  # when each part's turn comes
+    return place[None, :] >= np.arange(len(order) + 1)[:, None]
+
+
+def charts(found: Sequence[Curve], score: str) -> tuple[Chart, Chart]:
+    """Deletion and insertion, a line an order."""
+    parts = len(found[0].deletion) - 1
+    xs = [100 * k / parts for k in range(parts + 1)]
+    deletion = Chart(
+        "Deletion: the most important hidden first (the lower the better)",
+        "hidden (%)",
+        score,
+        tuple(
+            Series.of(f"{curve.name}, area {curve.deletion_area:.2f}", xs, curve.deletion.tolist()) for curve in found
+        ),
+    )
+    insertion = Chart(
+        "Insertion: the most important shown first (the higher the better)",
+        "shown (%)",
+        score,
+        tuple(
+            Series.of(f"{curve.name}, area {curve.insertion_area:.2f}", xs, curve.insertion.tolist()) for curve in found
+        ),
+    )
+    return deletion, insertion

@@ -1,0 +1,196 @@
+"""Judges: anything that answers yes or no, be it a function, a model, or a person; sorting by asking one, and why.
+
+A person is a black box too. Whoever can say which of two things comes first can sort any number of them, of whatever
+kind, at a price that is counted in questions; and hiding parts of the two things shows what an answer hung on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from regard.decoding.sampling import fold
+from regard.errors import UserError
+from regard.interpret.explain.rise import BlackBox, Explanation, Progress, explain
+
+if TYPE_CHECKING:
+    from regard.api import Model
+
+Thing = TypeVar("Thing")
+BEFORE = "Does {} come before {}?"
+
+
+class Prefers(Protocol):
+    """As much of a judge as sorting needs."""
+
+    def prefers(self, a: Any, b: Any) -> bool: ...
+
+
+class Judge(ABC):
+    """Answers questions about things with yes or no. `question` is what it is asked to compare two of them by."""
+
+    question = BEFORE
+
+    @abstractmethod
+    def answer(self, question: str, *things: Any) -> bool:
+        """Yes or no; a {} in the question stands for each of the things."""
+
+    def prefers(self, a: Any, b: Any) -> bool:
+        """Whether `a` comes before `b`."""
+        return self.answer(self.question, a, b)
+
+
+class Function(Judge):
+    """Answers with what a function of the things returns; what the question says is no matter to it."""
+
+    def __init__(self, function: Callable[..., bool], question: str = BEFORE) -> None:
+        self.function, self.question = function, question
+
+    def answer(self, question: str, *things: Any) -> bool:
+        return bool(self.function(*things))
+
+
+class Scorer(Judge):
+    """Answers by a score: of two things the one with the higher comes first, and to one thing it says yes above 0.
+
+    `score` maps a list of things to as many numbers; `Scorer.of(model)` takes how likely a run holds a text.
+    """
+
+    def __init__(self, score: Callable[[list[Any]], Sequence[float]], question: str = "Does {} score more than {}?"):
+        self.score, self.question = score, question
+
+    @classmethod
+    def of(cls, model: Model) -> Scorer:
+        """A run on plain text prefers what it finds likelier; one on pairs takes things that are (source, target)."""
+        if model.run.recipe.fills:
+            raise UserError("a model that fills in gaps gives whole texts no score: it is no judge of them")
+        text = model.run.recipe.data.is_text
+
+        def score(things: list[Any]) -> list[float]:
+            pairs = [("", str(thing)) if text else (str(thing[0]), str(thing[1])) for thing in things]
+            return [sum(logprobs) for logprobs in model._scored(pairs)[0]]
+
+        return cls(score, "Is {} likelier than {}?")
+
+    def answer(self, question: str, *things: Any) -> bool:
+        first, *others = (float(score) for score in self.score(list(things)))
+        return first > (others[0] if others else 0.0)
+
+
+class Person(Judge):
+    """Somebody at the terminal, who answers y or n; `read` and `write` are how they are spoken with."""
+
+    def __init__(
+        self, question: str = BEFORE, read: Callable[[str], str] = input, write: Callable[[str], None] = print
+    ) -> None:
+        self.question, self.read, self.write = question, read, write
+
+    def answer(self, question: str, *things: Any) -> bool:
+        asked = question.format(*map(repr, things))
+        while True:
+            try:
+                said = self.read(f"{asked} (y/n) ").strip().lower()
+            except EOFError:
+                raise UserError(f"nobody answered: {asked}") from None
+            if said in ("y", "yes", "n", "no"):
+                return said.startswith("y")
+            self.write("Please answer y or n.")
+
+
+class Unreliable(Judge):
+    """A simulated person: knows what another judge knows, but errs at this rate, each time anew.
+
+    Whether an answer is wrong depends on the seed and on how many were given before it, on nothing else.
+    """
+
+    def __init__(self, judge: Judge, error: float = 0.1, seed: int = 0) -> None:
+        if not 0.0 <= error <= 1.0:
+            raise UserError(f"error = {error}: a rate between 0 and 1")
+        self.judge, self.error, self.seed, self.asked = judge, error, seed, 0
+        self.question = judge.question
+
+    def answer(self, question: str, *things: Any) -> bool:
+        wrong = fold(self.seed, self.asked) < self.error * 2.0**64
+        self.asked += 1
+        return self.judge.answer(question, *things) != wrong
+
+
+@dataclass(frozen=True)
+class Sorted(Generic[Thing]):
+    """Things in a judge's order, and what that cost."""
+
+    things: tuple[Thing, ...]
+    questions: int
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(repr, self.things))} ({self.questions} question{'' if self.questions == 1 else 's'})"
+
+
+def sort_by(judge: Prefers, things: Sequence[Thing]) -> Sorted[Thing]:
+    """Sort by asking: merge sort, which ends after at most `most_questions(n)` however the answers contradict.
+
+    Of two things that a judge does not tell apart, the one that stood first stays first.
+
+    >>> print(sort_by(Function(lambda a, b: len(str(a)) < len(str(b))), [42, "twenty", 7]))
+    7, 42, 'twenty' (3 questions)
+    """
+    if len(things) < 2:
+        return Sorted(tuple(things), 0)
+    middle = len(things) // 2
+    left, right = sort_by(judge, things[:middle]), sort_by(judge, things[middle:])
+    merged: list[Thing] = []
+    ahead, behind, questions = list(left.things), list(right.things), left.questions + right.questions
+    while ahead and behind:
+        questions += 1
+        merged.append(behind.pop(0) if judge.prefers(behind[0], ahead[0]) else ahead.pop(0))
+    return Sorted((*merged, *ahead, *behind), questions)
+
+
+def most_questions(count: int) -> int:
+    """The most that sorting so many things can take: both halves, and one question less than there are things.
+
+    >>> [most_questions(n) for n in (1, 2, 3, 4, 8)]
+    [0, 1, 3, 5, 17]
+    """
+    return 0 if count < 2 else most_questions(count // 2) + most_questions(count - count // 2) + count - 1
+
+
+def explain_answer(
+    judge: Prefers, a: Any, b: Any, *, hidden: Any = None, progress: Progress | None = None, **sampling: Any
+) -> Explanation:
+    """What a judge's preference of `a` to `b` hung on: 1 if it prefers `a`, 0 if not, with parts of either hidden.
+
+    The parts of a text are its words, of a mapping its entries, and anything else is one part. What is hidden is left
+    out (a thing of one part becomes None), or replaced by `hidden`. With n parts it takes 2^n questions, or `masks`.
+    """
+    first, second = _parts(a), _parts(b)
+
+    def masked(keep: Sequence[bool]) -> tuple[Any, Any]:
+        return _without(a, keep[: len(first)], hidden), _without(b, keep[len(first) :], hidden)
+
+    def ask(pairs: list[tuple[Any, Any]]) -> np.ndarray:
+        return np.array([float(judge.prefers(*pair)) for pair in pairs])
+
+    return explain(BlackBox(ask, (*first, *second), masked), progress=progress, **sampling)
+
+
+def _parts(thing: Any) -> list[str]:
+    if isinstance(thing, str):
+        return thing.split()
+    return [f"{key} = {value}" for key, value in thing.items()] if isinstance(thing, Mapping) else [repr(thing)]
+
+
+def _without(thing: Any, keep: Sequence[bool], hidden: Any) -> Any:
+    """The thing with only some of its parts."""
+    if isinstance(thing, str):
+        shown = [word if kept else hidden for word, kept in zip(thing.split(), keep, strict=True)]
+        return " ".join(str(word) for word in shown if word is not None)
+    if isinstance(thing, Mapping):
+        entries = zip(thing.items(), keep, strict=True)
+        shown_entries = {key: value if kept else hidden for (key, value), kept in entries if kept or hidden is not None}
+        return shown_entries
+    return thing if keep[0] else hidden

@@ -1,0 +1,77 @@
+"""Gold alignments of one sentence, where its corpus knows them, and how well each head's attention agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from regard.data.builtin import Pair, pairs
+from regard.data.corpora import corpora
+from regard.interpret.alignments import WordTokens, linked, word_weights
+from regard.interpret.trace.stats import significant
+from regard.metrics.alignment import AlignmentScore
+from regard.recipes.schema import Recipe
+
+SPLITS = ("test", "valid")
+ALIGNED = ("en-es", "copy", "reverse", "sort")
+
+
+def has_gold(recipe: Recipe) -> bool:
+    """Whether the run was trained on a built-in corpus that knows which words stand for each other."""
+    return any(corpus.corpus in ALIGNED for corpus in corpora(recipe.data))
+
+
+def pair_of(recipe: Recipe, source: str) -> Pair | None:
+    """The held-out pair with this source, of the corpora that know their links."""
+    words = " ".join(source.split())
+    for corpus in corpora(recipe.data):
+        if corpus.corpus in ALIGNED and words in (known := _known(corpus.corpus)):
+            return known[words]
+    return None
+
+
+@cache
+def _known(corpus: str) -> dict[str, Pair]:
+    """The held-out pairs of a corpus by their source, the first of those that share one."""
+    found: dict[str, Pair] = {}
+    for split in SPLITS:
+        for pair in pairs(corpus, split):
+            found.setdefault(pair.source, pair)
+    return found
+
+
+def measured(
+    pair: Pair, cross: Mapping[str, np.ndarray], source: Sequence[int], target: Sequence[int]
+) -> dict[str, Any] | None:
+    """The links, and the alignment error rate of every head, of the mean of each layer's, and of the mean of all.
+
+    `cross` holds weights [H, T, S] by name; `source` and `target` say which word each token is of (-1: a mark). The
+    rows that predict a word speak for it. None where the words are not those of the pair.
+    """
+    counts = (len(pair.source.split()), len(pair.target.split()))
+    if (max(source, default=-1) + 1, max(target, default=-1) + 1) != counts:
+        return None
+    sides = (_pieces(source, counts[0]), _pieces(target, counts[1]))
+    words = {name: word_weights(weights[None], *sides)[0, 0] for name, weights in cross.items()}  # [H, J, I]
+    gold = np.zeros(counts[::-1], dtype=bool)
+    for i, j in pair.alignment:
+        gold[j, i] = True
+    return {
+        "links": sorted([j, i] for i, j in pair.alignment),
+        "aer": {name: [_aer(head, gold) for head in weights] for name, weights in words.items()},
+        "mean": {name: _aer(weights.mean(0), gold) for name, weights in words.items()},
+        "all": _aer(np.concatenate(list(words.values())).mean(0), gold) if words else None,
+    }
+
+
+def _pieces(words: Sequence[int], count: int) -> WordTokens:
+    return WordTokens([0] * len(words), list(words), count, False)
+
+
+def _aer(weights: np.ndarray, gold: np.ndarray) -> float:
+    found = linked(weights)
+    right = int((found & gold).sum())
+    return significant(AlignmentScore.of(int(found.sum()), right, right, int(gold.sum())).aer)

@@ -1,0 +1,243 @@
+"""x + dropout(added + offset) and its norm in one kernel, forward and backward.
+
+The slow twin is `blocks.LayerNorm` or `RMSNorm` of the sum, with `dropout.hashed` saying what is dropped. One warp has
+a row of up to 1,024 features to itself, several have a longer one; in the backward pass they take a few rows one after
+the other, and sum up for the gradients of the offset and of the norm's weight and bias.
+
+T rows of D features.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc, type-arg"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.common import device_of
+from regard.nn import dropout
+
+FEATURES_A_WARP = 1024
+# Programs of a backward pass, and how many rows they have under way at once. The second was quickest on an H200 for 768
+# features; for 512 it has not been tried. Of rows longer than 1,024 several would not fit into every multiprocessor.
+USUAL, MIDDLING = (2048, 1), (1024, 3)
+
+_FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
+
+
+@triton.jit
+def _hash(bits):
+    bits = (bits ^ (bits >> 16)) * _FIRST
+    bits = (bits ^ (bits >> 13)) * _SECOND
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _dropout(x, at, seeds, limit, scale):
+    """x where the hash of its place is at least the limit, scaled; else 0. As `dropout.hashed` has it."""
+    first = tl.load(seeds).to(tl.uint32, bitcast=True)
+    second = tl.load(seeds + 1).to(tl.uint32, bitcast=True)
+    bits = _hash(_hash(at.to(tl.uint32) ^ first) ^ second)
+    return tl.where(bits.to(tl.int32, bitcast=True) >= limit, x * scale, 0.0)
+
+
+@triton.jit
+def _add_norm_kernel(
+    x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, limit, scale,
+    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    DROPS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    row, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    at, there = row * d + feature, feature < d
+    more = tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+    if OFFSET:
+        more += tl.load(offset + feature, mask=there, other=0.0).to(tl.float32)
+    if DROPS:
+        more = _dropout(more, at, seeds, limit, scale)
+    both = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more).to(total.dtype.element_ty)
+    tl.store(total + at, both, mask=there)
+    both = both.to(tl.float32)  # what is normalised is the sum as others have it, rounded if it is
+    if CENTRED:
+        middle = tl.sum(both, 0) / d
+        tl.store(mean + row, middle)
+        both = tl.where(there, both - middle, 0.0)
+    less = tl.rsqrt(tl.sum(both * both, 0) / d + eps)
+    tl.store(spread + row, less)
+    found = both * less
+    if WEIGHT:
+        found *= tl.load(weight + feature, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        found += tl.load(bias + feature, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _add_norm_backward_kernel(
+    total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
+    CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    STREAM: tl.constexpr, APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    real = feature < d
+    if WEIGHT:
+        gain = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
+    weights, biases, offsets = tl.zeros([D], tl.float32), tl.zeros([D], tl.float32), tl.zeros([D], tl.float32)
+    for n in tl.range(0, each, num_stages=STAGES):
+        row = part * each + n
+        at, there, mine = row * d + feature, feature < tl.where(row < rows, d, 0), tl.minimum(row, rows - 1)
+        hat = tl.load(total + at, mask=there, other=0.0).to(tl.float32)
+        if CENTRED:
+            hat = tl.where(there, hat - tl.load(mean + mine), 0.0)
+        less = tl.load(spread + mine)
+        hat *= less
+        change = tl.load(slope + at, mask=there, other=0.0).to(tl.float32)
+        weights += change * hat
+        biases += change
+        if WEIGHT:
+            change *= gain
+        change -= hat * (tl.sum(change * hat, 0) / d)
+        if CENTRED:
+            change -= tl.sum(change, 0) / d
+        change *= less
+        if STREAM:
+            change += tl.load(total_slope + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(for_x + at, change.to(for_x.dtype.element_ty), mask=there)
+        if DROPS:
+            change = _dropout(change, at, seeds, limit, scale)
+        if APART:
+            tl.store(for_added + at, change.to(for_added.dtype.element_ty), mask=there)
+        offsets += change
+    sums += part * 3 * d + feature
+    if OFFSET:
+        tl.store(sums, offsets, mask=real)
+    if WEIGHT:
+        tl.store(sums + d, weights, mask=real)
+    if BIAS:
+        tl.store(sums + 2 * d, biases, mask=real)
+
+
+def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[list[float], dict]:
+    """From which hash on a number is kept and what it is multiplied by then; and what a kernel is compiled for.
+
+    Given are, or are not, an offset, a weight and a bias.
+    """
+    wide = triton.next_power_of_2(d)
+    warps = min(triton.cdiv(wide, FEATURES_A_WARP), 8)
+    there = dict(zip(("OFFSET", "WEIGHT", "BIAS"), given, strict=True))
+    kind = {"CENTRED": centred, **there, "DROPS": share > 0, "D": wide, "num_warps": warps}
+    return [dropout.limit(share), 1 / (1 - share)], kind
+
+
+@torch.library.custom_op("regard::added_norm", mutates_args=())
+def add_norm(
+    x: Tensor,
+    added: Tensor,
+    offset: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seeds: Tensor | None,
+    share: float,
+    eps: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x and added [T, D] -> their sum, and its layer norm (not `centred`: root mean square norm) in this dtype.
+
+    The offset [D] is added to each row of `added`, of which then a share is dropped, by two seeds [2] of int32. The
+    third and the fourth are for the backward pass.
+    """
+    x, added = x.contiguous(), added.contiguous()
+    (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+    mean, spread = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    numbers, options = _how(d, share, centred, [t is not None for t in (offset, weight, bias)])
+    with device_of(x):
+        _add_norm_kernel[(rows,)](
+            x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, *numbers, **options
+        )
+    return total, out, mean, spread
+
+
+@add_norm.register_fake
+def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
+    mean, spread = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, spread
+
+
+def _shared_out(rows: int, d: int) -> tuple[int, int]:
+    """How many rows a program of the backward pass takes, and how many at once."""
+    programs, stages = MIDDLING if 512 < d <= 1024 else USUAL
+    return max(-(-rows // programs), 1), stages
+
+
+def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
+    """Whether the gradient in what is added is another than that in x."""
+    return share > 0 or dtype != total.dtype
+
+
+@torch.library.custom_op("regard::added_norm_backward", mutates_args=())
+def add_norm_backward(
+    total_slope: Tensor | None,
+    slope: Tensor,
+    total: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+    weight: Tensor | None,
+    seeds: Tensor | None,
+    share: float,
+    centred: bool,
+    given: list[bool],
+    dtype: torch.dtype,
+    each: int,
+    stages: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias.
+
+    The sum itself may have no gradient: where only its norm is used. Where nothing is dropped and both are of one dtype
+    the second is the first; it is left out, and has no rows. A program takes `each` rows, of which it loads some before
+    it gets to them.
+    """
+    total_slope, slope = None if total_slope is None else total_slope.contiguous(), slope.contiguous()
+    (rows, d), apart = total.shape, _apart(total, share, dtype)
+    for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
+    sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
+    numbers, options = _how(d, share, centred, given)
+    with device_of(total):
+        _add_norm_backward_kernel[(len(sums),)](
+            total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
+            rows, each, d, *numbers, STREAM=total_slope is not None, STAGES=stages,
+            APART=apart, **options,
+        )  # fmt: skip
+    return for_x, for_added, sums
+
+
+@add_norm_backward.register_fake
+def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype, each, stages):
+    rows, d = total.shape
+    sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
+    for_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
+    return total.new_empty(total.shape), for_added, sums
+
+
+def _save_for_backward(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # no zeros for what nothing comes back to
+    _, added, offset, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
+    total, _, mean, spread = output
+    ctx.save_for_backward(total, mean, spread, weight, seeds)
+    ctx.dtype, ctx.given = added.dtype, [None if t is None else t.dtype for t in (offset, weight, bias)]
+
+
+def _backward(ctx, total_slope, slope, *_unused):
+    slope = torch.zeros_like(ctx.saved_tensors[0]) if slope is None else slope
+    how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
+    shared_out = _shared_out(*slope.shape)
+    for_x, for_added, sums = add_norm_backward(total_slope, slope, *ctx.saved_tensors, *how, *shared_out)
+    for_added = for_added if _apart(for_x, ctx.share, ctx.dtype) else for_x
+    found = zip(ctx.given, sums.sum(0), strict=True)
+    return for_x, for_added, *(None if dtype is None else total.to(dtype) for dtype, total in found), *[None] * 5
+
+
+add_norm.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,0 +1,80 @@
+"""Attention of a few queries to what is stored, for a decoding step. Its slow twin is `attention.kernels.plain`.
+
+One program takes all beams of a sentence for one head, and goes over the keys once. Keys that none of the beams may see
+(`bias` is -inf for them) are not read.
+
+N sentences, H heads, K beams, L keys, D features of queries and keys, E of values.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.kernels.common import LOG2E, MIN_TILE, device_of, dot_precision, tile_size
+
+KEYS, WARPS, STAGES = 64, 4, 2  # of a tile
+
+
+@triton.jit
+def _decode_attention_kernel(
+    q, k, v, bias, out,
+    qn, qh, qk, kn, kh, kl, vn, vh, vl, bn, bk, bl, on, oh, ok,
+    beams, length, scale, d: tl.constexpr, e: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    sentence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    beam, query, value = tl.arange(0, M), tl.arange(0, D), tl.arange(0, E)
+    real, asked, given = beam < beams, query < d, value < e
+    q += sentence * qn + head * qh
+    k += sentence * kn + head * kh
+    v += sentence * vn + head * vh
+    rows = tl.load(q + beam[:, None] * qk + query[None, :], mask=real[:, None] & asked[None, :], other=0.0)
+    most = tl.full([M], MIN_TILE, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    mean = tl.zeros([M, E], tl.float32)
+    for at in range(0, length, N):
+        key = at + tl.arange(0, N)
+        there = real[:, None] & (key < length)[None, :]
+        more = tl.load(bias + sentence * bn + beam[:, None] * bk + key[None, :] * bl, mask=there, other=float("-inf"))
+        more = more.to(tl.float32)
+        seen = tl.max(more, 0) > float("-inf")
+        keys = tl.load(k + key[:, None] * kl + query[None, :], mask=seen[:, None] & asked[None, :], other=0.0)
+        scores = (tl.dot(rows, tl.trans(keys), input_precision=EXACT) * scale + more) * LOG2E
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(most - higher)
+        values = tl.load(v + key[:, None] * vl + value[None, :], mask=seen[:, None] & given[None, :], other=0.0)
+        mean = mean * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=EXACT)
+        total = total * fade + tl.sum(weights, 1)
+        most = higher
+    mean = mean / tl.where(total > 0, total, 1.0)[:, None]
+    place = out + sentence * on + head * oh + beam[:, None] * ok + value[None, :]
+    tl.store(place, mean.to(out.dtype.element_ty), mask=real[:, None] & given[None, :])
+
+
+@torch.library.custom_op("regard::few", mutates_args=())
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """q [N, H, K, D], k [N, H, L, D], v [N, H, L, E], bias [N or 1, 1, K or 1, L] -> [N, H, K, E], heads innermost."""
+    (sentences, heads, beams, d), (length, e) = q.shape, v.shape[-2:]
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    out = v.new_empty(sentences, beams, heads, e).transpose(1, 2)
+    bias = bias.expand(sentences, 1, beams, length)[:, 0]
+    strides = [step for x in (q, k, v) for step in x.stride()[:3]] + [*bias.stride(), *out.stride()[:3]]
+    with device_of(q):
+        _decode_attention_kernel[sentences, heads](
+            q, k, v, bias, out, *strides, beams, length, scale, d=d, e=e,
+            D=tile_size(d), E=tile_size(e), M=tile_size(beams), N=KEYS, EXACT=dot_precision(q),
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+    return out
+
+
+@decode_attention.register_fake
+def _(q, k, v, bias, scale):
+    sentences, heads, beams, _ = q.shape
+    return v.new_empty(sentences, beams, heads, v.shape[-1]).transpose(1, 2)

@@ -1,0 +1,20 @@
+"""The least kernel there is, to see whether any works: Triton wants a C compiler and Python's headers at its first."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _probe_kernel(x):
+    tl.store(x, 1.0)
+
+
+def run_probe() -> bool:
+    x = torch.zeros(1, device="cuda")
+    _probe_kernel[(1,)](x)
+    return x.item() == 1.0

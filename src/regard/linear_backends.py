@@ -1,0 +1,138 @@
+"""Products with weight matrices, for decoding on a CPU: W x + b as `F.linear` gives it, but quicker.
+
+`F.linear` brings the weights into the order in which its kernel reads them anew at every call; with the few rows of a
+decoding step that costs as much as the arithmetic. `PrepackedLinear` does it once. `Int8Linear` multiplies small whole numbers
+instead, which is quicker still and a little less exact. Both are called like `F.linear`, which is their slow twin.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import torch_private
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.models import SequenceModel
+
+
+class LinearFn(Protocol):
+    """x [..., I], weight [O, I] and bias [O] -> [..., O]."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class _PreparedWeights:
+    """What was made of each weight, made anew where the weight has changed since."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Tensor, int | None, Any]] = {}  # by the weight's id, which holding it keeps
+
+    def _prepared(self, weight: Tensor) -> Any:
+        found = self._made.get(id(weight))
+        if found is None or found[1] is None or found[1] != torch_private.version(weight):
+            found = self._made[id(weight)] = (weight, torch_private.version(weight), self._prepare(weight.detach()))
+        return found[2]
+
+    def _prepare(self, weight: Tensor) -> Any:
+        raise NotImplementedError  # each kind's own
+
+
+class PrepackedLinear(_PreparedWeights):
+    """The same arithmetic with the weights laid out once, as oneDNN wants them.
+
+    Where gradients are wanted, in another precision or on another device, it is `F.linear`.
+    """
+
+    @staticmethod
+    def is_available() -> bool:
+        return torch_private.can_prepack()
+
+    def _prepare(self, weight: Tensor) -> Tensor:
+        return torch_private.prepack(weight)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if torch.is_grad_enabled() or not x.is_cpu or x.dtype != torch.float32 or not x.numel():
+            return F.linear(x, weight, bias)
+        return torch_private.prepacked_linear(x, self._prepared(weight), bias)
+
+
+class Int8Linear(_PreparedWeights):
+    """W x + b with W and x as whole numbers: y = s_x s_W (W_8 x_8) + b, where W ≈ s_W W_8 and x ≈ s_x x_8.
+
+    Every row of W has a scale of its own, its greatest magnitude over 127; so has every row of x: what a token becomes
+    does not depend on those beside it. Processors with instructions for it (VNNI) sum up in 32 bits, and x has 8 bits.
+    Others add two products in 16 bits, where 2 · 127 · 127 is the most that fits, and x has 7.
+    """
+
+    def __init__(self, vnni: bool | None = None) -> None:
+        super().__init__()
+        self.vnni = torch_private.has_vnni() if vnni is None else vnni
+        self.max_activation = 127 if self.vnni else 63  # around a zero at one more
+        if "fbgemm" not in torch.backends.quantized.supported_engines:
+            raise UserError("int8 needs kernels that this PyTorch, or this processor, does not have: use fp32")
+
+    def _prepare(self, weight: Tensor) -> Any:
+        scale = weight.abs().amax(1).clamp(min=1e-30) / 127
+        if self.vnni:
+            whole = (weight / scale[:, None]).round().to(torch.int8)
+            packed = torch.ops.onednn.qlinear_prepack(whole, None)
+            return partial(_linear_vnni, packed, scale, torch.zeros(len(scale), dtype=torch.int32))
+        return partial(_linear_fbgemm, _prepack_fbgemm(weight, scale))
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        size = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+        y = self._prepared(weight)(x / size, self.max_activation)
+        return y.mul_(size) if bias is None else torch.addcmul(bias.detach(), y, size, out=y)
+
+
+def _linear_vnni(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:
+    """The product with numbers x between -1 and 1, on processors with VNNI."""
+    signed = (x * most).round_().to(torch.int8)
+    whole = signed.view(torch.uint8).bitwise_xor_(128)  # most + 1 more: PyTorch itself is slow to make unsigned ones
+    multiply = torch.ops.onednn.qlinear_pointwise
+    return multiply(whole, 1 / most, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+
+
+def _linear_fbgemm(packed: Any, x: Tensor, most: int) -> Tensor:
+    """The same on others."""
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1 / most, most + 1, packed)
+
+
+def _prepack_fbgemm(weight: Tensor, scale: Tensor) -> Any:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"  # whose layout it is to be
+    try:
+        with warnings.catch_warnings():  # that some day another type will hold what only these kernels read
+            warnings.simplefilter("ignore")
+            zero = torch.zeros(len(scale), dtype=torch.long)
+            whole = torch.quantize_per_channel(weight.float(), scale.double(), zero, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(whole, None)
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def prepare(model: SequenceModel, precision: str = "fp32") -> None:
+    """Let a model on a CPU multiply by its matrices the quick way. What it holds, and is called, stays the same."""
+    if next(model.parameters()).device.type != "cpu":
+        return
+    if precision == "fp32" and not PrepackedLinear.is_available():
+        return
+    # Once a block of this size was freed, glibc keeps such blocks instead of giving them back to the system, from which
+    # every step would get them anew, page by page.
+    torch.empty(31 << 20, dtype=torch.uint8)
+    product: LinearFn = PrepackedLinear() if precision == "fp32" else Int8Linear()
+    model.linear = product
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(_call_linear, product, module)  # type: ignore[method-assign]
+
+
+def _call_linear(product: LinearFn, layer: nn.Linear, x: Tensor) -> Tensor:
+    return product(x, layer.weight, layer.bias)

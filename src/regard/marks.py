@@ -1,4 +1,0 @@
-"""The special ids that every vocabulary begins with. None has a spelling: text can never be mistaken for one."""
-
-FILL, BEGIN, END, UNKNOWN = 0, 1, 2, 3
-SPECIALS = ("<fill>", "<s>", "</s>", "<unk>")  # how special ids are shown; never how they are read

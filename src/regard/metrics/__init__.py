@@ -1,0 +1,1 @@
+"""Scores of output texts and of word alignments."""

@@ -1,0 +1,34 @@
+"""What a token brings into a model: its vector, and where it stands."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.nn import positions
+from regard.nn.dropout import dropout
+from regard.recipes.schema import GPTSettings, TransformerSettings
+
+
+class TokenEmbedding(nn.Module):
+    """Token vectors times sqrt(D) (unless not `scaled`), plus where each token stands, with dropout."""
+
+    def __init__(self, vocabulary: int, settings: TransformerSettings | GPTSettings) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(vocabulary, settings.width))
+        nn.init.normal_(self.table, std=1 / math.sqrt(settings.width))
+        self.positions = positions.make(
+            settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
+        )
+        self.dropout = settings.dropout
+        self.scale = math.sqrt(settings.width) if settings.scale_embeddings else 1.0
+
+    def forward(self, ids: Tensor, position: Tensor, length: Tensor) -> Tensor:
+        """ids, position and length [...] -> [..., D]."""
+        tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
+        places = taps.tap(self, "positions", self.positions(position, length))
+        return taps.tap(self, "stream", dropout(tokens + places, self.dropout, self.training))

@@ -1,0 +1,281 @@
+"""Flat rows of tokens.
+
+A batch of N sentences is one row of T places: the sentences end to end, then fill up to T. Linear layers, norms and the
+loss see the row; attention asks here where sentences begin. Shapes: T places, N sentences, L the longest sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class PackedLayout:
+    """Where the sentences of a flat row begin and end.
+
+    `lengths` are the N sentence lengths, `size` the number of places T (default: no fill). The maps between the flat
+    and the padded view are made on first use and kept, so every layer of a model shares them.
+
+    >>> rows = Rows([2, 1], size=4)
+    >>> rows.position.tolist(), rows.sentence.tolist()
+    ([0, 1, 0, 0], [0, 0, 1, 2])
+    """
+
+    def __init__(self, lengths: Sequence[int], size: int | None = None, device: torch.device | str = "cpu") -> None:
+        self.lengths = tuple(int(n) for n in lengths)
+        self.tokens = sum(self.lengths)
+        self.size = self.tokens if size is None else size
+        if self.size < self.tokens:
+            raise ValueError(f"{self.tokens} tokens do not fit a row of {self.size}")
+        self.max_len = max(self.lengths, default=0)
+        self.device = torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        return f"Rows({list(self.lengths)}, size={self.size})"
+
+    def to(self, device: torch.device | str) -> PackedLayout:
+        return self if torch.device(device) == self.device else PackedLayout(self.lengths, self.size, device)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no token at all, as in the source row of plain text."""
+        return self.tokens == 0
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether all sentences are equally long, so that the padded view has no padding."""
+        return self.max_len * len(self) == self.tokens
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[N] the sentence lengths."""
+        return torch.tensor(self.lengths, dtype=torch.long, device=self.device)
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """[N + 1] where each sentence begins; the last entry is the number of real tokens."""
+        return torch.nn.functional.pad(self.length.cumsum(0), (1, 0))
+
+    @cached_property
+    def segment_ids(self) -> Tensor:
+        """[T] which sentence each place belongs to; N for fill."""
+        owners = torch.arange(len(self) + 1, device=self.device)
+        counts = torch.cat([self.length, self.length.new_tensor([self.size - self.tokens])])
+        return torch.repeat_interleave(owners, counts, output_size=self.size)
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[T] place within the sentence, from 0; 0 for fill."""
+        place = torch.arange(self.size, device=self.device)
+        return torch.where(self.is_token, place - self.offsets[self.segment_ids.clamp(max=max(len(self) - 1, 0))], 0)
+
+    @cached_property
+    def is_token(self) -> Tensor:
+        """[T] True where a token is, False for fill."""
+        return torch.arange(self.size, device=self.device) < self.tokens
+
+    @cached_property
+    def padded_is_token(self) -> Tensor:
+        """[N, L] True where the padded view holds a token."""
+        return torch.arange(self.max_len, device=self.device) < self.length[:, None]
+
+    @cached_property
+    def _padded_to_flat(self) -> Tensor:
+        """[N * L] the flat place of each padded cell; any for padding."""
+        place = self.offsets[:-1, None] + torch.arange(self.max_len, device=self.device)
+        return torch.where(self.padded_is_token, place, 0).flatten()
+
+    @cached_property
+    def _flat_to_padded(self) -> Tensor:
+        """[T] the padded cell of each flat place; any for fill."""
+        return torch.where(self.is_token, self.segment_ids * self.max_len + self.position, 0)
+
+    @cached_property
+    def _padding_cells(self) -> Tensor:
+        """The padded cells that hold no token; counted on the host, so that no device is waited for."""
+        empty = np.arange(self.max_len) >= np.array(self.lengths)[:, None]
+        return torch.from_numpy(np.flatnonzero(empty)).to(self.device, non_blocking=True)
+
+    @cached_property
+    def _padding_positions(self) -> Tensor:
+        """The places of the row that hold no token."""
+        return torch.arange(self.tokens, self.size, device=self.device)
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """[T, ...] -> [N, L, ...]. Padding is zero and fill is never read."""
+        if self.equal_lengths:  # nothing to pad: a view, not a copy
+            return flat[: self.tokens].unflatten(0, (len(self), self.max_len))
+        return self._gather(flat, to_padded=True).unflatten(0, (len(self), self.max_len))
+
+    def flatten(self, padded: Tensor) -> Tensor:
+        """[N, L, ...] -> [T, ...]. Fill is zero and padding is never read."""
+        cells = padded.flatten(0, 1)
+        if self.equal_lengths and self.size == self.tokens:
+            return cells
+        return self._gather(cells, to_padded=False)
+
+    def _gather(self, table: Tensor, to_padded: bool) -> Tensor:
+        padded, flat = (self._padded_to_flat, self._padding_cells), (self._flat_to_padded, self._padding_positions)
+        moved: Tensor = _Permute.apply(table, *((padded, flat) if to_padded else (flat, padded)))
+        return moved
+
+    def mean(self, flat: Tensor) -> Tensor:
+        """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read.
+
+        Summed in float32 at least: in bf16 a sum of hundreds loses percents.
+        """
+        real = flat.where(self.is_token[:, None], 0.0).to(torch.promote_types(flat.dtype, torch.float32))
+        sums = real.new_zeros(len(self) + 1, flat.shape[1]).index_add(0, self.segment_ids, real)
+        return (sums[:-1] / self.length.clamp(min=1)[:, None]).to(flat.dtype)
+
+    @property
+    def may_have_padding(self) -> bool:
+        """Whether there may be fill after the tokens."""
+        return self.size > self.tokens
+
+    def zero_padding(self, flat: Tensor) -> Tensor:
+        """[T, D] with zeros in the fill, so that no gradient reaches it."""
+        return flat.where(self.is_token[:, None], 0.0) if self.may_have_padding else flat
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The sentences of a flat tensor, one tensor each."""
+        return list(flat[: self.tokens].split(list(self.lengths)))
+
+
+class StaticPackedLayout(PackedLayout):
+    """Rows of which the host knows only how large they may be: `offsets` [M + 1] is all, and it is on the device.
+
+    What is compiled or captured for one batch then serves every other. M is the most sentences there may be; past the
+    real ones the offsets repeat the number of tokens. `longest` is an upper bound.
+
+    >>> rows = StaticRows(torch.tensor([0, 2, 3, 3]), size=4, longest=2)
+    >>> rows.position.tolist(), rows.sentence.tolist()
+    ([0, 1, 0, 0], [0, 0, 1, 3])
+    """
+
+    def __init__(self, offsets: Tensor, size: int, longest: int) -> None:
+        self.offsets = offsets
+        self.size, self.max_len = size, longest
+        self.device = offsets.device
+
+    @property
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
+        raise TypeError("the lengths of static rows are on the device: see `length`")
+
+    tokens = lengths  # type: ignore[assignment]
+
+    @property
+    def empty(self) -> bool:
+        return self.size == 0
+
+    @property
+    def may_have_padding(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"StaticRows({len(self)} sentences at most, size={self.size})"
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[M] the sentence lengths; zeros past the real ones."""
+        return self.offsets.diff()
+
+    @cached_property
+    def segment_ids(self) -> Tensor:
+        """[T] which sentence each place belongs to; M for fill."""
+        place = torch.arange(self.size, device=self.device, dtype=self.offsets.dtype)
+        return torch.searchsorted(self.offsets, place, right=True) - 1
+
+    @cached_property
+    def is_token(self) -> Tensor:
+        return torch.arange(self.size, device=self.device) < self.offsets[-1]
+
+
+GatherIndex = tuple[Tensor, Tensor]  # which row of a table comes to each place, and which places get zeros instead
+
+
+class _Permute(torch.autograd.Function):
+    """Rows of a table brought to other places, none of them twice: so gradients are moved back, and nothing summed."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, there: GatherIndex, back: GatherIndex) -> Tensor:
+        ctx.ways = there, back
+        which, empty = there
+        if not len(table):
+            return table.new_zeros(len(which), *table.shape[1:])
+        return table.index_select(0, which).index_fill_(0, empty, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        there, back = ctx.ways
+        return _Permute.apply(gradient, back, there), None, None
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """One flat row: `ids` [T] and where its sentences begin."""
+
+    ids: Tensor
+    layout: PackedLayout
+
+    @classmethod
+    def from_lists(cls, sentences: list[list[int]], size: int | None = None, pad_id: int = 0) -> PackedTokens:
+        """Lay sentences end to end; what is left of `size` is filled."""
+        rows = PackedLayout([len(s) for s in sentences], size)
+        flat = [token for sentence in sentences for token in sentence]
+        return cls(torch.tensor(flat + [pad_id] * (rows.size - rows.tokens), dtype=torch.long), rows)
+
+    def to(self, device: torch.device | str) -> PackedTokens:
+        return PackedTokens(self.ids.to(device, non_blocking=True), self.layout.to(device))
+
+
+@dataclass(frozen=True)
+class SeqBatch:
+    """Sentence pairs for teacher forcing.
+
+    `source` ends every sentence with the end mark. `inputs` is the target shifted right (begin mark first) and `labels`
+    [T] the target with its end mark, token for token beside `inputs`; labels of fill are never read. Plain text has
+    sources of no tokens at all. `counted` [T] are the places whose labels count in the loss (None: all that are real).
+    """
+
+    source: PackedTokens
+    inputs: PackedTokens
+    labels: Tensor
+    loss_mask: Tensor | None = None
+
+    @classmethod
+    def from_lists(
+        cls,
+        sources: list[list[int]],
+        targets: list[list[int]],
+        *,
+        bos: int,
+        source_size: int | None = None,
+        target_size: int | None = None,
+    ) -> SeqBatch:
+        """From token lists that carry their end marks."""
+        inputs = PackedTokens.from_lists([[bos, *t[:-1]] for t in targets], target_size)
+        labels = PackedTokens.from_lists(targets, target_size).ids
+        return cls(PackedTokens.from_lists(sources, source_size), inputs, labels)
+
+    @property
+    def num_targets(self) -> int:
+        """Target tokens that count in the loss."""
+        return self.inputs.layout.tokens if self.loss_mask is None else int(self.loss_mask.sum())
+
+    def to(self, device: torch.device | str) -> SeqBatch:
+        labels = self.labels.to(device, non_blocking=True)
+        counted = None if self.loss_mask is None else self.loss_mask.to(device, non_blocking=True)
+        return SeqBatch(self.source.to(device), self.inputs.to(device), labels, counted)

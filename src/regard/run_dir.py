@@ -1,0 +1,391 @@
+"""The run directory: one path to resume, translate with, look into, serve and export.
+
+run.json               format version, which regard made it, the run it began with (`--from`) if any, the settings it
+                       was trained with, checksums of the tokenizers and of itself
+recipe.toml            the resolved recipe
+tokenizer.json         or source.tokenizer.json and target.tokenizer.json
+model.safetensors      the best weights so far
+snapshots/             weights at steps kept by the policy in `kept_snapshots`
+resume.safetensors     everything needed to go on from the exact batch
+metrics.jsonl          one JSON object a measurement
+samples.jsonl          translations of a few held-out sentences at each validation
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from regard import __version__
+from regard.errors import RegardWarning, UserError, first_line
+from regard.files import DirectoryLock, checksum, errno_text, json_checksum, parse_json, read_text, regular, write_text
+from regard.recipes import differences, parse, to_toml
+from regard.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from regard.models import SequenceModel
+    from regard.text import Tokenizer
+
+FORMAT = 3
+ORIGIN, RECIPE, TOKENIZERS, CHECKSUM = "from", "recipe", "tokenizers", "checksum"  # keys of run.json
+LOGS = ("metrics.jsonl", "samples.jsonl")
+BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
+SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights on disk: those of a file, or the mean of several files; `prefix` begins their names in it."""
+
+    files: tuple[Path, ...]
+    prefix: str = ""
+
+    def load(self) -> dict[str, Tensor]:
+        from regard import tensor_io
+
+        if len(self.files) > 1:
+            return tensor_io.mean(self.files)
+        loaded = tensor_io.load(self.files[0])[0]
+        return {name.removeprefix(self.prefix): t for name, t in loaded.items() if name.startswith(self.prefix)}
+
+    @property
+    def step(self) -> int | None:
+        """The training step that the weights are of (the last, of an average), where the file says so."""
+        from regard.tensor_io import read_metadata
+
+        step = read_metadata(self.files[-1]).get("step")
+        if step is not None and not isinstance(step, int):
+            raise UserError(f"{self.files[-1]} is damaged: the step in its header is {step!r:.40}, not a whole number")
+        return step
+
+
+class RunDir:
+    """A run directory that exists."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            info = parse_json(read_text(self.path / "run.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(_no_run(self.path)) from None
+        except OSError as error:
+            raise UserError(f"{self.path / 'run.json'} could not be read: {errno_text(error)}") from error
+        except ValueError:
+            info = None
+        if not isinstance(info, dict) or not isinstance(info.get("format"), int) or info["format"] < 1:
+            raise UserError(f"{self.path / 'run.json'} is damaged: it is not the JSON that regard writes")
+        recorded = info.pop(CHECKSUM, None)
+        if recorded is not None and recorded != json_checksum(info):
+            raise UserError(f"{self.path / 'run.json'} was altered after it was written: its checksum does not match")
+        if info["format"] > FORMAT:
+            raise UserError(
+                f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
+                f"this is regard {__version__}, which reads up to {FORMAT}: upgrade regard"
+            )
+        if info["format"] < FORMAT:
+            raise UserError(
+                f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
+                f"this version reads format {FORMAT}, whose weights have other names: train the run again"
+            )
+        if recorded is None:
+            raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
+        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict}.items():
+            if not isinstance(info.get(key), kind | None):
+                raise UserError(f"{self.path / 'run.json'} is damaged: {key} is {info[key]!r:.40}")
+        self.info = info
+
+    @staticmethod
+    def refuse_other_folder(path: Path) -> None:
+        """Complain of a path that is neither a run directory nor free to become one."""
+        if RunDir.exists(path) or not path.exists():
+            return
+        if not path.is_dir() or any(not _ours(file) for file in path.iterdir()):
+            raise UserError(f"{path} exists and is no run directory: choose another --out")
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Recipe, origin: Path | None = None) -> RunDir:
+        """A new run directory with its recipe in it; `origin` is the run that it begins with."""
+        path = Path(path)
+        cls.refuse_other_folder(path)
+        info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+        began = {ORIGIN: None if origin is None else str(origin.resolve())}
+        _write_info(path, {**info, **began, RECIPE: recipe.model_dump(), TOKENIZERS: {}})
+        write_text(path / "recipe.toml", to_toml(recipe))
+        return cls(path)
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        return all((Path(path) / name).exists() for name in ("run.json", "recipe.toml"))
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The settings in recipe.toml, with a warning that names those that were edited since training."""
+        if edited := self.edits():
+            changes = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in edited.items())
+            hint = f"`regard verify {self.path} --accept-edit` records it"
+            message = f"{self.path / 'recipe.toml'} was edited since training ({changes}): {hint}"
+            warnings.warn(message, RegardWarning, stacklevel=3)
+        return self._parsed
+
+    @cached_property
+    def accepted(self) -> Recipe:
+        """The settings that run.json records: those of the training, and edits that were accepted since."""
+        try:
+            return Recipe.model_validate(self.info.get(RECIPE))
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise UserError(f"{self.path / 'run.json'}: {RECIPE}.{where}: {fault['msg']}") from error
+
+    def edits(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that were changed in recipe.toml by hand (or by damage), with their old and new values."""
+        return differences(self.accepted, self._parsed)
+
+    @cached_property
+    def _parsed(self) -> Recipe:
+        file = self.path / "recipe.toml"
+        try:
+            return parse(read_text(file), str(file))
+        except OSError as error:
+            raise UserError(f"{file} could not be read: {errno_text(error)}") from error
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is damaged: it is not text") from None
+
+    def accept_edits(self) -> None:
+        """Make the settings in recipe.toml those of the run."""
+        self.record(self._parsed)
+
+    def record(self, recipe: Recipe) -> None:
+        """Make these the settings of the run, in both files, where they are not yet."""
+        if recipe != self._parsed:
+            write_text(self.path / "recipe.toml", to_toml(recipe))
+        if self.accepted != recipe:
+            self.info[RECIPE] = recipe.model_dump()
+            _write_info(self.path, self.info)
+        for name in ("recipe", "accepted", "_parsed"):
+            self.__dict__.pop(name, None)
+
+    # -- where it began -----------------------------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> Path | None:
+        """The run whose weights this one began with."""
+        origin = self.info.get(ORIGIN)
+        return None if origin is None else Path(origin)
+
+    def began_with(self, origin: Path) -> bool:
+        """Whether this was the origin."""
+        return self.origin == origin.resolve()
+
+    def change_origin(self, origin: Path) -> None:
+        self.info[ORIGIN] = str(origin.resolve())
+        _write_info(self.path, self.info)
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def tokenizer_files(self, recipe: Recipe) -> list[Path]:
+        both = [self.path / "source.tokenizer.json", self.path / "target.tokenizer.json"]
+        return [self.path / "tokenizer.json"] if recipe.text.shared else both
+
+    def has_tokenizers(self) -> bool:
+        return all(file.exists() and file.name in self.info[TOKENIZERS] for file in self.tokenizer_files(self.recipe))
+
+    def save_tokenizers(self, source: Tokenizer, target: Tokenizer) -> None:
+        for file, tokenizer in zip(self.tokenizer_files(self.recipe), (source, target), strict=False):
+            write_text(file, tokenizer.to_json())
+            self.info[TOKENIZERS][file.name] = checksum(tokenizer.to_json())
+        _write_info(self.path, self.info)
+        self.__dict__.pop("tokenizers", None)
+
+    def forget_tokenizers(self) -> None:
+        for file in self.path.glob("*tokenizer.json"):
+            file.unlink()
+        self.info[TOKENIZERS] = {}
+        _write_info(self.path, self.info)
+
+    def tokenizer(self, file: Path) -> Tokenizer:
+        """The tokenizer in one of the run's files, if that is the file that was written."""
+        from regard.text import Tokenizer
+
+        try:
+            content = regular(file).read_bytes()
+            recorded = self.info.get(TOKENIZERS)
+            if recorded is not None and recorded.get(file.name) != checksum(content):
+                raise UserError("it was altered after it was written: its checksum does not match")
+            return Tokenizer.from_json(content.decode())
+        except OSError as error:
+            raise UserError(f"{file} could not be read: {errno_text(error)}") from error
+        except (UserError, ValueError) as error:
+            raise UserError(f"{file} is damaged: {first_line(error)}") from error
+
+    @cached_property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Source and target; one and the same object when the vocabulary is shared (and cut alike on both sides)."""
+        found = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
+        return found[0], found[0].target_side() if len(found) == 1 else found[1]
+
+    # -- measurements -------------------------------------------------------------------------------------------------
+
+    def log_mark(self, name: str) -> tuple[int, str] | None:
+        """Length and checksum that a file of measurements had at the last save, where that is known."""
+        from regard import tensor_io
+
+        try:
+            size, digest = tensor_io.read_metadata(self.resume)["logs"][name] if self.resume.exists() else (0, "")
+        except (UserError, KeyError, TypeError, ValueError):  # the resume state is damaged, or older than this record
+            return None
+        return (size, digest) if isinstance(size, int) and size else None
+
+    def log(self, name: str) -> Path:
+        """The path of a file of measurements, if what it held at the last save is still there."""
+        file, mark = self.path / name, self.log_mark(name)
+        if mark is not None and file.exists() and checksum(regular(file).read_bytes()[: mark[0]]) != mark[1]:
+            raise UserError(f"{file} was altered after it was written: its checksum does not match")
+        return file
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def resume(self) -> Path:
+        return self.path / "resume.safetensors"
+
+    def snapshot(self, step: int) -> Path:
+        return self.path / "snapshots" / f"step-{step:08d}.safetensors"
+
+    def snapshots(self) -> dict[int, Path]:
+        """Map steps to snapshot files, in order; files with other names, such as copies, are ignored."""
+        matches = ((SNAPSHOT.fullmatch(file.name), file) for file in (self.path / "snapshots").glob("step-*"))
+        return dict(sorted((int(match[1]), file) for match, file in matches if match))
+
+    def averaged_snapshots(self, until: int | None = None) -> dict[int, Path]:
+        """The snapshots that `training.average` averages: the last so many, up to a step; none where they are too few.
+
+        Step -> file, in order.
+        """
+        steps = [step for step in self.snapshots() if until is None or step <= until]
+        chosen = steps[-self.recipe.training.average :] if self.recipe.training.average > 1 else []
+        return {step: self.snapshot(step) for step in chosen} if len(chosen) > 1 else {}
+
+    def checkpoint(self, which: str | Path = BEST) -> Checkpoint:
+        """Weights of this run by name: best, last, average or step-N; or the weights in a file."""
+        if isinstance(which, str) and (found := self._named(which)) is not None:
+            return found
+        file = Path(which)
+        if file.is_file():
+            return Checkpoint((file,))
+        if which == BEST or file == self.best:
+            raise UserError(f"{self.path} has no {self.best.name} yet: training has not reached its first validation")
+        missing = f"there is no {file.name} in {file.parent}" if file.suffix else f"{self.path} has no weights {which}"
+        raise UserError(f"{missing}; {self._choices()}")
+
+    def _named(self, name: str) -> Checkpoint | None:
+        snapshots = self.snapshots()
+        if name == BEST and self.best.exists():
+            return Checkpoint((self.best,))
+        if name == LAST and self.resume.exists():
+            return Checkpoint((self.resume,), prefix="model.")
+        if name == LAST and snapshots:
+            return Checkpoint((snapshots[max(snapshots)],))
+        if name == AVERAGE and (files := self.averaged_snapshots()):
+            return Checkpoint(tuple(files.values()))
+        step = re.fullmatch(r"step-(\d+)", name)
+        file = None if step is None else snapshots.get(int(step[1]))
+        return None if file is None else Checkpoint((file,))
+
+    def _choices(self) -> str:
+        """Which weights there are, for a message."""
+        words = [word for word in (BEST, LAST, AVERAGE) if self._named(word) is not None]
+        words += [f"step-{step}" for step in self.snapshots()]
+        fewer = "" if AVERAGE in words else "; an average needs 2 snapshots, and training.average of 2 or more"
+        return f"{self.path} has {', '.join(words) or 'no weights yet'}{fewer}"
+
+    def fresh_model(self) -> SequenceModel:
+        """The recipe's model with new weights."""
+        from regard.models import build
+
+        source, target = self.tokenizers
+        return build(self.recipe.model, len(source), len(target), self.recipe.text.shared)
+
+    def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> SequenceModel:
+        """The trained model, ready to use, with the weights that `checkpoint` finds."""
+        from regard.tensor_io import load_into_model
+
+        checkpoint = self.checkpoint(weights)
+        self._check_size(checkpoint, device)
+        loaded, model = checkpoint.load(), self.fresh_model()
+        load_into_model(model, loaded, checkpoint.files[-1])
+        return model.to(device).eval()
+
+    def _check_size(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
+        """Refuse a recipe that does not fit the weights or the memory, before anything is allocated."""
+        import torch
+
+        from regard import devices
+        from regard import tensor_io as tensors
+        from regard.models import sizes
+
+        recipe, origin = self.recipe, str(self.path / "recipe.toml")
+        source, target = self.tokenizers
+        vocabularies = len(source), len(target)
+        stored = tensors.elements(checkpoint.files[-1], checkpoint.prefix)
+        sizes.refuse_misfit(recipe.model, vocabularies, recipe.text.shared, stored, origin)
+        memory = devices.memory(torch.device(device))
+        sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, 1, origin)
+
+
+def _no_run(path: Path) -> str:
+    """Why a path is no run directory, and what was perhaps meant."""
+    if path.suffix == ".toml":
+        what = "is a recipe, not a run directory" if path.exists() else "does not exist"
+        return f"{path} {what}; `regard train {path} --out RUN` makes a run directory, which is what goes here"
+    if path.is_file():
+        return f"{path} is a file, not a run directory; name the directory that `regard train` or `regard import` made"
+    if (path / "config.json").is_file():
+        return (
+            f"{path} is no run directory but perhaps another library's model; `regard import {path} --out RUN` reads it"
+        )
+    near = [Path("runs") / path] if RunDir.exists(Path("runs") / path) else []
+    near += sorted(file.parent for file in path.glob("*/run.json"))
+    what = "is no run directory (it has no run.json)" if path.exists() else "does not exist"
+    if near:
+        return f"{path} {what}; did you mean {' or '.join(map(str, near[:3]))}?"
+    return f"{path} {what}; `regard train RECIPE --out RUN` makes a run directory"
+
+
+def _write_info(path: Path, info: dict[str, Any]) -> None:
+    info = {key: value for key, value in info.items() if key != CHECKSUM}
+    write_text(path / "run.json", json.dumps({**info, CHECKSUM: json_checksum(info)}, indent=2) + "\n")
+
+
+def _ours(file: Path) -> bool:
+    """Whether a file may be what was left of a run that ended before its recipe was written."""
+    names = ("run.json", DirectoryLock.NAME)
+    return file.name in names or file.name.startswith((".run.json.", ".recipe.toml."))
+
+
+def kept_snapshots(steps: list[int], every: int, average: int) -> set[int]:
+    """Which snapshots stay: the last `average` for averaging, and the 1st, 2nd, 4th, 8th, ... to show how it formed.
+
+    >>> sorted(kept_snapshots([10, 20, 30, 40, 50, 60, 70], every=10, average=2))
+    [10, 20, 40, 60, 70]
+    """
+    count = {step: step // every for step in steps}
+    powers = {step for step, n in count.items() if step % every == 0 and n & (n - 1) == 0}
+    return powers | set(sorted(steps)[-max(average, 1) :])

@@ -1,0 +1,226 @@
+"""What a person sees while training runs: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from regard.errors import UserError, printable
+
+PLAIN_EVERY = 10.0  # seconds between plain progress lines
+
+
+class Reporter:
+    """Says nothing: the base of the others, and what --quiet uses."""
+
+    members = "pairs"  # what the data are made of: pairs, documents, or lines of a stream
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @property
+    def held_out(self) -> str:
+        return "pairs" if self.members == "pairs" else "text"
+
+    def say(self, line: str) -> None:
+        """A line of news."""
+
+    def counted(self, what: str, count: int) -> None:
+        """So many pairs, documents or lines of a corpus were made ready."""
+
+    def start(self, step: int, steps: int) -> None:
+        """Training begins, or goes on, after `step`."""
+
+    def step(self, step: int, tokens: int) -> None:
+        """A step is done; `tokens` target tokens were seen so far."""
+
+    def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        """Numbers were written to the metrics."""
+
+    def samples(self, samples: list[dict[str, str]]) -> None:
+        """Translations of held-out sentences, to read."""
+
+
+class Unbreakable:
+    """A stream whose reader or terminal may go away: then nothing more is shown, and training goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+class PlainReporter(Reporter):
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = Unbreakable(stream if stream is not None else sys.stderr)
+        self.loss = float("nan")
+        self.shown = time.monotonic()
+
+    def counted(self, what: str, count: int) -> None:
+        if time.monotonic() - self.shown >= PLAIN_EVERY / 2:
+            self.shown = time.monotonic()
+            self.say(f"{what}: {count:,} {self.members} so far")
+
+    def say(self, line: str) -> None:
+        print(printable(line), file=self.stream, flush=True)
+
+    def start(self, step: int, steps: int) -> None:
+        self.steps, self.begun, self.first, self.shown = steps, time.monotonic(), step, time.monotonic()
+        self.tokens: int | None = None
+        if step:
+            self.say(f"resuming after step {step:,} of {steps:,}")
+
+    def step(self, step: int, tokens: int) -> None:
+        note = self._pace(step, tokens)
+        if time.monotonic() - self.shown >= PLAIN_EVERY and step > self.first:  # of one step no pace can be told
+            self.shown = time.monotonic()
+            left = (self.shown - self.begun) / max(step - self.first, 1) * (self.steps - step)
+            self.say(f"step {step:,} of {self.steps:,}  {note}  {_clock(left)} left")
+
+    def _pace(self, step: int, tokens: int) -> str:
+        """The loss, once there is one, and the tokens a second since the first step, which may have been slow."""
+        if self.tokens is None:
+            self.tokens, self.begun, self.first = tokens, time.monotonic(), step
+        loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
+        return f"{loss}{(tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9):,.0f} tokens/s"
+
+    def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        if kind == "train":
+            self.loss = numbers["loss"]
+        elif kind == "stop":
+            looks = f"{numbers['looks']} looks at the held-out {self.held_out}"
+            self.say(f"stopped after step {step:,}: nothing better in {looks}")
+        else:
+            self.say(f"held-out {self.held_out} {_look_line(step, numbers)}")
+
+    def samples(self, samples: list[dict[str, str]]) -> None:
+        for sample in samples[:1]:
+            self.say(f"    {sample['source']}\n    → {sample['output']}")
+
+
+class LiveReporter(PlainReporter):
+    """A progress bar, with the news above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        self.bar = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(file=self.stream),  # type: ignore[arg-type]  # it has all that a stream has
+            refresh_per_second=4,
+        )
+
+    def __enter__(self) -> Reporter:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(printable(line), markup=False, highlight=False)
+
+    def start(self, step: int, steps: int) -> None:
+        super().start(step, steps)
+        self.task = self.bar.add_task("", total=steps, completed=step, note="")
+
+    def step(self, step: int, tokens: int) -> None:
+        self.bar.update(self.task, completed=step, note=self._pace(step, tokens))
+
+
+class TensorBoardWriter:
+    """The same numbers for TensorBoard, when a folder is given."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.writer: Any = None
+        if folder is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UserError(
+                    "training.tensorboard needs one more package: pip install 'regard[tensorboard]'"
+                ) from None
+            self.writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
+        if self.writer is not None:
+            for name, value in numbers.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self.writer.add_scalar(f"{kind}/{name}", value, step)
+            self.writer.flush()
+
+
+def pick(quiet: bool) -> Reporter:
+    """The reporter that suits where the output goes."""
+    if quiet:
+        return Reporter()
+    return LiveReporter() if sys.stderr.isatty() else PlainReporter()
+
+
+def figures(numbers: dict[str, Any], brief: bool = False) -> str:
+    """`loss 3.512, perplexity 33.51, BLEU 10.20`, what there is of it; if brief, without those that follow from others.
+
+    >>> figures({"loss": 1.0, "perplexity": 2.718, "exact": 50.0}, brief=True)
+    'loss 1.000, exact 50.0 %'
+    """
+    shown = {
+        "loss": "loss {:.3f}",
+        "perplexity": "perplexity {:.2f}",
+        "bleu": "BLEU {:.2f}",
+        "exact": "exact {:.1f} %",
+        "bits_per_byte": "{:.3f} bits a byte",
+    }
+    less = ({"perplexity", "exact"} if "bleu" in numbers else {"perplexity"}) if brief else set()
+    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers and name not in less]
+    return ", ".join(parts) or "not validated"
+
+
+def which_weights(facts: dict[str, Any]) -> str:
+    """Which weights a validation was of."""
+    step, kind = int(facts.get("step", 0)), str(facts.get("weights", "step"))
+    if kind.startswith("average"):
+        return f"the {kind.replace('average of', 'average of the last')} snapshots, up to step {step:,}"
+    when = f"step {step:,}" if step else "the starting weights, step 0"
+    return when if kind == "step" or not step else f"{when} ({kind})"
+
+
+def _look_line(step: int, numbers: dict[str, Any]) -> str:
+    kept = ", the best so far" if numbers["better"] and step else ""
+    which = "" if numbers["weights"] == "step" or not step else f" ({numbers['weights']})"
+    when = f"after step {step:,}" if step else "before training (step 0)"
+    return f"{when}{which}: {figures(numbers)}{kept}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

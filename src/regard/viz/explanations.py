@@ -1,0 +1,104 @@
+"""Explanations as pictures: a matrix of signed cells, or bars with their error bars.
+
+Signed numbers have a scale with two arms, blue for what spoke for the output and orange for what spoke against it,
+which people with the common colour deficiencies can tell apart; and every number is also written, or drawn to one side.
+"""
+
+from __future__ import annotations
+
+from regard.interpret.explain.rise import Explanation
+from regard.viz import scene as scenes
+from regard.viz.colours import Ramp, signed_rgb
+from regard.viz.grid import Grid
+from regard.viz.grid import scene as grid_scene
+from regard.viz.maps import labels, shorten
+from regard.viz.scene import PAD, Item, Line, Rect, Scene, SceneText, Theme, clean, hexadecimal, isolated, text_width
+
+NOTE = "What the output depended on while words were hidden; not what the model thought."
+BAR = 380.0  # the room for the longest bar and its error bar, both arms together
+LINE = 34.0  # from one bar to the next
+WIDEST_TITLE = 760.0
+LONGEST = 30  # columns of a label beside a bar
+
+
+def number(value: float) -> str:
+    """A signed number in three digits: +1.24, −15.9; nothing that rounds to nothing has a sign."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    written = f"{value:+.{digits}f}"
+    return "0.00" if float(written) == 0 else written.replace("-", "−")
+
+
+def draw(explanation: Explanation, *, theme: Theme = "auto") -> str:
+    """A complete SVG document."""
+    return scene(explanation).svg(theme)
+
+
+def scene(explanation: Explanation) -> Scene:
+    """A matrix where there are several outputs, else bars."""
+    return grid_scene(matrix(explanation)) if len(explanation.outputs) > 1 else bars(explanation)
+
+
+def matrix(explanation: Explanation) -> Grid:
+    """Outputs down the left and features along the top, as attention maps have them; a coloured cell a number."""
+    outputs, features = labels(explanation.outputs), labels(explanation.features)
+
+    def tip(o: int, i: int) -> str:
+        sure = "" if explanation.exact else f" ± {explanation.error[i, o]:.2f}"
+        value = number(float(explanation.importance[i, o]))
+        return f"{isolated(outputs[o])} depends on {isolated(features[i])}: {value}{sure}"
+
+    values = explanation.importance.T  # [outputs, features]
+    return Grid(
+        values, outputs, features, _title(explanation), "depends on →", f"change in {explanation.score}",
+        Ramp.signed(values), number=number, tip=tip, about=_about(explanation), note=NOTE,
+    )  # fmt: skip
+
+
+def bars(explanation: Explanation) -> Scene:
+    """A bar a feature for the score of the whole, to the right of zero or to its left, with two standard errors."""
+    names = [shorten(label, LONGEST) for label in labels(explanation.features)]
+    values, errors = explanation.overall, 2 * explanation.overall_error
+    low, high = min(0.0, float((values - errors).min())), max(0.0, float((values + errors).max()))
+    scale = BAR / ((high - low) or 1.0)
+    left = PAD + max(text_width(name, 13) for name in names) + 14
+    zero, top = left - low * scale, PAD + 44
+    bottom = top + LINE * len(names)
+    title_room = min(text_width(_title(explanation), 16), WIDEST_TITLE)
+    width, height = max(left + BAR + 76, PAD + title_room, PAD + text_width(NOTE, 11)) + PAD, bottom + 66
+    items: list[Item] = [scenes.card(width, height), scenes.title(_title(explanation), width)]
+    for i, (name, value, error) in enumerate(zip(names, values, errors, strict=True)):
+        y, x = top + i * LINE, zero + min(value, 0.0) * scale
+        tip = f"{isolated(name)}: {number(value)}" + ("" if explanation.exact else f" ± {error / 2:.2f}")
+        paint = hexadecimal(signed_rgb(1.0 if value > 0 else -1.0))
+        items += [
+            SceneText(left - 14, y + LINE / 2 + 4.5, name, 13, anchor="end"),
+            Rect(x, y + 6, max(abs(value) * scale, 0.5), LINE - 12, paint, radius=3, tip=tip),
+        ]
+        if error > 0:
+            items += _whisker(zero + (value - error) * scale, zero + (value + error) * scale, y + LINE / 2)
+        end = zero + max(value + error, 0.0) * scale
+        items.append(SceneText(end + 10, y + LINE / 2 + 4, number(value), 12, "quiet"))
+    sure = "every mask, no error" if explanation.exact else "lines: two standard errors either way"
+    items += [
+        scenes.polyline([(zero, top), (zero, bottom)], stroke="quiet"),
+        SceneText(PAD, bottom + 26, f"change in {explanation.score}; {sure}; {explanation.calls} calls", 11, "quiet"),
+        SceneText(PAD, bottom + 46, NOTE, 11, "quiet"),
+    ]
+    return Scene(width, height, _title(explanation), _about(explanation), tuple(items))
+
+
+def _whisker(low: float, high: float, y: float) -> tuple[Line, Line]:
+    """An error bar on a rim in the card's colour, so that it can be seen on its bar."""
+    strokes = (((low, y), (high, y)), ((low, y - 4), (low, y + 4)), ((high, y - 4), (high, y + 4)))
+    return Line(strokes, stroke="card", line=4), Line(strokes, stroke="ink", line=1.4)
+
+
+def _title(explanation: Explanation) -> str:
+    return clean(explanation.title) or "Importance of each part of the input"
+
+
+def _about(explanation: Explanation) -> str:
+    """In words what a reader who cannot see the picture needs."""
+    order = explanation.order[:12]
+    told = ", ".join(f"{isolated(clean(explanation.features[i]))} {number(explanation.overall[i])}" for i in order)
+    return f"Importance for the whole output, the greatest first: {told}. {NOTE}"

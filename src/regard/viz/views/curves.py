@@ -1,0 +1,97 @@
+"""Training curves of one run or several: loss, quality on held-out data, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.errors import UserError
+from regard.files import parse_json, read_text
+from regard.run_dir import RunDir
+from regard.viz.charts import Chart, Series
+from regard.viz.views.picture import Picture
+
+SCORES = (("bleu", "BLEU"), ("chrf", "chrF"), ("exact", "lines exactly right (%)"), ("accuracy", "accuracy (%)"))
+MOST_POINTS = 400  # of a line; of more, every so many
+
+
+def curves(runs: Sequence[RunDir]) -> Picture:
+    """Loss in training and on held-out data, one score if there is any, and the learning rate, against the step."""
+    measured = {name: metrics(run) for name, run in zip(_names(runs), runs, strict=True)}
+    loss = [
+        _series(_named(name, what, len(runs)), rows, kind, "loss")
+        for name, rows in measured.items()
+        for what, kind in (("training", "train"), ("held-out", "valid"))
+    ]
+    charts = [_chart(_loss_title(runs), "loss (nats a token)", loss)]
+    for key, title in SCORES:
+        found = [_series(name, rows, "valid", key) for name, rows in measured.items()]
+        if any(series.points for series in found):
+            charts.append(_chart("Quality on held-out data", title, found))
+            break
+    rates = [_series(name, rows, "train", "learning_rate") for name, rows in measured.items()]
+    charts.append(_chart("Learning rate", "learning rate", rates))
+    shown = [chart for chart in charts if chart is not None]
+    if not shown:
+        raise UserError(f"{runs[0].path} has no measurements to draw yet")
+    return Picture("curves", tuple(shown), lambda: {"runs": measured})
+
+
+def _loss_title(runs: Sequence[RunDir]) -> str:
+    """What raises the loss in training, and not on held-out data, so that nobody holds them against each other."""
+    recipes = [run.recipe for run in runs]
+    more = {
+        "dropout": any(recipe.model.dropout for recipe in recipes),
+        "label smoothing": any(recipe.training.label_smoothing for recipe in recipes),
+        "R-Drop": any(recipe.training.r_drop for recipe in recipes),
+    }
+    means = " and ".join(name for name, there in more.items() if there)
+    return f"Loss (in training with {means})" if means else "Loss"
+
+
+def metrics(run: RunDir) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a step trained twice (after a stop) counts as it was measured last."""
+    file = run.log("metrics.jsonl")
+    if not file.exists():
+        raise UserError(f"{run.path} has no metrics.jsonl: it was imported, or has not trained yet")
+    found: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    for line in read_text(file, errors="replace").splitlines():
+        try:
+            row = parse_json(line)
+            if not isinstance(row["step"], int):
+                continue
+            found[row["step"], row["kind"], row.get("weights")] = row
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut off by a crash
+    return sorted(found.values(), key=lambda row: row["step"])
+
+
+def _names(runs: Sequence[RunDir]) -> list[str]:
+    """The folders' names, or their whole paths where two share one."""
+    short = [run.path.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def _named(name: str, what: str, runs: int) -> str:
+    return what if runs == 1 else f"{name}, {what}"
+
+
+def _series(name: str, rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> Series:
+    """One line; of validations those of the weights as they were at the step, not of averages."""
+    found = [
+        (row["step"], row[key])
+        for row in rows
+        if row["kind"] == kind
+        and row.get("weights", "step") == "step"
+        and isinstance(row.get(key), int | float)
+        and math.isfinite(row[key])
+    ]
+    every = math.ceil(len(found) / MOST_POINTS) or 1
+    some = found[::-1][::every][::-1]
+    return Series.of(name, [step for step, _ in some], [value for _, value in some])
+
+
+def _chart(title: str, y_title: str, series: Sequence[Series]) -> Chart | None:
+    lines = tuple(one for one in series if one.points)
+    return Chart(title, "step", y_title, lines) if lines else None

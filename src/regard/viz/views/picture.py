@@ -1,0 +1,76 @@
+"""A view as panels one below another, which know how to be a scene and how to be text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from regard.interpret.trace import Trace
+from regard.viz import charts, grid, terminal
+from regard.viz.charts import Chart
+from regard.viz.grid import Grid
+from regard.viz.scene import Scene, Theme, stacked
+from regard.viz.terminal import Colour
+
+
+class Panel(Protocol):
+    """Part of a picture that is neither a grid nor a chart."""
+
+    def scene(self) -> Scene: ...
+
+    def text(self, *, width: int, colour: Colour) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What a view shows, and the numbers behind it as plain JSON, worked out when they are asked for."""
+
+    view: str
+    panels: tuple[Grid | Chart | Panel, ...]
+    said: Callable[[], Mapping[str, Any]]
+    trace: Trace | None = None  # what it is a view of, if of one
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        return self.said()
+
+    def scene(self) -> Scene:
+        scenes = [_scene(panel) for panel in self.panels]
+        return scenes[0] if len(scenes) == 1 else stacked(scenes)
+
+    def text(self, *, width: int, colour: Colour) -> str:
+        """For a terminal: lines of at most `width` columns."""
+        return "\n".join(_text(panel, width, colour) for panel in self.panels)
+
+    def save(self, path: str | Path, *, theme: Theme = "auto") -> str:
+        """Write it to a file, of the kind that its name says; see `regard.viz.views.FILES`."""
+        from regard.viz.views.files import save
+
+        return save(self, Path(path), theme=theme)
+
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it."""
+        return self.scene().svg()
+
+
+def _scene(panel: Grid | Chart | Panel) -> Scene:
+    if isinstance(panel, Grid):
+        return grid.scene(panel)
+    return charts.scene(panel) if isinstance(panel, Chart) else panel.scene()
+
+
+def _text(panel: Grid | Chart | Panel, width: int, colour: Colour) -> str:
+    if isinstance(panel, Grid):
+        return terminal.grid(panel, width=width, colour=colour)
+    if isinstance(panel, Chart):
+        return charts.terminal(panel, width=width, colour=colour)
+    return panel.text(width=width, colour=colour)
+
+
+def rounded(values: Any) -> Any:
+    """Nested numbers for JSON, with no more digits than they have: six."""
+    if isinstance(values, list | tuple):
+        return [rounded(value) for value in values]
+    return float(f"{values:.6g}")

@@ -1,0 +1,77 @@
+"""Positions: the vectors as a heat map, how alike two places are by their distance, and the four criteria."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from regard.interpret.position_study import Criterion, PositionStudy
+from regard.viz import scene as scenes
+from regard.viz.charts import Chart, Point, Series
+from regard.viz.colours import Ramp
+from regard.viz.grid import Grid
+from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, text_width
+from regard.viz.terminal import Colour
+from regard.viz.views.picture import Picture, rounded
+
+YES, NO = "#0072b2", "#d55e00"
+
+
+def positions(study: PositionStudy, whose: str = "") -> Picture:
+    """One kind of position vectors, studied; `whose` says whose table it is."""
+    length, width = study.vectors.shape
+    name = f"{study.kind.capitalize()} positions" + (f" of {whose}" if whose else "")
+    heat = Grid(
+        study.vectors, tuple(map(str, range(length))), tuple(map(str, range(width))), name, "place, feature →",
+        "value", Ramp.signed(study.vectors), stretched=True,
+        about=f"The vectors of {length} places, {width} features each.",
+    )  # fmt: skip
+    points = (
+        Point(k, mean, mean - spread, mean + spread)
+        for k, (mean, spread) in enumerate(zip(study.dot, study.spread, strict=True))
+    )
+    dots = Chart(
+        "How alike two places are", "places apart", "dot product", (Series(study.kind, tuple(points)),), spread="band",
+        note="line: mean over all pairs so far apart; band: one standard deviation (none where only distance counts)",
+    )  # fmt: skip
+
+    def numbers() -> dict[str, Any]:
+        arrays = ("array", "dot", "spread")
+        return {"positions": {k: rounded(v) if k in arrays else v for k, v in study.to_json().items()}}
+
+    return Picture("positions", (heat, dots, Criteria(study.criteria)), numbers)
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What was asked of the vectors, and what came out."""
+
+    criteria: tuple[Criterion, ...]
+
+    def scene(self) -> Scene:
+        title = "What can be asked of position vectors"
+        wide = max(text_width(f"{one.value:.3g}: {one.why}", 12) for one in self.criteria)
+        names = PAD + 74
+        width, height = names + 130 + wide + PAD, PAD + 52 + 34.0 * len(self.criteria)
+        items: list[Item] = [scenes.card(width, height), scenes.title(title, width)]
+        for i, one in enumerate(self.criteria):
+            y = PAD + 44 + 34.0 * i
+            items += [
+                Rect(PAD, y, 54, 22, YES if one.holds else NO, radius=11),
+                SceneText(PAD + 27, y + 15.5, "yes" if one.holds else "no", 12, "#ffffff", "middle", bold=True),
+                SceneText(names, y + 16, one.name, 13, bold=True),
+                SceneText(names + 130, y + 16, f"{one.value:.3g}: {one.why}", 12, "quiet"),
+            ]
+        told = "; ".join(f"{one.name}: {'yes' if one.holds else 'no'}, {one.value:.3g}" for one in self.criteria)
+        return Scene(width, height, title, told, tuple(items))
+
+    def text(self, *, width: int, colour: Colour) -> str:
+        margin = " " * 20
+        lines = [
+            line
+            for one in self.criteria
+            for line in textwrap.wrap(f"{one.name:15}{'yes' if one.holds else 'no':5}{one.value:.3g}: {one.why}", width,
+                                      subsequent_indent=margin)
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"

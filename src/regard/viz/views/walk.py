@@ -1,0 +1,268 @@
+"""The walk from text to the next token: tokens and ids, the residual stream, what each layer would say, and the choice.
+
+All numbers are the model's own, as its trace has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from regard.interpret.trace import Trace
+from regard.text.tokenizers import joined
+from regard.viz import scene as scenes
+from regard.viz.colours import Ramp
+from regard.viz.grid import Grid
+from regard.viz.maps import columns, labels, shorten, visible
+from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_width
+from regard.viz.terminal import Colour
+from regard.viz.views.picture import Picture
+
+MOST = 24  # tokens shown; of a longer text the last ones
+LONGEST = 16  # columns of a token
+BAR = 320.0
+LINE = 26.0
+BLUE = "#0072b2"
+
+
+def walk(trace: Trace) -> Picture:
+    """Step by step, a panel a step."""
+    header = trace.header
+    sides = ["source"] if _reads_only(header) else [s for s in ("source", "inputs") if header["tokens"][s]]
+    steps = [_tokens(header, sides), *(_stream(header, side) for side in sides), _layers(trace), _choice(header)]
+    panels = [step for step in steps if step is not None]
+    keys = ("tokens", "stream", "embedding", "output")
+    return Picture(
+        "walk",
+        tuple(replace(panel, title=f"{i}. {panel.title}") for i, panel in enumerate(panels, 1)),
+        lambda: {key: header[key] for key in keys if key in header} | {"layers": trace.layers},
+    )
+
+
+def _reads_only(header: Mapping[str, Any]) -> bool:
+    """Whether the model answers about what it reads, instead of writing token by token."""
+    return header["model"]["task"] in ("fill", "classify")
+
+
+def _last(items: Sequence[Any]) -> Sequence[Any]:
+    return items[-MOST:]
+
+
+def _note(count: int) -> str:
+    return f"the last {MOST} of {count} tokens" if count > MOST else ""
+
+
+def written(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Tokens as they stand on an axis."""
+    return tuple(shorten(label, LONGEST) for label in labels([str(token["piece"]) for token in tokens]))
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Rows of tokens, each in a box with its id below."""
+
+    title: str
+    rows: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]  # name, tokens, ids
+    note: str = ""
+
+    def scene(self) -> Scene:
+        left = PAD + max(text_width(name, 12) for name, _, _ in self.rows) + 16
+        items: list[Item] = []
+        y, right = PAD + 40.0, 0.0
+        for name, tokens, ids in self.rows:
+            items.append(SceneText(left - 16, y + 19, name, 12, "quiet", "end"))
+            x = left
+            for token, number in zip(tokens, ids, strict=True):
+                wide = max(text_width(token, 13), text_width(str(number), 11)) + 16
+                items += [
+                    Rect(x, y, wide, 28, "box", "rim", radius=7),
+                    SceneText(x + wide / 2, y + 19, token, 13, anchor="middle"),
+                    SceneText(x + wide / 2, y + 44, str(number), 11, "quiet", "middle"),
+                ]
+                x += wide + 6
+            right, y = max(right, x), y + 68
+        y += 18 if self.note else 0
+        width = max(right, PAD + text_width(self.title, 16)) + PAD
+        head: list[Item] = [scenes.card(width, y + 6), scenes.title(self.title, width)]
+        head += [SceneText(PAD, y - 14, self.note, 11, "quiet")] if self.note else []
+        told = " ".join(f"{name}: {', '.join(isolated(token) for token in tokens)}." for name, tokens, _ in self.rows)
+        return Scene(width, y + 6, self.title, told, (*head, *items))
+
+    def text(self, *, width: int, colour: Colour) -> str:
+        lines = [shorten(self.title, width), ""]
+        margin = max(columns(name) for name, _, _ in self.rows)
+        for name, tokens, ids in self.rows:
+            above, below = " " * (margin - columns(name)) + name, " " * margin
+            for token, number in zip(tokens, ids, strict=True):
+                wide = max(columns(token), len(str(number)))
+                if columns(above) + 2 + wide > width:
+                    lines += [above.rstrip(), below.rstrip()]
+                    above = below = " " * margin
+                above += "  " + token + " " * (wide - columns(token))
+                below += "  " + str(number).ljust(wide)
+            lines += [above.rstrip(), below.rstrip()]
+        return "\n".join([*lines, *([self.note] if self.note else [])]) + "\n"
+
+
+def _tokens(header: Mapping[str, Any], sides: Sequence[str]) -> Boxes:
+    names = {"source": "reads", "inputs": "fed back"} if len(sides) > 1 else {side: "reads" for side in sides}
+    rows = [
+        (names[side], written(_last(header["tokens"][side])), tuple(t["id"] for t in _last(header["tokens"][side])))
+        for side in sides
+    ]
+    count = max(len(header["tokens"][side]) for side in sides)
+    return Boxes("Text becomes tokens, tokens are numbers", tuple(rows), _note(count))
+
+
+# -- the stream -------------------------------------------------------------------------------------------------------
+
+
+def _stream(header: Mapping[str, Any], side: str) -> Grid | None:
+    """How long each token's vector is: the token, its place, and after every addition."""
+    tokens = header["tokens"][side]
+    rows: list[tuple[str, list[float]]] = []
+    for part in header.get("embedding", []):
+        if part["side"] == side:
+            rows += [(name, part[key]) for name, key in (("token", "token_norms"), ("its place", "position_norms"))
+                     if part[key] is not None]  # fmt: skip
+    rows += [(entry["label"], entry["norms"]) for entry in header["stream"] if entry["side"] == side]
+    if not rows:
+        return None
+    values = np.array([_last(norms) for _, norms in rows], np.float64)
+    both = bool(header["tokens"]["source"]) and not _reads_only(header)
+    whose = (" of what is read" if side == "source" else " of what is fed back") if both else ""
+    return Grid(
+        values, tuple(name for name, _ in rows), written(_last(tokens)),
+        f"The stream{whose}: how long each vector is after each addition", "after", "norm",
+        Ramp(0.0, max(float(values.max()), 1e-9)), number=three, shown=0.0, note=_note(len(tokens)), longest=30,
+        about="The norm of the residual stream of each token after each part of the model.",
+    )  # fmt: skip
+
+
+def three(value: float) -> str:
+    """Three digits: 0.12, 1.20, 12.3, 123."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+# -- what it would say ------------------------------------------------------------------------------------------------
+
+
+ASKED = {  # by task: what each layer would say, where, and what is chosen in the end
+    "fill": ("What the model would put at each place if it stopped here", "at →", "The gap"),
+    "classify": ("Which class the model would say if it stopped here", "", "The class"),
+}
+NEXT = ("What the model would say next if it stopped here", "after →", "The next token")
+
+
+def _layers(trace: Trace) -> Grid | None:
+    """The likeliest token if the model stopped at each layer, coloured by its probability; at last what was said."""
+    header, layers = trace.header, [layer for layer in trace.layers if any(layer["top"])]
+    if not layers:
+        return None
+    title, corner, _ = ASKED.get(header["model"]["task"], NEXT)
+    one = header["model"]["task"] == "classify"  # whose answer is one token, whatever it read
+    some = slice(0, 1) if one else slice(-MOST, None)
+    words, values = [], []
+    for layer in layers:
+        tops: list[dict[str, Any]] = [row[0] if row else {"piece": "", "p": 0.0} for row in layer["top"][some]]
+        words.append(tuple(_bare(top["piece"]) for top in tops))
+        values.append([top["p"] for top in tops])
+    words.append(tuple(_bare(token["piece"]) for token in header["tokens"]["target"][some]))
+    values.append([p or 0.0 for p in header["output"]["p"][some]])  # None: of a vocabulary that is only read
+    names = (*(str(layer["label"]) for layer in layers), "the output")
+    heads = ("class",) if one else written(_last(header["tokens"]["inputs"]))
+    return Grid(
+        np.array(values, np.float64).clip(0.0, 1.0), names, heads,
+        title, corner, "probability", words=tuple(words), longest=30,
+        tip=lambda r, c: f"{names[r]}: {isolated(words[r][c])} {values[r][c]:.3g}",
+        note="" if one else _note(len(header["tokens"]["target"])),
+        about="The likeliest token after each layer.",
+    )  # fmt: skip
+
+
+def _bare(piece: str) -> str:
+    """A piece on its cell: the space before a word would only be in the way."""
+    return shorten(visible(piece.strip() or piece), LONGEST)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Probabilities as bars; the one that was chosen stands out by its sign as well as its colour."""
+
+    title: str
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    chosen: int | None
+    note: str = ""
+
+    def _percent(self, i: int) -> str:
+        share = 100 * self.shares[i]
+        return f"{share:.1f} %" if share >= 0.05 else "< 0.1 %"
+
+    def scene(self) -> Scene:
+        left = PAD + max(text_width(name, 13) for name in self.names) + 14
+        top = PAD + 44.0
+        bottom = top + LINE * len(self.names)
+        wide = [left + BAR + 130, PAD + text_width(self.title, 16), PAD + text_width(self.note, 11)]
+        width, height = max(wide) + PAD, bottom + 14 + (22 if self.note else 0)
+        items: list[Item] = [scenes.card(width, height), scenes.title(self.title, width)]
+        for i, (name, share) in enumerate(zip(self.names, self.shares, strict=True)):
+            y = top + i * LINE
+            paint = BLUE if i == self.chosen else "rim"
+            mark = " ← chosen" if i == self.chosen else ""
+            items += [
+                SceneText(left - 14, y + LINE / 2 + 4.5, name, 13, anchor="end"),
+                Rect(
+                    left, y + 4, max(share * BAR, 1.5), LINE - 8, paint, radius=3, tip=f"{isolated(name)}: {share:.6g}"
+                ),
+                SceneText(left + max(share * BAR, 1.5) + 10, y + LINE / 2 + 4, self._percent(i) + mark, 12, "quiet"),
+            ]
+        items += [SceneText(PAD, bottom + 22, self.note, 11, "quiet")] if self.note else []
+        told = ", ".join(f"{isolated(name)} {share:.3g}" for name, share in zip(self.names, self.shares, strict=True))
+        return Scene(width, height, self.title, f"Probabilities: {told}.", tuple(items))
+
+    def text(self, *, width: int, colour: Colour) -> str:
+        margin = max(columns(name) for name in self.names)
+        room = max(1, min(40, width - margin - 18))  # beside the percentage and the word for what was chosen
+        lines = [shorten(self.title, width), ""]
+        for i, (name, share) in enumerate(zip(self.names, self.shares, strict=True)):
+            mark = " ← chosen" if i == self.chosen else ""
+            bar = "█" * round(share * room) or "▏"
+            lines.append(shorten(" " * (margin - columns(name)) + f"{name} {bar} {self._percent(i)}{mark}", width))
+        return "\n".join(lines) + "\n"
+
+
+def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
+    """The text of the last few tokens before a step, a few more where they would begin inside a character."""
+    first = max(0, step - 6)
+    while first and re.match("⟨[89ab]", target[first]["piece"]):
+        first -= 1
+    return joined([token["piece"] for token in target[first:step] if not token["mark"]]).strip()
+
+
+def _choice(header: Mapping[str, Any]) -> Bars:
+    """The likeliest tokens at the step of which the model was least sure, among those it wrote itself."""
+    target, output = header["tokens"]["target"], header["output"]
+    own = [t for t, token in enumerate(target) if not token["given"]] or [len(target) - 1]
+    own = own[:1] if header["model"]["task"] == "classify" else own
+    step = min(own, key=lambda t: output["p"][t] or 0.0)
+    top = output["top"][step]
+    names = tuple(shorten(label, LONGEST) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
+    ids = [one["id"] for one in top]
+    chosen = ids.index(target[step]["id"]) if target[step]["id"] in ids else None
+    before = _before(target, step)
+    after = f" after “{scenes.clean(before)}”" if before else ""
+    sure = "of all its steps the one it was least sure of" if len(own) > 1 else ""
+    return Bars(
+        f"{ASKED.get(header['model']['task'], NEXT)[2]}{after}", names, tuple(one["p"] for one in top), chosen, sure
+    )
