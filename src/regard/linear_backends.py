@@ -1,8 +1,8 @@
-"""Products with weight matrices, for decoding on a CPU: W x + b as `F.linear` gives it, but quicker.
+"""Linear layers for decoding on a CPU: W x + b as `F.linear` computes it, but faster.
 
-`F.linear` brings the weights into the order in which its kernel reads them anew at every call; with the few rows of a
-decoding step that costs as much as the arithmetic. `PrepackedLinear` does it once. `Int8Linear` multiplies small whole numbers
-instead, which is quicker still and a little less exact. Both are called like `F.linear`, which is their slow twin.
+`F.linear` repacks the weights for its kernel at every call; with the few rows of a decoding step that costs as much as
+the arithmetic. `PrepackedLinear` packs them once. `Int8Linear` multiplies 8-bit integers, which is faster still and a
+little less exact. Both are called like `F.linear`, which is their definition.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ Item = TypeVar("Item")
 class Prefetched(Generic[Item]):
     """The items of an iterator in their order, at most `ahead` of them made before they are asked for.
 
-    Which items come does not depend on how many were made ahead: each of `PlannedBatches.batches` carries the position after
-    it, so a run that is resumed from the last one taken makes the rest again. What the iterator raises is raised where
-    its item would have come. `waited` are the seconds in which an asked-for item was not there yet.
+    Which items come does not depend on how many were made ahead: each of `PlannedBatches.batches` carries the position
+    after it, so a run that is resumed from the last one taken makes the rest again. An exception of the iterator is
+    raised where its item would have come. `waited` counts the seconds spent waiting for items.
 
     >>> with Prefetched(iter(range(5)), ahead=2) as items:
     ...     list(items)

@@ -52,9 +52,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`cross_entropy(x @ table^T + bias, ...)` of x [T, D] and table [V, D], with never more than a chunk of logits.
 
-    Of two readings x [2, T, D] it is `r_drop_loss` with the weight `r_drop`. The gradients are worked out in the forward
-    pass, chunk by chunk, while the logits are at hand, so that they are neither kept for the backward pass nor computed
-    again.
+    For two forward passes x [2, T, D] it is `r_drop_loss` with the weight `r_drop`. Gradients are computed in the
+    forward pass, chunk by chunk, while the logits are available, so that logits are neither stored nor recomputed.
     """
     x = x if x.dim() == 3 else x[None]
     readings, places, _ = x.shape

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 class PositionEncoding(nn.Module):
     """Position vectors: `forward(position, length)` turns places [...] into vectors [..., width].
 
-    `length` is the length of the sentence the place belongs to, which only `FractionPosition` reads. A decoder does not know
-    how long its output will be, so it gives the length of the source sentence.
+    `length` is the length of the sentence that the position belongs to; only `FractionPosition` reads it. A decoder
+    does not know how long its output will be, so it passes the length of the source sentence.
     """
 
     def __init__(self, width: int) -> None:

@@ -1,7 +1,7 @@
 """One update of the weights: forward, backward, clip, optimiser, running average.
 
-`TrainingStep` is the definition. `CapturedStep` does the same on a GPU with everything recorded once as a CUDA graph and played
-again for every batch, so that nothing waits for Python to launch it. What it runs is the model as `accelerate` left it.
+`TrainingStep` is the definition. `CapturedStep` does the same on a GPU: the step is captured once as a CUDA graph and
+replayed for every batch, so that no kernel waits for Python. Both run the model as `accelerate` prepared it.
 """
 
 from __future__ import annotations
