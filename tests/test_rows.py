@@ -54,7 +54,7 @@ def test_even_rows_are_padded_without_a_copy() -> None:
 
 
 def test_too_many_tokens_for_the_row() -> None:
-    with pytest.raises(ValueError, match="5 tokens do not fit a row of 4"):
+    with pytest.raises(ValueError, match="5 tokens do not fit a batch of 4"):
         PackedLayout([2, 3], size=4)
 
 

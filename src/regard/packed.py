@@ -1,7 +1,7 @@
-"""Flat rows of tokens.
+"""Packed batches.
 
-A batch of N sentences is one row of T places: the sentences end to end, then fill up to T. Linear layers, norms and the
-loss see the row; attention asks here where sentences begin. Shapes: T places, N sentences, L the longest sentence.
+A batch of N sentences is one tensor of T tokens: the sentences concatenated, then padding up to T. Linear layers, norms
+and the loss see [T, D]; attention asks here where sentences begin. T tokens, N sentences, L tokens in the longest one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 
 class PackedLayout:
-    """Where the sentences of a flat row begin and end.
+    """Offsets of the sentences in a packed batch.
 
-    `lengths` are the N sentence lengths, `size` the number of places T (default: no fill). The maps between the flat
-    and the padded view are made on first use and kept, so every layer of a model shares them.
+    `lengths` are the N sentence lengths, `size` the number of tokens T (default: no padding). The indices that convert
+    between the packed and the padded view are computed on first use and cached, so that all layers share them.
 
-    >>> rows = Rows([2, 1], size=4)
-    >>> rows.position.tolist(), rows.sentence.tolist()
+    >>> layout = PackedLayout([2, 1], size=4)
+    >>> layout.position.tolist(), layout.segment_ids.tolist()
     ([0, 1, 0, 0], [0, 0, 1, 2])
     """
 
@@ -32,7 +32,7 @@ class PackedLayout:
         self.tokens = sum(self.lengths)
         self.size = self.tokens if size is None else size
         if self.size < self.tokens:
-            raise ValueError(f"{self.tokens} tokens do not fit a row of {self.size}")
+            raise ValueError(f"{self.tokens} tokens do not fit a batch of {self.size}")
         self.max_len = max(self.lengths, default=0)
         self.device = torch.device(device)
 
@@ -47,7 +47,7 @@ class PackedLayout:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no token at all, as in the source row of plain text."""
+        """Whether there are no tokens, as in the source of plain text."""
         return self.tokens == 0
 
     @property
@@ -67,20 +67,20 @@ class PackedLayout:
 
     @cached_property
     def segment_ids(self) -> Tensor:
-        """[T] which sentence each place belongs to; N for fill."""
+        """[T] the sentence that each token belongs to; N for padding."""
         owners = torch.arange(len(self) + 1, device=self.device)
         counts = torch.cat([self.length, self.length.new_tensor([self.size - self.tokens])])
         return torch.repeat_interleave(owners, counts, output_size=self.size)
 
     @cached_property
     def position(self) -> Tensor:
-        """[T] place within the sentence, from 0; 0 for fill."""
-        place = torch.arange(self.size, device=self.device)
-        return torch.where(self.is_token, place - self.offsets[self.segment_ids.clamp(max=max(len(self) - 1, 0))], 0)
+        """[T] position within the sentence, from 0; 0 for padding."""
+        index = torch.arange(self.size, device=self.device)
+        return torch.where(self.is_token, index - self.offsets[self.segment_ids.clamp(max=max(len(self) - 1, 0))], 0)
 
     @cached_property
     def is_token(self) -> Tensor:
-        """[T] True where a token is, False for fill."""
+        """[T] True for tokens, False for padding."""
         return torch.arange(self.size, device=self.device) < self.tokens
 
     @cached_property
@@ -90,34 +90,34 @@ class PackedLayout:
 
     @cached_property
     def _padded_to_flat(self) -> Tensor:
-        """[N * L] the flat place of each padded cell; any for padding."""
-        place = self.offsets[:-1, None] + torch.arange(self.max_len, device=self.device)
-        return torch.where(self.padded_is_token, place, 0).flatten()
+        """[N * L] the packed index of each cell of the padded view; arbitrary for padding."""
+        index = self.offsets[:-1, None] + torch.arange(self.max_len, device=self.device)
+        return torch.where(self.padded_is_token, index, 0).flatten()
 
     @cached_property
     def _flat_to_padded(self) -> Tensor:
-        """[T] the padded cell of each flat place; any for fill."""
+        """[T] the cell of the padded view of each packed token; arbitrary for padding."""
         return torch.where(self.is_token, self.segment_ids * self.max_len + self.position, 0)
 
     @cached_property
     def _padding_cells(self) -> Tensor:
-        """The padded cells that hold no token; counted on the host, so that no device is waited for."""
+        """Cells of the padded view without a token; computed on the host, so that the device is not synchronised."""
         empty = np.arange(self.max_len) >= np.array(self.lengths)[:, None]
         return torch.from_numpy(np.flatnonzero(empty)).to(self.device, non_blocking=True)
 
     @cached_property
     def _padding_positions(self) -> Tensor:
-        """The places of the row that hold no token."""
+        """Packed indices without a token."""
         return torch.arange(self.tokens, self.size, device=self.device)
 
     def pad(self, flat: Tensor) -> Tensor:
-        """[T, ...] -> [N, L, ...]. Padding is zero and fill is never read."""
+        """[T, ...] -> [N, L, ...]: packed to padded. Padding becomes zero; packed padding is never read."""
         if self.equal_lengths:  # nothing to pad: a view, not a copy
             return flat[: self.tokens].unflatten(0, (len(self), self.max_len))
         return self._gather(flat, to_padded=True).unflatten(0, (len(self), self.max_len))
 
     def flatten(self, padded: Tensor) -> Tensor:
-        """[N, L, ...] -> [T, ...]. Fill is zero and padding is never read."""
+        """[N, L, ...] -> [T, ...]: padded to packed. Padding becomes zero and is never read."""
         cells = padded.flatten(0, 1)
         if self.equal_lengths and self.size == self.tokens:
             return cells
@@ -129,7 +129,7 @@ class PackedLayout:
         return moved
 
     def mean(self, flat: Tensor) -> Tensor:
-        """[T, D] -> [N, D] the mean over each sentence's tokens; zeros for a sentence of none. Fill is never read.
+        """[T, D] -> [N, D]: the mean over the tokens of each sentence; zeros for an empty one. Padding is never read.
 
         Summed in float32 at least: in bf16 a sum of hundreds loses percents.
         """
@@ -139,26 +139,26 @@ class PackedLayout:
 
     @property
     def may_have_padding(self) -> bool:
-        """Whether there may be fill after the tokens."""
+        """Whether there may be padding after the tokens."""
         return self.size > self.tokens
 
     def zero_padding(self, flat: Tensor) -> Tensor:
-        """[T, D] with zeros in the fill, so that no gradient reaches it."""
+        """[T, D] with zeros as padding, so that no gradient reaches it."""
         return flat.where(self.is_token[:, None], 0.0) if self.may_have_padding else flat
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """The sentences of a flat tensor, one tensor each."""
+        """Split a packed tensor into one tensor per sentence."""
         return list(flat[: self.tokens].split(list(self.lengths)))
 
 
 class StaticPackedLayout(PackedLayout):
-    """Rows of which the host knows only how large they may be: `offsets` [M + 1] is all, and it is on the device.
+    """A layout with static shapes: only `offsets` [M + 1], on the device, differs between batches.
 
-    What is compiled or captured for one batch then serves every other. M is the most sentences there may be; past the
-    real ones the offsets repeat the number of tokens. `longest` is an upper bound.
+    What is compiled or captured for one batch then serves all others. M is the maximum number of sentences; after the
+    actual ones, the offsets repeat the number of tokens. `max_len` is an upper bound.
 
-    >>> rows = StaticRows(torch.tensor([0, 2, 3, 3]), size=4, longest=2)
-    >>> rows.position.tolist(), rows.sentence.tolist()
+    >>> layout = StaticPackedLayout(torch.tensor([0, 2, 3, 3]), size=4, longest=2)
+    >>> layout.position.tolist(), layout.segment_ids.tolist()
     ([0, 1, 0, 0], [0, 0, 1, 3])
     """
 
@@ -169,7 +169,7 @@ class StaticPackedLayout(PackedLayout):
 
     @property
     def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        raise TypeError("the lengths of static rows are on the device: see `length`")
+        raise TypeError("the lengths of a static layout are on the device: see `length`")
 
     tokens = lengths  # type: ignore[assignment]
 
@@ -189,25 +189,25 @@ class StaticPackedLayout(PackedLayout):
 
     @cached_property
     def length(self) -> Tensor:
-        """[M] the sentence lengths; zeros past the real ones."""
+        """[M] the sentence lengths; zeros after the actual sentences."""
         return self.offsets.diff()
 
     @cached_property
     def segment_ids(self) -> Tensor:
-        """[T] which sentence each place belongs to; M for fill."""
-        place = torch.arange(self.size, device=self.device, dtype=self.offsets.dtype)
-        return torch.searchsorted(self.offsets, place, right=True) - 1
+        """[T] the sentence that each token belongs to; M for padding."""
+        index = torch.arange(self.size, device=self.device, dtype=self.offsets.dtype)
+        return torch.searchsorted(self.offsets, index, right=True) - 1
 
     @cached_property
     def is_token(self) -> Tensor:
         return torch.arange(self.size, device=self.device) < self.offsets[-1]
 
 
-GatherIndex = tuple[Tensor, Tensor]  # which row of a table comes to each place, and which places get zeros instead
+GatherIndex = tuple[Tensor, Tensor]  # the row that each position takes, and the positions that become zero
 
 
 class _Permute(torch.autograd.Function):
-    """Rows of a table brought to other places, none of them twice: so gradients are moved back, and nothing summed."""
+    """Gather rows of a tensor, each at most once, so that the backward pass is a gather too, without a sum."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, there: GatherIndex, back: GatherIndex) -> Tensor:
@@ -225,14 +225,14 @@ class _Permute(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """One flat row: `ids` [T] and where its sentences begin."""
+    """Packed token ids [T] and their layout."""
 
     ids: Tensor
     layout: PackedLayout
 
     @classmethod
     def from_lists(cls, sentences: list[list[int]], size: int | None = None, pad_id: int = 0) -> PackedTokens:
-        """Lay sentences end to end; what is left of `size` is filled."""
+        """Concatenate sentences and pad up to `size`."""
         rows = PackedLayout([len(s) for s in sentences], size)
         flat = [token for sentence in sentences for token in sentence]
         return cls(torch.tensor(flat + [pad_id] * (rows.size - rows.tokens), dtype=torch.long), rows)
@@ -245,9 +245,9 @@ class PackedTokens:
 class SeqBatch:
     """Sentence pairs for teacher forcing.
 
-    `source` ends every sentence with the end mark. `inputs` is the target shifted right (begin mark first) and `labels`
-    [T] the target with its end mark, token for token beside `inputs`; labels of fill are never read. Plain text has
-    sources of no tokens at all. `counted` [T] are the places whose labels count in the loss (None: all that are real).
+    `source` sentences end with EOS. `inputs` is the target shifted right (BOS first) and `labels` [T] the target with
+    its EOS, aligned with `inputs`; labels of padding are never read. For plain text the sources are empty. `loss_mask`
+    [T] marks the labels that count in the loss (None: all tokens).
     """
 
     source: PackedTokens
@@ -265,14 +265,14 @@ class SeqBatch:
         source_size: int | None = None,
         target_size: int | None = None,
     ) -> SeqBatch:
-        """From token lists that carry their end marks."""
+        """Create a batch from token lists that end with EOS."""
         inputs = PackedTokens.from_lists([[bos, *t[:-1]] for t in targets], target_size)
         labels = PackedTokens.from_lists(targets, target_size).ids
         return cls(PackedTokens.from_lists(sources, source_size), inputs, labels)
 
     @property
     def num_targets(self) -> int:
-        """Target tokens that count in the loss."""
+        """Number of target tokens that count in the loss."""
         return self.inputs.layout.tokens if self.loss_mask is None else int(self.loss_mask.sum())
 
     def to(self, device: torch.device | str) -> SeqBatch:

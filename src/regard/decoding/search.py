@@ -107,7 +107,7 @@ def search(
     which beams [N, K] to stop there. `run` carries out the steps (None: `run_eagerly`; `select_runner` knows a quicker
     one for GPUs). What a sentence gets does not depend on the rest of the batch.
 
-    >>> search(model, SearchRequest(source, Decoding(beam=4)))[0][0].tokens  # doctest: +SKIP
+    >>> search(model, SearchRequest(source, DecodingSettings(beam=4)))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
     """
     count = len(request.source.layout)

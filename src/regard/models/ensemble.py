@@ -20,7 +20,7 @@ def mean_logprobs(opinions: Iterable[Tensor]) -> Tensor:
     Logits say no more than probabilities but for their level, which a penalty on them goes by. It is the members' mean
     level: log(mean p) + mean(log sum exp logits). So one model twice is that model.
 
-    >>> agreed([torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()]).exp()
+    >>> mean_logprobs([torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()]).exp()
     tensor([0.7000, 0.3000])
     """
     total: Tensor | None = None

@@ -34,7 +34,7 @@ class ContextBudget:
     def source(self) -> int:
         """The most tokens of a source that is to be followed by something: of a shared context three quarters.
 
-        >>> Room(64).source, Room(64, shared=True).source, Room(2, shared=True).source
+        >>> ContextBudget(64).source, ContextBudget(64, shared=True).source, ContextBudget(2, shared=True).source
         (64, 48, 1)
         """
         return self.places - max(self.places // TO_WRITE, 1) if self.shared else self.places
@@ -42,7 +42,7 @@ class ContextBudget:
     def target(self, source: int) -> int:
         """The most tokens of the target of a source of so many.
 
-        >>> Room(64).target(40), Room(64, shared=True).target(40)
+        >>> ContextBudget(64).target(40), ContextBudget(64, shared=True).target(40)
         (64, 24)
         """
         return max(self.places - source, 1) if self.shared else self.places
@@ -111,7 +111,7 @@ def encode_lines(tokenizer: Tokenizer, lines: list[str]) -> list[list[int]]:
 def chunk(tokens: Sequence[int], longest: int) -> list[list[int]]:
     """Pieces of at most `longest` tokens which, end to end, are the tokens again.
 
-    >>> cut([5, 6, 7, 8, 2], 2)
+    >>> chunk([5, 6, 7, 8, 2], 2)
     [[5, 6], [7, 8], [2]]
     """
     if longest < 1:
