@@ -1,9 +1,8 @@
-"""Named places where a run can be read or changed.
+"""Taps: named points of a forward pass whose values can be recorded or replaced.
 
-A module says `x = tap(self, "stream", x)` where something is worth seeing. With nobody listening that costs one look at
-an empty tuple. A listener is called with the module, the kind and the value, and may return another value to put in its
-place. Values that cost work (attention weights beside a fused kernel) are offered lazily, and computed only if a
-listener wants them.
+A module calls `x = tap(self, "stream", x)`. Without listeners that costs one look at an empty tuple. A listener gets
+the module, the kind and the value, and may return a replacement. Expensive values (attention weights beside a fused
+kernel) are offered lazily and computed only if a listener asks for them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 
 class LazyValue(Protocol):
-    """Something worth seeing that costs work: called for its value, or given another one."""
+    """A value that is computed when it is called, or replaced."""
 
     def __call__(self) -> Tensor: ...
 
@@ -28,7 +27,7 @@ class LazyValue(Protocol):
 
 @dataclass(frozen=True)
 class Deferred:
-    """The plainest lazy value: what `work` gives."""
+    """A lazy value: the result of `compute`."""
 
     compute: Callable[[], Tensor]
 
@@ -42,17 +41,17 @@ class Deferred:
 Value = Tensor | LazyValue
 Listener = Callable[[nn.Module, str, Value], Tensor | None]
 
-# One set of listeners a thread or task: requests served side by side do not hear each other.
+# Listeners are per thread or task: concurrent requests do not see each other's values.
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("regard_listeners", default=())
 
 
 def has_listeners() -> bool:
-    """Whether anyone listens at the taps. Nobody does inside a compiled run: what is recorded is a plain one."""
+    """Return whether there are listeners. Compiled code has none: recording runs the model uncompiled."""
     return not torch.compiler.is_compiling() and bool(_listeners.get())
 
 
 def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
-    """Show a value to every listener; the last replacement given, or None."""
+    """Offer a value to every listener; return the last replacement, or None."""
     replacement: Tensor | None = None
     for listener in _listeners.get():
         answer = listener(module, kind, value)
@@ -63,7 +62,7 @@ def offer(module: nn.Module, kind: str, value: Value) -> Tensor | None:
 
 
 def tap(module: nn.Module, kind: str, value: Tensor) -> Tensor:
-    """`value`, or what a listener put in its place."""
+    """Return `value`, or its replacement by a listener."""
     if not has_listeners():
         return value
     replacement = offer(module, kind, value)
@@ -72,7 +71,7 @@ def tap(module: nn.Module, kind: str, value: Tensor) -> Tensor:
 
 @contextmanager
 def listen(listener: Listener) -> Iterator[None]:
-    """Listen at every tap while the context lasts."""
+    """Add a listener to all taps while the context lasts."""
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield

@@ -162,7 +162,7 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
     there is room.
 
     >>> apart([10, 10, 50], 20, 0, 100)
-    [0.0, 20.0, 50.0]
+    [0, 20, 50.0]
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     groups: list[list[int]] = []
