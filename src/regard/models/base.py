@@ -1,4 +1,4 @@
-"""What every model family offers, so that training, search, pictures and serving never ask which one they drive."""
+"""The interface of all model families: forward pass, loss, decoding states."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from regard.packed import PackedTokens, SeqBatch
 class DecodingState(Protocol):
     """The decoding state of N sentences with K beams each.
 
-    What belongs to a sentence is stored once; what belongs to a beam is reordered.
+    Data of a sentence is stored once; data of a beam is reordered.
     """
 
     def reorder(self, parents: Tensor) -> Self:
-        """Beam k of sentence n goes on from beam `parents[n, k]`; K may change."""
+        """Beam k of sentence n continues beam `parents[n, k]`; K may change."""
         ...
 
     def keep(self, sentences: Tensor) -> Self:
-        """Only these sentences stay, in this order: [M] indices into the present N."""
+        """Select sentences, in this order: [M] indices into the present N."""
         ...
 
 
@@ -47,18 +47,18 @@ class StaticState(DecodingState, Protocol):
     """A decoding state in tensors of constant shapes and addresses, which steps and `reorder` change in place."""
 
     def grown(self, capacity: int) -> Self:
-        """A new one with capacity for so many output tokens."""
+        """Return a state with capacity for this many output tokens."""
         ...
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it consists of, in a fixed order."""
+        """All tensors of the state, in a fixed order."""
         ...
 
 
 class DecoderState:
-    """The state of a decoder that attends to what it was fed: a key-value cache a layer, and what it sees of a source.
+    """The state of an attention decoder: one KV cache per layer, and the cross-attention caches.
 
-    `length` [N] are the source lengths of an encoder-decoder; None for a decoder alone, which was fed the source.
+    `length` [N] are the source lengths of an encoder-decoder; None for decoder-only models, which are fed the source.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DecoderState:
         return DecoderState(tree, [cache.grown(tree) for cache in self.own], self.cross, self.length)
 
     def restart(self, started: DecoderState) -> None:
-        """Become as a state of other sources that was just started, in the tensors that are here."""
+        """Copy a newly started state of other sources into the tensors of this one."""
         assert self.length is not None and started.length is not None
         size = self.cross[0].key.shape[2]
         for own, new in zip(
@@ -109,7 +109,7 @@ class DecoderState:
                 tensor.zero_()
 
     def trim(self, entries: int) -> None:
-        """Keep only the last so many entries of what was fed, in a state of one beam a sentence."""
+        """Keep the last `entries` tokens, in a state with one beam per sentence."""
         for cache in self.own:
             cache.trim(entries)
         self.tree.entries = min(self.tree.entries, entries)
@@ -123,80 +123,80 @@ class DecoderState:
 
 
 class SequenceModel(nn.Module):
-    """A model from a source sentence to a target sentence: what a family has to write."""
+    """Base class of all models: a family implements `features` (or `loss`), `start` and `step`."""
 
     has_static_state = False  # whether decoding states have a form of constant shapes, for CUDA graphs
     is_decoder_only = False  # whether the source is a prompt, which the output continues in the same cache
-    can_restart = False  # whether a static state can begin anew with other sources (`restart`)
+    can_restart = False  # whether a static state can be reused for other sources (`restart`)
     static_shapes = False  # whether `loss` on static batches never waits for the device, as CUDA graphs require
     # What `accelerate` replaces by faster equivalents: the output projection, and that projection with the loss.
     linear: LinearFn = staticmethod(F.linear)  # type: ignore[arg-type]
     linear_cross_entropy = staticmethod(losses.linear_cross_entropy)
 
     def forward(self, batch: SeqBatch) -> Tensor:
-        """Logits [T, V] for every place of the flat target row, teacher-forced."""
+        """Logits [T, V] for every target token, teacher-forced."""
         return self.logits(self.features(batch))
 
     def features(self, batch: SeqBatch) -> Tensor:
-        """[T, D] what the logits of every place are made from; zeros in the fill, so that no gradient reaches it."""
-        raise NotImplementedError  # each family's own
+        """[T, D] features before the output projection; zeros for padding, so that no gradient reaches it."""
+        raise NotImplementedError  # implemented by each family
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        raise NotImplementedError  # each family's own
+        raise NotImplementedError  # implemented by each family
 
     def lm_head(self) -> tuple[Tensor, Tensor | None] | None:
-        """A table W [V, D] and a bias [V] where `logits(h)` is W h + bias and no more; None where it is not."""
+        """W [V, D] and bias [V] if `logits(h)` is exactly W h + bias; else None."""
         return None
 
     def start(self, source: PackedTokens) -> Any:
-        """The state before the first target token, one beam a sentence."""
-        raise NotImplementedError  # each family's own
+        """The decoding state before the first target token, with one beam per sentence."""
+        raise NotImplementedError  # implemented by each family
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Feed one token a beam, [N, K]; logits [N, K, V] for the next one, and the state after it.
+        """Feed one token per beam, [N, K]; return logits [N, K, V] for the next token, and the new state.
 
-        The logits are the caller's to write over.
+        The caller may overwrite the logits.
         """
-        raise NotImplementedError  # each family's own
+        raise NotImplementedError  # implemented by each family
 
     def static_state(self, state: Any, shape: StaticShape) -> Any:
-        """What `start` gave, in constant shapes, as a `StaticState`."""
-        raise NotImplementedError  # of families that have one
+        """Convert the result of `start` to a `StaticState`."""
+        raise NotImplementedError  # implemented by families that have one
 
     def restart(self, state: Any, source: PackedTokens) -> None:
-        """Let a static state begin anew with other sources, in rows of constant size."""
-        raise NotImplementedError  # of families that can
+        """Reuse a static state for other sources of the same padded size."""
+        raise NotImplementedError  # implemented by families that can restart
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
-        """What the model would say if it stopped here: logits from the stream at any depth of a pass over `batch`.
+        """Logits from the residual stream at any depth, [..., D] -> [..., V].
 
-        The same final norm and output projection that the last stream goes through, [..., D] -> [..., V].
+        Applies the final norm and the output projection, as after the last layer.
         """
-        raise NotImplementedError  # each family's own
+        raise NotImplementedError  # implemented by each family
 
     def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
-        """Take another run's weights. A family may leave out what belonged to that run's task alone."""
+        """Load another run's weights. A family may leave out the head of that run's task."""
         tensor_io.load_into_model(self, tensors, origin)
 
     def loss(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
-        """Label-smoothed cross-entropy summed over the target tokens that count, in float32 whatever the precision.
+        """Label-smoothed cross-entropy, summed over the target tokens that count, in float32.
 
         (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
-        the batch is read twice (`losses.r_drop_loss`).
+        the batch is passed through the model twice (`losses.r_drop_loss`).
         """
-        counted = batch.inputs.layout.is_token if batch.loss_mask is None else batch.loss_mask
+        loss_mask = batch.inputs.layout.is_token if batch.loss_mask is None else batch.loss_mask
         projection = self.lm_head()
         if projection is None:
             logits = self(batch)
             if r_drop:
-                return losses.r_drop_loss(logits, self(batch), batch.labels, counted, smoothing, r_drop)
-            return losses.cross_entropy(logits, batch.labels, counted, smoothing)
+                return losses.r_drop_loss(logits, self(batch), batch.labels, loss_mask, smoothing, r_drop)
+            return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)
         hidden = self.features(batch)
         if r_drop:
             hidden = torch.stack([hidden, self.features(batch)])
-        elif taps.has_listeners():  # the logits are never there as a whole: who wants them has them computed beside
+        elif taps.has_listeners():  # the fused loss never holds all logits: compute them for the listener
             written = taps.offer(self, "logits", taps.Deferred(lambda: F.linear(hidden, *projection)))
             if written is not None:
-                return losses.cross_entropy(written, batch.labels, counted, smoothing)
-        return self.linear_cross_entropy(hidden, *projection, batch.labels, counted, smoothing, r_drop)
+                return losses.cross_entropy(written, batch.labels, loss_mask, smoothing)
+        return self.linear_cross_entropy(hidden, *projection, batch.labels, loss_mask, smoothing, r_drop)
