@@ -60,13 +60,13 @@ def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable
 
 
 def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """The fused kernel on a few queries at a time, with only those keys that some of them may see.
+    """The fused kernel on one block of queries at a time, with only the keys that some of them may attend to.
 
-    For sparse masks of long rows: work and memory follow what is allowed, not Q times K.
+    For sparse masks over long sequences: work and memory grow with the allowed pairs, not with Q times K.
     """
     if not isinstance(allowed.sparse, BlockSparseMask):
         return fused(query, key, value, allowed, score)
-    q, k, scale = score.as_dot(query, key)  # of the whole, for a score may count places
+    q, k, scale = score.as_dot(query, key)  # for the whole sequence: a score may depend on positions
     parts = []
     for lot, may in allowed.sparse.blocks:
         parts.append(_fused(_pick(q, lot.queries), _pick(k, lot.keys), scale, _pick(value, lot.keys), may))
@@ -76,12 +76,12 @@ def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, 
 
 
 def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
-    """These places of [..., L, D]."""
+    """Select these positions of [..., L, D]."""
     return x[..., places, :] if isinstance(places, slice) else x.index_select(-2, places)
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """Our own kernel for sentences that lie end to end in static rows, on a GPU."""
+    """The Triton kernel for packed sequences with a static layout, on a GPU."""
     from regard.kernels import varlen_attention as ours
 
     assert isinstance(allowed.sparse, SegmentMask)
@@ -92,10 +92,10 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score:
 
 
 def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """Score, add the mask, weigh, sum, each for all heads at once: quicker than the fused kernel where there is little.
+    """Batched matmuls for all heads at once: faster than the fused kernel for small inputs.
 
-    That is so in a decoding step, with one query a beam, and for short sentences on a CPU. On a GPU all of it is one
-    kernel of our own.
+    That is the case in a decoding step, with one query per beam, and for short sentences on a CPU. On a GPU it is one
+    Triton kernel.
     """
     q, k, scale = score.as_dot(query, key)
     if not allowed.no_empty_rows or (allowed.causal and allowed.bias is not None):
@@ -112,10 +112,10 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension. PyTorch takes rows shorter than a CPU's vectors number by number: up to 6 times slower.
+    """Softmax over the last dimension, padded to a full CPU vector.
 
-    So they are filled up, however few they are, or a sentence would be rounded otherwise alone than among others; what
-    is filled in has no weight, and no gradient.
+    PyTorch processes rows shorter than a vector element by element, up to 6 times slower. All short rows are padded, so
+    that a sentence is rounded the same way alone and in a batch; padding has no weight and no gradient.
     """
     lacking = LANES - scores.shape[-1]
     if lacking <= 0 or not scores.is_cpu:
@@ -124,21 +124,21 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> bool:
-    """Whether our kernel for GPUs can do it."""
+    """Return whether the Triton decode kernel supports these inputs."""
     wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > WIDEST
     return kernels.supports(query) and allowed.bias is not None and not wide and not torch.is_grad_enabled()
 
 
-WIDEST = 256  # bytes of a head: more, and a tile of keys and one of values do not fit into every GPU's multiprocessors
-LANES = 16  # float32 numbers in the longest vectors that a CPU calculates with
+WIDEST = 256  # bytes per head: with more, a tile of keys and one of values exceed the shared memory of some GPUs
+LANES = 16  # float32 elements of the widest CPU vectors
 FEW = 8  # queries
-SHORT = 64  # places of a sentence
-LONG = 1024  # places from where on skipping pays for the cutting
+SHORT = 64  # tokens of a sentence
+LONG = 1024  # tokens from which on skipping blocks is worth the splitting
 SPARSE = 0.4  # of all pairs; a causal table is one half
 
 
 def _select_backend(allowed: MaskTable, score: Score, query: Tensor, keys: int) -> str:
-    """The quickest kernel that can do it."""
+    """Return the name of the fastest backend that supports these inputs."""
     if type(score).as_dot is Score.as_dot:
         return "plain"  # no dot product, no fused kernel
     sparse, length = allowed.sparse, query.shape[-2]
@@ -163,7 +163,7 @@ _chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Compute attention with this kernel (one of `BACKENDS`, or "auto") while the context lasts."""
+    """Compute attention with this backend (one of `BACKENDS`, or "auto") while the context lasts."""
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"no kernel {name!r}; there are: auto, {', '.join(BACKENDS)}")
     token = _chosen.set(name)
@@ -174,13 +174,13 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def requested_backend() -> str:
-    """Which kernel was asked for; "auto" if none, and inside a compiler, which knows best."""
+    """Return the requested backend; "auto" if none was requested, and in compiled code."""
     return "auto" if torch.compiler.is_compiling() else _chosen.get()
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of one attention, offered at a tap: computed on demand, from the kernel's own queries and keys."""
+    """Attention weights offered at a tap: computed on demand from the queries and keys that the kernel used."""
 
     query: Tensor
     key: Tensor
@@ -188,13 +188,13 @@ class AttentionWeights:
     allowed: MaskTable
     score: Score
     layout: AttentionLayout
-    override: Tensor | None = None  # what a listener put in their place
+    override: Tensor | None = None  # replacement by a listener
 
     def replaced(self, value: Tensor) -> AttentionWeights:
         return replace(self, override=value)
 
     def __call__(self) -> Tensor:
-        """[..., Q, K]; for flat rows in the padded view, [N, H, Q, K]."""
+        """[..., Q, K]; for packed batches in the padded view, [N, H, Q, K]."""
         return (
             self.override
             if self.override is not None
@@ -211,10 +211,10 @@ def attend(
     score: Score = _SCALED_DOT,
     owner: nn.Module | None = None,
 ) -> Tensor:
-    """Attention: each query takes the mean of the values it may see, weighted by softmax(score(query, key)).
+    """Attention: each query gets the mean of the values that it may attend to, weighted by softmax(score(query, key)).
 
-    The layout says how the tensors lie and who may see whom; `owner` is the module whose tap shows the weights. A
-    listener that writes other weights [..., Q, K] at the tap replaces the kernel's work by `weights @ values`.
+    The layout defines how tensors are stored and which pairs are allowed; `owner` is the module whose tap offers the
+    weights. If a listener replaces the weights [..., Q, K], the result is `weights @ values`.
     """
     positions = layout.positions(query)
     if positions is not None and key is not None:
