@@ -21,27 +21,12 @@ LONGEST_LINE = 2000  # characters of a message: it may repeat what a file holds
 # each, take up to a gigabyte.
 CODE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED_SHAPES = "64"
-# GNU OpenMP's threads spin before they sleep. That is fast on an idle machine, but where other processes use the cores,
-# spinning threads take the time away from the one that they wait for.
-OPENMP_SPIN = ("GOMP_SPINCOUNT", "0")
 
 
 def configure_libraries() -> None:
     """Set what the libraries inside PyTorch read from the environment when they are loaded. The user's settings win."""
     for cache in CODE_CACHES:
         os.environ.setdefault(cache, CACHED_SHAPES)
-    if "OMP_WAIT_POLICY" not in os.environ and machine_is_busy():
-        os.environ.setdefault(*OPENMP_SPIN)
-
-
-def machine_is_busy(stat: str = "/proc/stat") -> bool:
-    """Return whether other processes compete for the cores: now, and on average over the last minute."""
-    try:
-        with open(stat) as file:
-            running = next(int(line.split()[1]) for line in file if line.startswith("procs_running"))
-        return running > 1 and os.getloadavg()[0] >= 0.5  # this process is one of those that run
-    except (OSError, StopIteration, ValueError, AttributeError):  # not Linux
-        return False
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
