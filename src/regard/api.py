@@ -69,7 +69,7 @@ class CrossAttention:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a model was loaded from: what a pickle holds of it."""
+    """The origin of a model, stored in its pickle."""
 
     runs: tuple[str, ...]
     device: str

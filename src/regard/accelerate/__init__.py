@@ -92,7 +92,7 @@ def for_training(
 
 
 def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
-    """Whether a job is long, roughly: six operations for every weight and every token that is read.
+    """Return whether a job is long: about six operations per weight and token.
 
     (`flops` counts it exactly, from lengths that the host knows; those of static batches it does not.)
     """

@@ -37,7 +37,7 @@ ResidualStream = Tensor | PendingResidual
 
 
 def can_fuse(x: Tensor, norm: nn.Module) -> bool:
-    """Whether the kernel supports such a tensor and such a norm, and nothing listens to what lies between."""
+    """Return whether the kernel supports this tensor and norm, and there are no listeners."""
     return kernels.supports(x) and isinstance(norm, LayerNorm | RMSNorm) and not taps.has_listeners()
 
 
