@@ -16,6 +16,11 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+def value(random: Random) -> Any:
+    """One of `VALUES`, as a copy: a later mutation must not change the list or put a value inside itself."""
+    return copy.deepcopy(random.choice(VALUES))
+
+
 def deep(kind: str = "[") -> str:
     """Text of JSON or TOML nested deeper than parsers can go."""
     return (kind * 100_000) + "0"
@@ -38,7 +43,7 @@ def mutated(content: Any, random: Random, times: int = 1) -> tuple[Any, str]:
     for _ in range(times):
         at = random.choice(places(content) or [()])
         if not at:
-            return random.choice(VALUES), "replaced all of it"
+            return value(random), "replaced all of it"
         holder = content
         for key in at[:-1]:
             holder = holder[key]
@@ -47,17 +52,15 @@ def mutated(content: Any, random: Random, times: int = 1) -> tuple[Any, str]:
         if action == "remove":
             del holder[at[-1]]
         elif action == "add" and isinstance(holder, dict):
-            holder[random.choice(["", "extra", "__class__", "\x1b[2J", "a" * 1000])] = random.choice(VALUES)
+            holder[random.choice(["", "extra", "__class__", "\x1b[2J", "a" * 1000])] = value(random)
         elif action == "nest":
-            value: Any = holder[at[-1]]
             for _ in range(random.choice([1, 5, 300])):
-                value = [value]
-            holder[at[-1]] = value
+                holder[at[-1]] = [holder[at[-1]]]
         elif action == "swap" and isinstance(holder, dict) and len(holder) > 1:
             other = random.choice(list(holder))
             holder[at[-1]], holder[other] = holder[other], holder[at[-1]]
         else:
-            holder[at[-1]] = random.choice(VALUES)
+            holder[at[-1]] = value(random)
             name += f" = {holder[at[-1]]!r:.40}"
         done.append(f"{action} {name:.60}")
     return content, "; ".join(done)
