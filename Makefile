@@ -53,7 +53,7 @@ test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 
 test-compat: $(COMPAT:%=%/.ready) ## the tests of formats with the oldest and the newest transformers
 	@for venv in $(COMPAT); do \
 	  echo "== $$($$venv/bin/python -m pip list 2>/dev/null | grep -E '^(transformers|tokenizers|torch) ' | tr -s ' \n' ' ')"; \
-	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/formats || exit; \
+	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/interop || exit; \
 	done
 
 fuzz: $(READY) ## a minute of hostile files, requests and command lines, with a fixed seed

@@ -42,7 +42,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
 
 
 def _recipe(home: Path, family: str, steps: int) -> Any:
-    from sittings import tiny
+    from small_training import tiny
 
     return tiny(family, 1, home, steps=steps, save_every=3, validate_every=3, validate_lines=2, accumulate=1)
 
@@ -81,7 +81,7 @@ def _used(run: Path, family: str) -> Any:
 
 def _went_on(home: Path, family: str, work: Path, news: list[str]) -> Any:
     """The weights, the state and the measurements of a run that went on."""
-    from sittings import measured, remembered
+    from small_training import measured, remembered
 
     _train(home, family, work / "run", MORE, news)
     tensors = remembered(work / "run")
@@ -93,7 +93,7 @@ def _went_on(home: Path, family: str, work: Path, news: list[str]) -> Any:
 
 
 def _flips(home: Path, family: str, many: int, seed: int, report: Path) -> int:
-    from flips import flipped, observe, places
+    from bit_flips import flipped, observe, places
 
     work = home / "work"
 

@@ -68,7 +68,7 @@ def _whole(family: str, home: Path) -> tuple[Path, Path]:
 
 
 def _write_recipe(family: str, home: Path, file: Path) -> int:
-    from sittings import tiny
+    from small_training import tiny
 
     from regard.recipes import to_toml
 
@@ -164,7 +164,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
 
 
 def _compare(whole: Path, other: Path) -> int:
-    from sittings import assert_same_runs
+    from small_training import assert_same_runs
 
     assert_same_runs(whole, other)
     left = [file for file in other.rglob(".*") if file.is_file() and file.name not in (".lock",) and "tmp" in file.name]

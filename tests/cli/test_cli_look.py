@@ -1,4 +1,4 @@
-"""regard look: what is a run and what a text, and what is refused before it listens (the rest is in tests/serving)."""
+"""regard look: what is a run and what a text, and what is refused before it listens (the rest is in tests/server)."""
 
 from __future__ import annotations
 

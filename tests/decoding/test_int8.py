@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_quick import FAMILIES, made, sources
+from test_cpu_fast_paths import FAMILIES, made, sources
 
 from regard import linear_backends
 from regard.decoding import SearchRequest, score, search

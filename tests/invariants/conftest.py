@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from families import FAMILIES, INVARIANTS, NOT_ASKED, Case, make
-from sittings import tiny
+from small_training import tiny
 
 from regard.recipes.schema import Recipe
 

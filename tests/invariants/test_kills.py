@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from sittings import assert_same_runs, tiny
+from small_training import assert_same_runs, tiny
 
 from regard import tensor_io
 from regard.errors import UserError

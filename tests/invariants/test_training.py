@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import SEEDS, Case
-from sittings import assert_same_runs, measured
+from small_training import assert_same_runs, measured
 from torch import Tensor
 
 from regard import tensor_io

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small_runs import go, small
 
-from flips import Outcome, flipped, observe, places
+from bit_flips import Outcome, flipped, observe, places
 from regard import tensor_io
 from regard.api import Model
 from regard.data.token_cache import cache_folder

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_flips import silent_changes
+from small_bit_flips import silent_changes
 from small_runs import content, equal, go, interrupt, metrics, small, tensors
 
-from flips import flipped
+from bit_flips import flipped
 from regard import tensor_io
 from regard.data.token_cache import cache_folder
 from regard.errors import RegardWarning, UserError
