@@ -12,7 +12,20 @@ from regard.viz.colours import Ramp, signed_rgb
 from regard.viz.grid import Grid
 from regard.viz.grid import scene as grid_scene
 from regard.viz.maps import labels, shorten
-from regard.viz.scene import PAD, Item, Line, Rect, Scene, SceneText, Theme, clean, hexadecimal, isolated, text_width
+from regard.viz.scene import (
+    PAD,
+    Item,
+    Line,
+    Rect,
+    Scene,
+    SceneText,
+    Theme,
+    clean,
+    hexadecimal,
+    isolated,
+    text_width,
+    title_width,
+)
 
 NOTE = "What the output depended on while words were hidden; not what the model thought."
 BAR = 380.0  # the room for the longest bar and its error bar, both arms together
@@ -63,7 +76,7 @@ def bars(explanation: Explanation) -> Scene:
     left = PAD + max(text_width(name, 13) for name in names) + 14
     zero, top = left - low * scale, PAD + 44
     bottom = top + LINE * len(names)
-    title_room = min(text_width(_title(explanation), 16), WIDEST_TITLE)
+    title_room = min(title_width(_title(explanation)), WIDEST_TITLE)
     width, height = max(left + BAR + 76, PAD + title_room, PAD + text_width(NOTE, 11)) + PAD, bottom + 66
     items: list[Item] = [scenes.card(width, height), scenes.title(_title(explanation), width)]
     for i, (name, value, error) in enumerate(zip(names, values, errors, strict=True)):

@@ -148,7 +148,7 @@ def _lay_out(grid: Grid, rows: list[str], heads: list[str]) -> _Layout:
     row_step, column_step = math.ceil(11 / down), math.ceil(11 / across)
     legend = LEGEND + _beside(grid) + (150 if grid.links else 0) + (230 if max(row_step, column_step) > 1 else 0)
     needs = [left + across * len(heads) + max(0.0, overhang), left + legend, PAD + text_width(grid.note, 11),
-             PAD + min(text_width(grid.title, 16), SPACE)]  # fmt: skip
+             PAD + min(scenes.title_width(grid.title), SPACE)]  # fmt: skip
     return _Layout(
         across=across, down=down,
         gap=2.5 if down >= 24 else 1.0 if down >= 10 and not grid.stretched else 0.0,

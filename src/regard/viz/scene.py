@@ -29,6 +29,7 @@ Place = tuple[float, float]
 
 FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
 PAD = 28.0  # between the edge of the card and anything on it
+BOLD = 1.15  # bold text is this much wider than regular text (DejaVu Sans: 1.13 to 1.15)
 GAP = 18.0  # between cards one below another
 MANY = 10_000  # more cells than this are one image, a pixel a cell: a rectangle each would be a file of many megabytes
 
@@ -169,7 +170,12 @@ def card(width: float, height: float) -> Rect:
 
 def title(text: str, width: float) -> SceneText:
     """The heading of a card, cut where the card is too narrow for it."""
-    return SceneText(PAD, PAD + 14, fitted(clean(text), 16, width - 2 * PAD + 1), 16, bold=True)
+    return SceneText(PAD, PAD + 14, fitted(clean(text), 16 * BOLD, width - 2 * PAD + 1), 16, bold=True)
+
+
+def title_width(text: str) -> float:
+    """Width that a card needs, without its margins, for this heading."""
+    return text_width(clean(text), 16 * BOLD)
 
 
 def polyline(places: Sequence[Place], **more: object) -> Line:

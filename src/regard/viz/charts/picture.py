@@ -8,7 +8,21 @@ from dataclasses import dataclass
 
 from regard.viz import scene as scenes
 from regard.viz.charts.chart import COLOURS, Chart, Scale, marked, value_label, written, x_label
-from regard.viz.scene import PAD, Group, Item, Line, Place, Scene, SceneText, Theme, circle, clean, polyline, text_width
+from regard.viz.scene import (
+    PAD,
+    Group,
+    Item,
+    Line,
+    Place,
+    Scene,
+    SceneText,
+    Theme,
+    circle,
+    clean,
+    polyline,
+    text_width,
+    title_width,
+)
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 4), (2, 3.5), (9, 3, 2, 3), (14, 4))
 WIDTH, HEIGHT = 560.0, 300.0  # of the plot itself, without titles and labels
@@ -61,7 +75,7 @@ class _Frame:
         left = PAD + max(text_width(label, 12) for _, label in y.ticks(6)) + 12
         names = max(text_width(clean(series.name), 13) for series in chart.series)
         width = left + WIDTH + 14 + 46 + names + PAD
-        width = max(width, *(2 * PAD + text_width(clean(t), s) for t, s in ((chart.title, 16), (chart.note, 11))))
+        width = max(width, 2 * PAD + title_width(chart.title), 2 * PAD + text_width(clean(chart.note), 11))
         top = PAD + (34 if chart.title else 0) + 26
         return cls(left, top, width, top + HEIGHT + 54 + (22 if chart.note else 0) + PAD - 8, x, y)
 

@@ -18,7 +18,7 @@ from regard.viz import scene as scenes
 from regard.viz.colours import Ramp
 from regard.viz.grid import Grid
 from regard.viz.maps import columns, labels, shorten, visible
-from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_width
+from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_width, title_width
 from regard.viz.terminal import Colour
 from regard.viz.views.picture import Picture
 
@@ -89,7 +89,7 @@ class Boxes:
                 x += wide + 6
             right, y = max(right, x), y + 68
         y += 18 if self.note else 0
-        width = max(right, PAD + text_width(self.title, 16)) + PAD
+        width = max(right, PAD + title_width(self.title)) + PAD
         head: list[Item] = [scenes.card(width, y + 6), scenes.title(self.title, width)]
         head += [SceneText(PAD, y - 14, self.note, 11, "quiet")] if self.note else []
         told = " ".join(f"{name}: {', '.join(isolated(token) for token in tokens)}." for name, tokens, _ in self.rows)
@@ -213,7 +213,7 @@ class Bars:
         left = PAD + max(text_width(name, 13) for name in self.names) + 14
         top = PAD + 44.0
         bottom = top + LINE * len(self.names)
-        wide = [left + BAR + 130, PAD + text_width(self.title, 16), PAD + text_width(self.note, 11)]
+        wide = [left + BAR + 130, PAD + title_width(self.title), PAD + text_width(self.note, 11)]
         width, height = max(wide) + PAD, bottom + 14 + (22 if self.note else 0)
         items: list[Item] = [scenes.card(width, height), scenes.title(self.title, width)]
         for i, (name, share) in enumerate(zip(self.names, self.shares, strict=True)):
