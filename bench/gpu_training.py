@@ -145,7 +145,9 @@ def transformer(budget: int, kind: str) -> Callable[[], int]:
     torch.manual_seed(1)
     batches = packed(budget, 8)
     most = max(len(batch.inputs.layout) for batch in batches)
-    shape = StaticBatchShape(batches[0].source.layout.size, budget, most, 200, 200, False, False, False)
+    for layout in (layout for batch in batches for layout in (batch.source.layout, batch.inputs.layout)):
+        layout.bounds = most, 200
+    shape = StaticBatchShape(batches[0])
     settings = TrainingSettings(precision="bf16", label_smoothing=0.1, max_grad_norm=1.0)
     model = Transformer(TransformerSettings.model_validate(BASE), VOCABULARY, VOCABULARY)
     return ours(model, batches, shape, kind, settings)
@@ -164,7 +166,7 @@ def gpt2(windows: int, kind: str) -> Callable[[], int]:
         ids = torch.randint(0, vocabulary, (windows * context,))
         rows, nothing = PackedLayout([context] * windows), PackedLayout([0] * windows)
         batches.append(SeqBatch(PackedTokens(ids[:0], nothing), PackedTokens(ids, rows), ids.roll(-1)))
-    shape = StaticBatchShape(0, windows * context, windows, 0, context, True, False, False)
+    shape = StaticBatchShape(batches[0])
     settings = TrainingSettings(precision="bf16", label_smoothing=0.0, max_grad_norm=1.0)
     model = GPT(GPTSettings.model_validate({"size": "gpt2", "dropout": 0.0}), vocabulary, vocabulary)
     return ours(model, batches, shape, kind, settings)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.packed import PackedLayout, PackedTokens, SeqBatch
+from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 
 LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=6)
 
@@ -164,3 +164,59 @@ def test_a_mean_over_many_tokens_loses_no_more_than_its_own_rounding(dtype: torc
     found = rows.mean(x)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=0, rtol=torch.finfo(dtype).eps)
+
+
+# -- layouts that change inside a model --------------------------------------------------------------------------------
+
+
+def convolve(x: torch.Tensor, layout: PackedLayout, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
+    """[T, C] -> [T', D]: a convolution along each sentence of a packed batch, with weight [D, C, K]."""
+    new = layout.convolved(weight.shape[2], stride, padding)
+    sentence = new.segment_ids.clamp(max=len(layout) - 1)
+    within = new.position[:, None] * stride - padding + torch.arange(weight.shape[2])  # [T', K]
+    inside = (within >= 0) & (within < layout.length[sentence][:, None]) & new.is_token[:, None]
+    index = torch.where(inside, layout.offsets[sentence][:, None] + within, 0)
+    windows = torch.where(inside[..., None], x[index], 0.0)  # [T', K, C]
+    return torch.einsum("tkc,dck->td", windows, weight)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 2, 1), (3, 2, 0), (4, 4, 0), (1, 3, 0), (5, 1, 2), (3, 1, 2)]
+)
+def test_a_layout_after_a_convolution_is_that_of_each_sentence_by_itself(
+    kernel: int, stride: int, padding: int
+) -> None:
+    """By torch's own convolution; also where shapes are static."""
+    lengths, (size, most, longest) = [7, 5, 1, 9, 4], (31, 8, 11)
+    torch.manual_seed(0)
+    x, weight = torch.randn(size, 3, dtype=torch.float64), torch.randn(2, 3, kernel, dtype=torch.float64)
+    layout = PackedLayout(lengths, size, bounds=(most, longest))
+    expected = []
+    for sentence in layout.split(x):
+        room = len(sentence) + 2 * padding >= kernel  # torch refuses a sentence shorter than the kernel
+        conv = (
+            torch.nn.functional.conv1d(sentence.T[None], weight, stride=stride, padding=padding)[0].T
+            if room
+            else x[:0, :2]
+        )
+        expected.append(conv)
+    offsets = torch.tensor([0, *lengths, 0, 0, 0]).cumsum(0)
+    for own in (layout, StaticPackedLayout(offsets, size, longest)):
+        new = own.convolved(kernel, stride, padding)
+        assert new.length.tolist()[: len(lengths)] == list(map(len, expected)) and not new.length[len(lengths) :].any()
+        assert new.max_len >= max(map(len, expected)) and new.bounds == (
+            most,
+            (longest + 2 * padding - kernel) // stride + 1,
+        )
+        found = convolve(x, own, weight, stride, padding)
+        assert len(found) == new.size
+        torch.testing.assert_close(found[new.is_token], torch.cat(expected))
+
+
+def test_static_layouts_after_a_convolution_have_room_for_the_worst_case() -> None:
+    """20 tokens: sentences of 1 token keep one each, of 3 tokens two each; 10 sentences keep at most 15."""
+    for lengths in ([1] * 10, [3] * 5 + [1] * 5, [2] * 10, [20]):
+        new = StaticPackedLayout(torch.tensor([0, *lengths] + [0] * (10 - len(lengths))).cumsum(0), 20, 20).convolved(
+            3, 2, 1
+        )
+        assert int(new.offsets[-1]) == sum((n + 1) // 2 for n in lengths) <= new.size == 15

@@ -6,10 +6,10 @@ and the loss see [T, D]; attention asks here where sentences begin. T tokens, N 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,15 +19,23 @@ from torch import Tensor
 class PackedLayout:
     """Offsets of the sentences in a packed batch.
 
-    `lengths` are the N sentence lengths, `size` the number of tokens T (default: no padding). The indices that convert
-    between the packed and the padded view are computed on first use and cached, so that all layers share them.
+    `lengths` are the N sentence lengths, `size` the number of tokens T (default: no padding). `bounds` are the maximum
+    number of sentences and the maximum length over all batches of a run, for static copies of this layout. The indices
+    that convert between the packed and the padded view are computed on first use and cached, so that all layers share
+    them.
 
     >>> layout = PackedLayout([2, 1], size=4)
     >>> layout.position.tolist(), layout.segment_ids.tolist()
     ([0, 1, 0, 0], [0, 0, 1, 2])
     """
 
-    def __init__(self, lengths: Sequence[int], size: int | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        size: int | None = None,
+        device: torch.device | str = "cpu",
+        bounds: tuple[int, int] | None = None,
+    ) -> None:
         self.lengths = tuple(int(n) for n in lengths)
         self.tokens = sum(self.lengths)
         self.size = self.tokens if size is None else size
@@ -35,15 +43,18 @@ class PackedLayout:
             raise ValueError(f"{self.tokens} tokens do not fit a batch of {self.size}")
         self.max_len = max(self.lengths, default=0)
         self.device = torch.device(device)
+        self.bounds = bounds
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __repr__(self) -> str:
-        return f"Rows({list(self.lengths)}, size={self.size})"
+        return f"PackedLayout({list(self.lengths)}, size={self.size})"
 
     def to(self, device: torch.device | str) -> PackedLayout:
-        return self if torch.device(device) == self.device else PackedLayout(self.lengths, self.size, device)
+        if torch.device(device) == self.device:
+            return self
+        return PackedLayout(self.lengths, self.size, device, self.bounds)
 
     @property
     def empty(self) -> bool:
@@ -150,6 +161,21 @@ class PackedLayout:
         """Split a packed tensor into one tensor per sentence."""
         return list(flat[: self.tokens].split(list(self.lengths)))
 
+    def convolved(self, kernel: int, stride: int = 1, padding: int = 0) -> PackedLayout:
+        """The layout after a convolution along each sentence, which may shorten it.
+
+        n tokens become (n + 2 padding - kernel) // stride + 1; output j covers the inputs from j · stride - padding on.
+
+        >>> PackedLayout([5, 2, 0]).convolved(kernel=3, stride=2, padding=1).lengths
+        (3, 1, 0)
+        """
+
+        def length(n: int) -> int:
+            return max((n + 2 * padding - kernel) // stride + 1, 0) if n else 0
+
+        bounds = None if self.bounds is None else (self.bounds[0], length(self.bounds[1]))
+        return PackedLayout([length(n) for n in self.lengths], device=self.device, bounds=bounds)
+
 
 class StaticPackedLayout(PackedLayout):
     """A layout with static shapes: only `offsets` [M + 1], on the device, differs between batches.
@@ -165,6 +191,7 @@ class StaticPackedLayout(PackedLayout):
     def __init__(self, offsets: Tensor, size: int, longest: int) -> None:
         self.offsets = offsets
         self.size, self.max_len = size, longest
+        self.bounds = len(offsets) - 1, longest
         self.device = offsets.device
 
     @property
@@ -185,7 +212,7 @@ class StaticPackedLayout(PackedLayout):
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        return f"StaticRows({len(self)} sentences at most, size={self.size})"
+        return f"StaticPackedLayout(at most {len(self)} sentences, size={self.size})"
 
     @cached_property
     def length(self) -> Tensor:
@@ -202,6 +229,13 @@ class StaticPackedLayout(PackedLayout):
     def is_token(self) -> Tensor:
         return torch.arange(self.size, device=self.device) < self.offsets[-1]
 
+    def convolved(self, kernel: int, stride: int = 1, padding: int = 0) -> StaticPackedLayout:
+        extra = 2 * padding - kernel + stride  # a sentence of n tokens keeps at most (n + extra) / stride
+        lengths = torch.where(self.length > 0, (self.length + extra).clamp(min=0) // stride, 0)
+        size = (self.size + len(self) * max(extra, 0)) // stride
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return StaticPackedLayout(offsets, size, max((self.max_len + extra) // stride, 0))
+
 
 GatherIndex = tuple[Tensor, Tensor]  # the row that each position takes, and the positions that become zero
 
@@ -210,17 +244,54 @@ class _Permute(torch.autograd.Function):
     """Gather rows of a tensor, each at most once, so that the backward pass is a gather too, without a sum."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, there: GatherIndex, back: GatherIndex) -> Tensor:
-        ctx.ways = there, back
-        which, empty = there
+    def forward(ctx: Any, table: Tensor, index: GatherIndex, inverse: GatherIndex) -> Tensor:
+        ctx.indices = index, inverse
+        rows, padding = index
         if not len(table):
-            return table.new_zeros(len(which), *table.shape[1:])
-        return table.index_select(0, which).index_fill_(0, empty, 0)
+            return table.new_zeros(len(rows), *table.shape[1:])
+        return table.index_select(0, rows).index_fill_(0, padding, 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        there, back = ctx.ways
-        return _Permute.apply(gradient, back, there), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.indices
+        return _Permute.apply(grad, inverse, index), None, None
+
+
+def map_leaves(value: Any, convert: Callable[[Any], Any], done: dict[int, Any] | None = None) -> Any:
+    """Rebuild nested dataclasses with every tensor and layout converted, in the order of their fields.
+
+    An object that occurs twice is converted once and stays one object. Other values (None, numbers) are kept.
+    """
+    done = {} if done is None else done
+    if id(value) not in done:
+        if isinstance(value, Tensor | PackedLayout):
+            done[id(value)] = convert(value)
+        elif hasattr(value, "__dataclass_fields__"):
+            parts = {f.name: map_leaves(getattr(value, f.name), convert, done) for f in fields(value)}
+            done[id(value)] = type(value)(**parts)
+        else:
+            return value
+    return done[id(value)]
+
+
+class Batch:
+    """Base class of batches: frozen dataclasses of named tensors of any dtype.
+
+    A field is a tensor, a layout, a dataclass of these (such as `PackedTokens`), or None. Shared fields stay shared.
+    """
+
+    @property
+    def num_targets(self) -> int:
+        """Number of targets that count in the loss: what the loss is normalised by."""
+        raise NotImplementedError  # implemented by each kind of batch
+
+    def to(self, device: torch.device | str) -> Self:
+        moved: Self = map_leaves(self, lambda leaf: _to(leaf, device))
+        return moved
+
+
+def _to(leaf: Tensor | PackedLayout, device: torch.device | str) -> Tensor | PackedLayout:
+    return leaf.to(device) if isinstance(leaf, PackedLayout) else leaf.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -233,16 +304,16 @@ class PackedTokens:
     @classmethod
     def from_lists(cls, sentences: list[list[int]], size: int | None = None, pad_id: int = 0) -> PackedTokens:
         """Concatenate sentences and pad up to `size`."""
-        rows = PackedLayout([len(s) for s in sentences], size)
+        layout = PackedLayout([len(s) for s in sentences], size)
         flat = [token for sentence in sentences for token in sentence]
-        return cls(torch.tensor(flat + [pad_id] * (rows.size - rows.tokens), dtype=torch.long), rows)
+        return cls(torch.tensor(flat + [pad_id] * (layout.size - layout.tokens), dtype=torch.long), layout)
 
     def to(self, device: torch.device | str) -> PackedTokens:
         return PackedTokens(self.ids.to(device, non_blocking=True), self.layout.to(device))
 
 
 @dataclass(frozen=True)
-class SeqBatch:
+class SeqBatch(Batch):
     """Sentence pairs for teacher forcing.
 
     `source` sentences end with EOS. `inputs` is the target shifted right (BOS first) and `labels` [T] the target with
@@ -274,8 +345,3 @@ class SeqBatch:
     def num_targets(self) -> int:
         """Number of target tokens that count in the loss."""
         return self.inputs.layout.tokens if self.loss_mask is None else int(self.loss_mask.sum())
-
-    def to(self, device: torch.device | str) -> SeqBatch:
-        labels = self.labels.to(device, non_blocking=True)
-        counted = None if self.loss_mask is None else self.loss_mask.to(device, non_blocking=True)
-        return SeqBatch(self.source.to(device), self.inputs.to(device), labels, counted)

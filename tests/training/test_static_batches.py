@@ -6,6 +6,7 @@ import copy
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from regard.data.packing import Packer, TokenWindows, generator
 from regard.data.token_cache import TokenStore
 from regard.errors import UserError
 from regard.models import SequenceModel, build
-from regard.packed import SeqBatch, StaticPackedLayout
+from regard.packed import Batch, PackedLayout, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import FAMILIES, TrainingSettings
 from regard.training import setup, step
 from regard.training.optimizers import Muon, linear_weights
@@ -83,7 +84,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
 }
 
 
-def made(name: str) -> tuple[SequenceModel, StaticBatchShape, list[SeqBatch]]:
+def made(name: str) -> tuple[SequenceModel, StaticBatchShape[SeqBatch], list[SeqBatch]]:
     settings, packs = KINDS[name]
     torch.manual_seed(0)
     chosen = FAMILIES[settings["family"]].model_validate({**settings, "dropout": 0.0})
@@ -91,7 +92,8 @@ def made(name: str) -> tuple[SequenceModel, StaticBatchShape, list[SeqBatch]]:
     packer = packs(True)
     batches = [packer.batch_at(n) for n in range(3)]
     gaps = packs is texts and settings["family"] == "bert"
-    return model, StaticBatchShape.of(packer, gaps), [with_gaps(b) for b in batches] if gaps else batches
+    batches = [with_gaps(batch) for batch in batches] if gaps else batches
+    return model, StaticBatchShape(batches[0]), batches
 
 
 def loss_and_gradients(model: SequenceModel, batch: SeqBatch) -> list[Tensor]:
@@ -105,25 +107,78 @@ def loss_and_gradients(model: SequenceModel, batch: SeqBatch) -> list[Tensor]:
 def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_from(name: str) -> None:
     model, shape, batches = made(name)
     for batch in batches:
-        laid = shape.flatten(batch)
-        assert laid.shape == (shape.size,)
+        buffer = shape.flatten(batch)
+        assert buffer.shape == (shape.size,)
         torch.testing.assert_close(
-            loss_and_gradients(model, shape.unflatten(laid)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
+            loss_and_gradients(model, shape.unflatten(buffer)), loss_and_gradients(model, batch), atol=1e-4, rtol=1e-4
         )
 
 
-def test_a_row_of_classes_may_be_full_while_there_is_room_for_more_texts() -> None:
-    _, shape, batches = made("bert, classes")
-    full = [batch for batch in batches if batch.inputs.layout.tokens == shape.target]
-    assert full and all(len(batch.inputs.layout) < shape.sentences for batch in full)
+def test_a_packed_batch_of_classes_may_be_full_below_its_maximum_number_of_texts() -> None:
+    _, _, batches = made("bert, classes")
+    full = [batch.inputs.layout for batch in batches if batch.inputs.layout.tokens == batch.inputs.layout.size]
+    assert full and all(layout.bounds is not None and len(layout) < layout.bounds[0] for layout in full)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:
     _, shape, batches = made("transformer")
     other = SeqBatch.from_lists([[5, 2]], [[6, 2]], bos=1)
-    with pytest.raises(ValueError, match="places"):
-        shape.flatten(other)
-    assert shape.flatten(batches[0]).dtype == torch.long
+    for batch in (
+        other,
+        replace(batches[0], loss_mask=batches[0].labels > 5),
+        replace(batches[0], inputs=other.inputs),
+    ):
+        with pytest.raises(ValueError, match="another shape"):
+            shape.flatten(batch)
+    with pytest.raises(ValueError, match="5 sentences of up to 3 tokens exceed"):
+        StaticBatchShape(spectrograms([3, 2])).flatten(spectrograms([3, 2, 1, 1, 1]))
+
+
+@dataclass(frozen=True)
+class Spectrograms(Batch):
+    """Features and labels of several dtypes, a field that is shared, and one that is absent."""
+
+    frames: Tensor
+    weights: Tensor
+    layout: PackedLayout
+    labels: Tensor
+    same_labels: Tensor
+    mask: Tensor
+    absent: Tensor | None = None
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.labels)
+
+
+def spectrograms(lengths: list[int], size: int = 11) -> Spectrograms:
+    random = torch.Generator().manual_seed(sum(lengths))
+    labels = torch.randint(0, 9, (4,), generator=random, dtype=torch.int32)
+    frames, weights = torch.randn(size, 5, generator=random), torch.randn(3, generator=random).double()
+    layout = PackedLayout(lengths, size, bounds=(4, 7))
+    return Spectrograms(frames, weights, layout, labels, labels, torch.rand(size, generator=random) < 0.5)
+
+
+def test_tensors_of_any_dtype_come_back_bit_by_bit_and_shared_fields_once() -> None:
+    shape = StaticBatchShape(spectrograms([3, 2]))
+    alone = StaticBatchShape(replace(spectrograms([3, 2]), same_labels=torch.zeros(4, dtype=torch.int32)))
+    assert alone.size - shape.size == 16
+    for lengths in ([3, 2], [7, 1, 0, 3], [1]):
+        batch = spectrograms(lengths)
+        found = shape.unflatten(shape.flatten(batch))
+        for name in ("frames", "weights", "labels", "mask"):
+            assert getattr(found, name).dtype == getattr(batch, name).dtype
+            assert torch.equal(getattr(found, name), getattr(batch, name))
+        assert found.same_labels is found.labels and found.absent is None
+        assert found.layout.length.tolist() == lengths + [0] * (4 - len(lengths)) and found.layout.max_len == 7
+        with pytest.raises(ValueError, match="another shape"):  # of the same tensors, but not shared
+            shape.flatten(replace(batch, same_labels=batch.labels.clone()))
+
+
+def test_a_batch_moves_with_its_shared_fields_and_its_bounds() -> None:
+    moved = spectrograms([3, 2]).to("meta")
+    assert moved.same_labels is moved.labels and moved.absent is None and moved.frames.device.type == "meta"
+    assert moved.layout.device.type == "meta" and moved.layout.bounds == (4, 7) and moved.num_targets == 4
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt, windows"])

@@ -251,8 +251,8 @@ class Packer(PlannedBatches):
 
     def _read(self, members: Array) -> SeqBatch:
         """The tokens of a batch, straight from the stores into flat rows."""
-        source_rows = PackedLayout(self._source_lengths[members].tolist(), self.source_budget if self.static else None)
-        target_rows = PackedLayout(self._target_lengths[members].tolist(), self.target_budget if self.static else None)
+        source_rows = self._layout(self._source_lengths[members], self.source_budget, self.longest[0])
+        target_rows = self._layout(self._target_lengths[members], self.target_budget, self.longest[1])
         source = self._gather([store.source for store in self.stores], members, source_rows)
         labels = self._gather([store.target for store in self.stores], members, target_rows)
         inputs = np.full_like(labels, PAD)
@@ -263,6 +263,11 @@ class Packer(PlannedBatches):
             PackedTokens(torch.from_numpy(inputs), target_rows),
             torch.from_numpy(labels),
         )
+
+    def _layout(self, lengths: Array, budget: int, longest: int) -> PackedLayout:
+        if not self.static:
+            return PackedLayout(lengths.tolist())
+        return PackedLayout(lengths.tolist(), budget, bounds=(self.sentences, longest))
 
     def _gather(self, sides: list[Ragged], pairs: Array, rows: PackedLayout) -> Array:
         """[T] one side of the pairs, end to end, then fill."""

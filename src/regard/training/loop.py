@@ -82,7 +82,9 @@ class Trainer:
     validator: Validator
     reporter: Reporter
     device: torch.device
-    shape: StaticBatchShape | None = None  # of all batches, if there is one: then a captured step makes the updates
+    shape: StaticBatchShape[Any] | None = (
+        None  # of all batches, if there is one: then a captured step makes the updates
+    )
     facts: dict[str, Any] = field(default_factory=dict)  # of the batches: fields of `TrainingProgress`
     origin: Path | None = None  # the run that the weights are of: they are validated before the first update
     lock: DirectoryLock | None = None  # of the run directory: nothing is written once it was deleted or replaced

@@ -213,13 +213,13 @@ def choose_backend(
     settings: TrainingSettings,
     device: torch.device,
     say: Callable[[str], None],
-) -> tuple[str, StaticBatchShape | None]:
+) -> tuple[str, StaticBatchShape[Any] | None]:
     """Prepare the model; the backend of its updates, and the shape of the batches of those that are not plain."""
     if how == "plain":
         return accelerate.for_training(model, settings, device, say=say), None
-    shape = StaticBatchShape.of(packer, gaps=isinstance(batches, MaskedBatches), counted=batches is not packer)
-    first = shape.unflatten(shape.flatten(batches.batch_at(0)).to(device))
-    how = accelerate.for_training(model, settings, device, how, first, say)
+    first = batches.batch_at(0)
+    shape = StaticBatchShape(first)
+    how = accelerate.for_training(model, settings, device, how, shape.unflatten(shape.flatten(first).to(device)), say)
     return how, None if how == "plain" else shape
 
 

@@ -1,94 +1,111 @@
-"""Batches in one tensor of constant size, so that a step that was compiled or captured once serves all of them.
+"""Batches in one buffer of constant size, so that a step that was compiled or captured once serves all of them.
 
-The rows of a static packer have constant sizes, but the host knows where their sentences begin, and what the host knows
-is compiled in. Here all of a batch, where its sentences begin included, is laid into one tensor of integers: one copy
-to the device a step, and there nothing but numbers changes.
+The batches of a static packer have tensors of constant shapes, but the lengths of their sentences differ, and lengths
+that are Python integers would be compiled in. Here all tensors of a batch, of any dtypes, and the offsets of its
+sentences are copied into one buffer of bytes: one copy to the device per batch, where only values change.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
+from itertools import count
+from math import prod
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.data.packing import PlannedBatches, TokenWindows
-from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
+from regard.packed import Batch, PackedLayout, StaticPackedLayout, map_leaves
 
-
-@lru_cache(maxsize=8)  # what rows keep is made once, and not while a graph is captured
-def _even(sentences: int, length: int, device: torch.device) -> PackedLayout:
-    return PackedLayout([length] * sentences, device=device)
+ALIGNMENT = 16  # bytes, so that every tensor of the buffer can be read in wide loads
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 @dataclass(frozen=True)
-class StaticBatchShape:
-    """What all batches of a run have in common: the places of both rows, and bounds for their sentences."""
+class Slot:
+    """Part of the buffer that holds a tensor, or the offsets of a layout; no elements for a constant layout."""
 
-    source: int  # places
-    target: int
-    sentences: int  # the most a batch may have
-    source_longest: int  # the most tokens of a sentence
-    target_longest: int
-    even: bool  # all sentences are of `target_longest` tokens, with no fill and no source: windows of running text
-    counted: bool  # only some places count in the loss
-    shared: bool  # the target row is the source row (texts with gaps)
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, packer: PlannedBatches, gaps: bool, counted: bool = False) -> StaticBatchShape:
-        """What the batches of a static packer have in common.
-
-        `gaps`: they are texts with gaps to fill in; `counted`: of others, too, only some places count.
-        """
-        even = isinstance(packer, TokenWindows)
-        target = packer.target_budget
-        source = target if gaps else packer.source_budget
-        longest = packer.longest
-        some = gaps or counted
-        return cls(source, target, packer.sentences, longest[1 if gaps else 0], longest[1], even, some, gaps)
+    def of(cls, leaf: Tensor | PackedLayout) -> Slot:
+        if isinstance(leaf, Tensor):
+            return cls(leaf.dtype, tuple(leaf.shape))
+        return cls(torch.long, (0 if leaf.bounds is None else leaf.bounds[0] + 1,))
 
     @property
-    def parts(self) -> list[int]:
-        """How many integers each part takes: source, inputs, labels, counted; where sentences begin, of either row."""
-        offsets = 0 if self.even else self.sentences + 1
-        inputs = 0 if self.shared else self.target
-        return [self.source, inputs, self.target, self.target * self.counted, offsets, offsets * (not self.shared)]
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def size(self) -> int:
-        return sum(self.parts)
+    def view(self, buffer: Tensor, begin: int) -> Tensor:
+        return buffer[begin : begin + self.bytes].view(self.dtype).view(self.shape)
 
-    def flatten(self, batch: SeqBatch) -> Tensor:
-        """A batch as one row of `size` integers on the host."""
-        source, target = batch.source.layout, batch.inputs.layout
-        if (source.size, target.size) != (self.source, self.target) or len(target) > self.sentences:
-            raise ValueError(f"a batch of {source.size} and {target.size} places, {len(target)} sentences: not {self}")
-        laid = torch.empty(self.size, dtype=torch.long)
-        places = laid.split(self.parts)
-        places[0].copy_(batch.source.ids)
-        if not self.shared:
-            places[1].copy_(batch.inputs.ids)
-        places[2].copy_(batch.labels)
-        if self.counted:
-            assert batch.loss_mask is not None
-            places[3].copy_(batch.loss_mask)
-        if not self.even:
-            for rows, place in zip((source, target), places[4:], strict=True):
-                if len(place):
-                    place[: len(rows) + 1] = torch.tensor([0, *accumulate(rows.lengths)])
-                    place[len(rows) + 1 :] = rows.tokens
-        return laid
 
-    def unflatten(self, laid: Tensor) -> SeqBatch:
-        """What `lay` laid, on whichever device it is: the same batch, of static rows."""
-        source, inputs, labels, counted, source_offsets, offsets = laid.split(self.parts)
-        if self.even:
-            nothing, rows = (_even(self.sentences, n, laid.device) for n in (0, self.target_longest))
-            return SeqBatch(PackedTokens(source, nothing), PackedTokens(inputs, rows), labels)
-        first = PackedTokens(source, StaticPackedLayout(source_offsets, self.source, self.source_longest))
-        second = first
-        if not self.shared:
-            second = PackedTokens(inputs, StaticPackedLayout(offsets, self.target, self.target_longest))
-        return SeqBatch(first, second, labels, counted.bool() if self.counted else None)
+class StaticBatchShape(Generic[AnyBatch]):
+    """What all batches of a run have in common, read off one of them: fields, dtypes, shapes and bounds of layouts.
+
+    A layout without `bounds` has to be the same in all batches. Fields that share an object share it in all batches.
+    """
+
+    def __init__(self, example: AnyBatch) -> None:
+        self._example: AnyBatch = example.to("meta")
+        self._structure = _structure(example)
+        self._slots: list[tuple[Slot, int]] = []  # with the byte where each begins
+        self.size = 0  # bytes
+        for leaf in _leaves(example):
+            self._slots.append((Slot.of(leaf), self.size))
+            self.size += -(-self._slots[-1][0].bytes // ALIGNMENT) * ALIGNMENT
+        self._constant: dict[tuple[int, torch.device], PackedLayout] = {}
+
+    def flatten(self, batch: AnyBatch, pinned: bool = False) -> Tensor:
+        """Copy a batch on the host into one tensor of `size` bytes."""
+        if _structure(batch) != self._structure:
+            raise ValueError(f"a batch of another shape than the first one: {_structure(batch)}, not {self._structure}")
+        buffer = torch.empty(self.size, dtype=torch.uint8, pin_memory=pinned)
+        for leaf, (slot, begin) in zip(_leaves(batch), self._slots, strict=True):
+            part = slot.view(buffer, begin)
+            if isinstance(leaf, Tensor):
+                part.copy_(leaf)
+            elif leaf.bounds is not None:
+                if len(leaf) > leaf.bounds[0] or leaf.max_len > leaf.bounds[1]:
+                    raise ValueError(f"{len(leaf)} sentences of up to {leaf.max_len} tokens exceed {leaf.bounds}")
+                part[: len(leaf) + 1] = leaf.offsets
+                part[len(leaf) + 1 :] = leaf.tokens
+        return buffer
+
+    def unflatten(self, buffer: Tensor) -> AnyBatch:
+        """The batch that `flatten` copied, as views of the buffer, on whichever device it is."""
+        slots = iter(enumerate(self._slots))
+
+        def restore(leaf: Tensor | PackedLayout) -> Tensor | PackedLayout:
+            index, (slot, begin) = next(slots)
+            if isinstance(leaf, PackedLayout) and leaf.bounds is None:
+                # Kept, so that its cached indices are not computed while a graph is captured.
+                return self._constant.setdefault((index, buffer.device), leaf.to(buffer.device))
+            view = slot.view(buffer, begin)
+            if isinstance(leaf, PackedLayout) and leaf.bounds is not None:
+                return StaticPackedLayout(view, leaf.size, leaf.bounds[1])
+            return view
+
+        batch: AnyBatch = map_leaves(self._example, restore)
+        return batch
+
+
+def _leaves(batch: Batch) -> list[Tensor | PackedLayout]:
+    """The tensors and layouts of a batch, each once."""
+    leaves: list[Tensor | PackedLayout] = []
+    map_leaves(batch, leaves.append)
+    return leaves
+
+
+def _structure(batch: Batch) -> object:
+    """The batch with its tensors and layouts replaced by a number, for shared ones, and what is constant in them."""
+    numbers = count()
+
+    def describe(leaf: Tensor | PackedLayout) -> tuple[object, ...]:
+        if isinstance(leaf, Tensor):
+            return next(numbers), Slot.of(leaf)
+        return next(numbers), leaf.size, leaf.bounds, None if leaf.bounds else leaf.lengths
+
+    return map_leaves(batch, describe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,12 +100,12 @@ class CapturedStep(TrainingStep):
     there: a generator's state is read anew whenever a graph is played.
     """
 
-    shape: StaticBatchShape
+    shape: StaticBatchShape[Any]
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.laid = torch.zeros(self.shape.size, dtype=torch.long, device=self.device)
+        self.buffer = torch.zeros(self.shape.size, dtype=torch.uint8, device=self.device)
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.bf16_weights = accelerate.bf16_context(self.model, self.settings, self.device)
@@ -125,11 +126,11 @@ class CapturedStep(TrainingStep):
         return tokens
 
     def _add(self, batch: SeqBatch) -> None:
-        self.laid.copy_(self.shape.flatten(batch).pin_memory(), non_blocking=True)
+        self.buffer.copy_(self.shape.flatten(batch, pinned=True), non_blocking=True)
         if self.graphs:
             self.graphs[0].replay()
         else:
-            self._backward(self.shape.unflatten(self.laid))
+            self._backward(self.shape.unflatten(self.buffer))
 
     def _backward(self, batch: SeqBatch) -> None:
         with self.bf16_weights():
@@ -152,7 +153,7 @@ class CapturedStep(TrainingStep):
         self._forget()
         try:
             with torch.cuda.graph(first, stream=self.stream):
-                self._backward(self.shape.unflatten(self.laid))
+                self._backward(self.shape.unflatten(self.buffer))
             with torch.cuda.graph(second, pool=first.pool(), stream=self.stream):
                 self._optimizer_step()
                 if self.settings.accumulate > 1:
@@ -170,7 +171,7 @@ def make_step(
     ema: EMA | None,
     settings: TrainingSettings,
     device: torch.device,
-    shape: StaticBatchShape | None = None,
+    shape: StaticBatchShape[Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> TrainingStep:
     """A step for batches of this shape; None: of any."""
