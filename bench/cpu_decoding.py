@@ -125,7 +125,7 @@ def ctranslate2(folder: Path, precision: str, threads: int) -> System:
             beam_size=beam,
             min_decoding_length=LENGTH,
             max_decoding_length=LENGTH,
-            suppress_sequences=[["<fill>"], ["<s>"]],
+            suppress_sequences=[["<pad>"], ["<s>"]],
         )
         return [[ids[word] for word in result.hypotheses[0]] for result in found]
 

@@ -1,4 +1,4 @@
-"""Ids of the special tokens that every vocabulary begins with. None has a spelling, so no text is mistaken for one."""
+"""Ids of the special tokens, the first of every vocabulary. They have no spelling, so that no text is parsed as one."""
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
-SPECIAL_TOKENS = ("<fill>", "<s>", "</s>", "<unk>")  # for display only: never parsed
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # for display only, never parsed

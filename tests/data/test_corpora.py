@@ -153,7 +153,7 @@ def test_a_line_without_end_is_refused_before_it_is_held_in_memory(tmp_path, mon
         file.write(b"fine\n" + bytes(8 << 20))
     lines = read_lines(tmp_path / name)
     assert next(lines) == "fine"
-    with pytest.raises(UserError, match=f"{name}, line 2: longer than 1 MB; break it into lines"):
+    with pytest.raises(UserError, match=f"{name}, line 2: longer than 1 MiB; split it into lines"):
         next(lines)
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from regard.data.corpora import detected, held_out, read_pairs
+from regard.data.corpora import detected_layouts, held_out, read_pairs
 from regard.errors import UserError
 from regard.recipes.schema import Corpus, DataSettings
 
@@ -23,7 +23,8 @@ def pairs(folder, name, content, **settings):
 
 def said(folder, name, **settings):
     return [
-        line.removeprefix(f"{folder}/") for line in detected(DataSettings(folder=str(folder), pairs=name, **settings))
+        line.removeprefix(f"{folder}/")
+        for line in detected_layouts(DataSettings(folder=str(folder), pairs=name, **settings))
     ]
 
 
@@ -165,7 +166,7 @@ def test_json_lines_as_hugging_face_has_them(tmp_path):
 def test_a_format_is_for_files_of_other_names(tmp_path):
     assert pairs(tmp_path, "a.txt", "a\tb\n", format="tsv") == [("a", "b")]
     assert pairs(tmp_path, "a.dat", "a,b\n", format="csv") == [("a", "b")]
-    with pytest.raises(UserError, match=r"a\.dat: a file of pairs must be called"):
+    with pytest.raises(UserError, match=r"a\.dat: the name of a file of pairs must end in"):
         pairs(tmp_path, "a.dat", "a,b\n")
 
 

@@ -61,7 +61,7 @@ def test_rows_come_from_datasets() -> None:
         ([("a", 3)], None, r"pairs, row 0: target must be a string, not int \(3\)"),
         ([("a", float("nan"))], None, "target must be a string, not float"),
         (3, None, "pairs: expected rows of source and target, a DataFrame or a Dataset, not 3"),
-        ([{"de": "a", "en": "b"}], None, "row 0 has no column 'source': it has de, en; say which with columns="),
+        ([{"de": "a", "en": "b"}], None, "row 0 has no column 'source': it has de, en; name the columns with columns="),
         ({"de": ["a"], "en": ["b"]}, ["de", "fr"], "has no column 'fr': it has de, en"),
         ([("a", "\ud800")], None, "not valid Unicode"),
     ],

@@ -177,7 +177,7 @@ def test_no_piece_is_the_end_mark_alone(tmp_path):
 
 def test_a_model_without_a_place_for_a_word_is_told_so(tmp_path):
     plan = recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 2})
-    with pytest.raises(UserError, match=r"no place for a word between the marks: raise model\.max_positions"):
+    with pytest.raises(UserError, match=r"no position left beside the special tokens: raise model\.max_positions"):
         stored(plan)
     assert len(stored(recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 3}))[1]) == 3
 
@@ -234,7 +234,7 @@ def test_an_imported_models_stream_is_stored_as_it_is_encoded_whole(tmp_path, mo
     content = "\n\n a\n\n\nb  \n    indented\n\n \nc\n    x\n\n\n" * 5
     plan = recipe(tmp_path, content, text={"unit": "bpe", "vocabulary": 280}, documents="stream")
     tokenizer = imported([content] * 3)
-    monkeypatch.setattr(f"{STORE}.CHUNK", chunk)
+    monkeypatch.setattr(f"{STORE}.CHUNK_PAIRS", chunk)
     [store] = build(plan, tokenizer, tokenizer)
     assert store.target[0].tolist() == tokenizer.encode(content) == encode_stream(tokenizer, content)
     assert store.report.documents == content.count("\n")

@@ -90,7 +90,7 @@ def test_where_both_sides_share_the_context_a_pair_is_as_long_as_both(tmp_path):
         [store] = build(one, *tokenizers)
         assert (store.report.pairs, store.report.dropped_long) == (pairs, 4 - pairs)
     tight = Recipe.model_validate({**plan.model_dump(), "model": {**model, "max_positions": 4}})
-    with pytest.raises(UserError, match=r"\(0 blank, 4 longer than 4 tokens, or both sides than 4\)"):
+    with pytest.raises(UserError, match=r"\(0 blank, 4 longer than 4 tokens or than 4 for both sides\)"):
         build(tight, *tokenizers)
 
 
@@ -101,14 +101,14 @@ def test_a_class_that_was_not_learnt_is_named(tmp_path):
     tokenizers = learn_tokenizers(plan)
     assert len(build(plan, *tokenizers)[0]) == 2
     (tmp_path / "a.tsv").write_text("good\tyes\nsoso\tmaybe\n")
-    with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not among the classes that were learnt"):
+    with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not one of the model's classes"):
         build(plan, *tokenizers)
 
 
 def test_a_corpus_of_several_chunks_equals_one_of_one(tmp_path, monkeypatch):
     lines = "".join(f"{'a ' * (n % 5 + 1)}b\tc {n}\n" for n in range(25))
     [whole], _ = made(recipe(tmp_path, lines))
-    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 10)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "other"))
     [parts], read = made(recipe(tmp_path, lines))
     assert [pairs for _, pairs in read] == [10, 20, 25]
@@ -218,7 +218,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     plan = recipe(tmp_path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot keep tokens in .*REGARD_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write tokens to .*REGARD_CACHE"):
         made(plan)
 
 

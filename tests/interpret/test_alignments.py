@@ -82,7 +82,7 @@ def aligned(*texts: tuple[str, str]) -> list[Aligned]:
 def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit, longest, lowercase):
     tokens = tokenizer(unit, ("<2es>",))
     settings: dict[str, Any] = {"tag": "<2es>", "longest": longest, "lowercase": lowercase}
-    whole, cut = encode_side(tokens, TEXTS, **settings)
+    whole, cut = encode_side(tokens, TEXTS, tag="<2es>", max_len=longest, lowercase=lowercase)
     found = split_pieces(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # blanks at the ends are no matter
     assert [pieces.tokens for pieces in found] == whole
     assert [pieces.cut for pieces in found] == cut
@@ -185,7 +185,7 @@ def slow(
     model: SequenceModel, tokens: Tokenizer, view: AttentionView, source: str, target: str
 ) -> set[tuple[int, int]]:
     """One pair by itself, its pieces joined as in the pictures, links drawn in plain Python."""
-    sides, _ = encode_side(tokens, [source, target], tag=None, longest=40, lowercase=False)
+    sides, _ = encode_side(tokens, [source, target], tag=None, max_len=40, lowercase=False)
     with torch.inference_mode(), Recorder(model) as seen:
         model(SeqBatch.from_lists([sides[0]], [sides[1]], bos=BOS))
         layers = [attended.sentence(0) for name, attended in seen.attention.items() if name.endswith("cross_attn")]

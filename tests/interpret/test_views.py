@@ -26,7 +26,7 @@ from regard.errors import UserError
 from regard.interpret import position_study
 from regard.interpret.trace import Trace
 from regard.run_dir import RunDir
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 from regard.viz import matplotlib_backend, standalone, views
 from regard.viz.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
 from regard.viz.grid import Grid
@@ -334,7 +334,7 @@ def test_the_page_joins_words_as_the_pictures_do(written: Trace) -> None:
         console.log(JSON.stringify([labels(tokens), labels(odd), labels(odd.slice(0, 1))]));"""
     asked = [node, "--input-type=module", "--eval", standalone.files()["js/tokens.js"].decode() + script]
     found = json.loads(subprocess.run(asked, capture_output=True, check=True, encoding="utf-8").stdout)
-    assert found == [list(WRITTEN_WORDS), [joined(odd)], odd[:1]]
+    assert found == [list(WRITTEN_WORDS), [join_tokens(odd)], odd[:1]]
 
 
 def test_the_walk_writes_whole_characters(written: Trace) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.text import BOS, EOS, PAD, UNK, Tokenizer, train
-from regard.text.tokenizers import ForeignVocabulary, SentencePieceTokenizer, WordPieceTokenizer, joined
+from regard.text.tokenizers import ForeignVocabulary, SentencePieceTokenizer, WordPieceTokenizer, join_tokens
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
 TAGS = ("<2de>", "<2en>")
@@ -51,16 +51,16 @@ SIGNS = ["⟨c3⟩⟨af⟩ und ⟨c3⟩⟨af⟩ und", "⟨c3⟩"] * 3  # text th
 @given(text=st.lists(st.one_of(texts, st.sampled_from([*SIGNS, "⟨", "⟩", "c3", "ï"])), max_size=4).map("".join))
 def test_pieces_join_to_the_text_also_where_a_character_is_cut(tokenizer, text):
     pieces = tokenizer.token_texts(tokenizer.encode(text))
-    assert joined(pieces) == text
+    assert join_tokens(pieces) == text
     if not any("⟨" in piece for piece in pieces):
         assert "".join(pieces) == text
 
 
 def test_bytes_that_make_no_character_stay_bytes():
-    assert joined(["⟨d0⟩", "⟨bc⟩⟨d0⟩", "⟨b8⟩ ⟨f0⟩", "⟨9f⟩", "é⟨80⟩"]) == "ми ⟨f0⟩⟨9f⟩é⟨80⟩"
-    assert joined(["⟨ed⟩", "⟨a0⟩", "⟨80⟩"]) == "⟨ed⟩⟨a0⟩⟨80⟩", "half a surrogate pair"
-    assert joined(["⟨c3⟩⟨af⟩"]) == "⟨c3⟩⟨af⟩", "a word of its own: bytes that make a character are never shown"
-    assert joined([]) == ""
+    assert join_tokens(["⟨d0⟩", "⟨bc⟩⟨d0⟩", "⟨b8⟩ ⟨f0⟩", "⟨9f⟩", "é⟨80⟩"]) == "ми ⟨f0⟩⟨9f⟩é⟨80⟩"
+    assert join_tokens(["⟨ed⟩", "⟨a0⟩", "⟨80⟩"]) == "⟨ed⟩⟨a0⟩⟨80⟩", "half a surrogate pair"
+    assert join_tokens(["⟨c3⟩⟨af⟩"]) == "⟨c3⟩⟨af⟩", "a word of its own: bytes that make a character are never shown"
+    assert join_tokens([]) == ""
 
 
 def test_special_ids_and_tags_come_first():
@@ -125,7 +125,7 @@ def test_decoding_skips_marks_and_pieces_name_them():
     ids = [PAD, BOS, 4, *BPE.encode("the cat"), UNK, EOS]
     assert BPE.decode(ids) == "the cat"
     pieces = BPE.token_texts(ids)
-    assert pieces[:3] == ["<fill>", "<s>", "<2de>"] and pieces[-2:] == ["<unk>", "</s>"]
+    assert pieces[:3] == ["<pad>", "<s>", "<2de>"] and pieces[-2:] == ["<unk>", "</s>"]
     assert "".join(pieces[3:-2]) == "the cat"
 
 
@@ -230,7 +230,8 @@ def test_pieces_that_are_bytes_join_to_characters():
     tokenizer = SentencePieceTokenizer((), ["▁a", "<0xC3>", "<0xA9>", "<0x0A>", "b▁"], model="")
     assert tokenizer.decode([4, 5, 6, 8, 7]) == "aéb"
     assert (
-        tokenizer.token_texts([4, 5, 6]) == ["a", "⟨c3⟩", "⟨a9⟩"] and joined(tokenizer.token_texts([4, 5, 6])) == "aé"
+        tokenizer.token_texts([4, 5, 6]) == ["a", "⟨c3⟩", "⟨a9⟩"]
+        and join_tokens(tokenizer.token_texts([4, 5, 6])) == "aé"
     )
     assert tokenizer.forbidden()[-1] == 7, "a line feed"
 

@@ -313,7 +313,7 @@ def test_a_damaged_cache_is_made_again_with_one_line(
         with open(file, "r+b") as handle:
             handle.write(bytes([before[file][0] ^ 4]))
         go(small(tmp_path, steps=step), run.path, quiet=False)
-        said = [line for line in capsys.readouterr().err.splitlines() if "are damaged: making them again" in line]
+        said = [line for line in capsys.readouterr().err.splitlines() if "are damaged: rebuilding them" in line]
         assert len(said) == 1 and str(folder) in said[0]
         assert content(folder) == before
 

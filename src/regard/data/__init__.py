@@ -1,4 +1,4 @@
-"""Sentence pairs: reading them (`sources`), keeping their tokens (`store`), and packing them into batches (`packing`).
+"""From files to batches: reading text (`corpora`), the cache of its tokens (`token_cache`), and batches (`packing`).
 
-The built-in corpora are in `builtin`. Nothing is imported here, so that reading text needs no tensor library.
+The built-in corpora are in `builtin`. Nothing is imported here, so that reading text does not import torch.
 """

@@ -1,18 +1,19 @@
-"""Tokens on disk, mapped into memory, and kept between runs.
+"""Cache of tokenized corpora: memory-mapped arrays on disk, shared by all runs.
 
-A corpus is turned into tokens once. A stored corpus is a folder of plain arrays and a JSON file:
+A corpus is tokenized once. A cache entry is a folder of plain arrays and a JSON file:
 
-    source.ids, target.ids              all tokens end to end, uint16 or uint32; every sentence ends with the end mark
-    source.offsets, target.offsets      [n + 1] int64, where each sentence begins
-    about.json                          the type of the ids, how many pairs were kept and dropped, digests of the arrays
-                                        and a checksum of its own
+    source.ids, target.ids              concatenated token ids, uint16 or uint32; every sequence ends with EOS
+    source.offsets, target.offsets      [n + 1] int64, the start of each sequence
+    about.json                          dtype of the ids, number of pairs kept and dropped, digests of the arrays,
+                                        checksum of this file
 
-Plain text is pairs whose sources have no tokens at all. Documents longer than the model's context are cut into pieces,
-one sentence each, of which the last has the end mark; a stream is one sentence without marks.
+Plain text is stored as pairs with empty sources. Documents longer than the model's context are split into chunks, one
+sequence each; only the last one ends with EOS. A stream (`data.documents = "stream"`) is one sequence without special
+tokens.
 
-The folder's name is a digest of all that decides its content, so it never needs to be brought up to date: when the
-input changes, so does the name. The cache may be deleted at any time. Opening a store compares all of it with its
-digests; one that is damaged is made again.
+The folder's name is a digest of everything that determines its content, so entries never become stale: when the input
+changes, so does the name. The cache may be deleted at any time. Opening an entry verifies its digests; a damaged one is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from regard.data.corpora import TextPair, corpora, describe, files, read_pairs, reading
+from regard.data import builtin
+from regard.data.corpora import TextPair, corpora, describe, files, read_options, read_pairs
 from regard.errors import UserError
 from regard.files import json_checksum
 from regard.text import EOS, UNK, Tokenizer, train
@@ -45,9 +47,9 @@ from regard.text.encode import MASK, ContextBudget, chunk, encode_lines, prefix_
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings, Recipe
 
-VERSION = 4  # of the layout above, and of how text is cut
-CHUNK = 10_000  # pairs encoded at once: many enough for the library's threads, few enough for any memory
-DAY = 24 * 3600
+VERSION = 4  # of the layout above and of how text is split
+CHUNK_PAIRS = 10_000  # encoded at once: enough for the library's threads, few enough for little memory
+DRAFT_MAX_AGE = 24 * 3600  # seconds
 
 Item = TypeVar("Item")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,21 +59,21 @@ FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sentences end to end: `ids` [T] and `offsets` [n + 1]; sentence i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """Concatenated sequences: `ids` [T] and `offsets` [n + 1]; sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: Array
     offsets: Array
 
     @classmethod
-    def of(cls, sentences: Sequence[Sequence[int]], dtype: str = "uint32") -> Ragged:
-        """In memory, from lists.
+    def of(cls, sequences: Sequence[Sequence[int]], dtype: str = "uint32") -> Ragged:
+        """Concatenate lists of ids in memory.
 
         >>> Ragged.of([[5, 6, 2], [7, 2]]).offsets.tolist()
         [0, 3, 5]
         """
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-        return cls(np.fromiter(chain.from_iterable(sentences), dtype, offsets[-1]), offsets)
+        return cls(np.fromiter(chain.from_iterable(sequences), dtype, offsets[-1]), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -80,42 +82,45 @@ class Ragged:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def lengths(self) -> Array:
-        """[n] int32, held in memory."""
+        """The length of each sequence, [n] int32, in memory."""
         return np.diff(self.offsets).astype(np.int32)
 
-    def gather(self, which: Array) -> Array:
-        """The tokens of the sentences `which` [k], end to end, without a loop over sentences."""
-        begins = self.offsets[which]
-        lengths = self.offsets[which + 1] - begins
+    def gather(self, indices: Array) -> Array:
+        """Concatenate the tokens of the sequences `indices` [k], without a loop over sequences."""
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
         ends = lengths.cumsum()
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
-        return self.ids[places]
+        positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        return self.ids[positions]
 
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What became of a corpus. Tokens count marks and tags. Of plain text `pairs` are the pieces of its documents."""
+    """Statistics of a tokenized corpus. Token counts include special tokens and tags.
+
+    For plain text, `pairs` is the number of chunks its documents were split into.
+    """
 
     pairs: int
     dropped_empty: int
     dropped_long: int
     source_tokens: int
     target_tokens: int
-    documents: int = 0  # of plain text; of a stream, its lines
+    documents: int = 0  # plain text only; the number of lines of a stream
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of n sentence pairs; each sentence ends with the end mark and begins with its corpus's tag, if any."""
+    """The tokens of n pairs; each sequence starts with the tag of its corpus, if there is one, and ends with EOS."""
 
     source: Ragged
     target: Ragged
     report: CorpusReport
-    digest: str = ""  # of what is stored: a run that goes on has to find the same
+    digest: str = ""  # of the arrays; a resumed run must find the same
 
     @classmethod
     def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:
-        """In memory, from token lists that carry their marks."""
+        """Build a store in memory from token lists that already include their special tokens."""
         source, target = Ragged.of(sources), Ragged.of(targets)
         return cls(source, target, CorpusReport(len(sources), 0, 0, len(source.ids), len(target.ids)))
 
@@ -124,7 +129,7 @@ class TokenStore:
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept: `REGARD_CACHE`, or the user's cache folder."""
+    """The folder of the token cache: below `REGARD_CACHE` or the user's cache directory."""
     home = os.environ.get("REGARD_CACHE")
     if home:
         return Path(home).expanduser().absolute() / "tokens"
@@ -132,12 +137,12 @@ def cache_folder() -> Path:
 
 
 def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
-    """The source's and the target's tokenizer; one and the same if the recipe shares it.
+    """Train the source and the target tokenizer; both are the same object if `text.shared` is set.
 
-    They are learnt from at most `text.sample` pairs, drawn evenly from all corpora (whatever their weights); always the
-    same ones, so that runs of other seeds have the same vocabulary.
+    They are trained on at most `text.sample` pairs, drawn uniformly from all corpora (regardless of their weights). The
+    sample does not depend on the run's seed, so that runs with different seeds have the same vocabulary.
     """
-    text, sample = recipe.text, _drawn(recipe)
+    text, sample = recipe.text, _vocabulary_sample(recipe)
     source_tags, target_tags = tags_of(recipe)
     if text.shared:
         texts = (pair[1] for pair in sample) if recipe.data.is_text else chain.from_iterable(sample)
@@ -148,8 +153,8 @@ def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
 
 
 def learn_target_tokenizer(recipe: Recipe) -> Tokenizer:
-    """The second of the tokenizers that would be learnt, where the recipe shares none; the first is not."""
-    return _target_tokenizer(recipe, _drawn(recipe))
+    """Train the target tokenizer alone, for a recipe without a shared vocabulary."""
+    return _target_tokenizer(recipe, _vocabulary_sample(recipe))
 
 
 def _target_tokenizer(recipe: Recipe, sample: list[TextPair]) -> Tokenizer:
@@ -157,14 +162,14 @@ def _target_tokenizer(recipe: Recipe, sample: list[TextPair]) -> Tokenizer:
     return train((pair[1] for pair in sample), text.target_unit or text.unit, text.vocabulary, tags)
 
 
-def _drawn(recipe: Recipe) -> list[TextPair]:
-    """The pairs that vocabularies are learnt from."""
+def _vocabulary_sample(recipe: Recipe) -> list[TextPair]:
+    """Sample the pairs that the tokenizers are trained on."""
     pairs = chain.from_iterable(read_pairs(corpus, recipe.data) for corpus in corpora(recipe.data))
     return _sample(pairs, recipe.text.sample, seed=1)
 
 
 def tags_of(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """The tags of the sources and of the targets, each once."""
+    """The distinct tags of the sources and of the targets."""
     mix = corpora(recipe.data)
     sources = [corpus.source_tag for corpus in mix if corpus.source_tag]
     targets = [corpus.target_tag for corpus in mix if corpus.target_tag]
@@ -179,16 +184,16 @@ def build(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[TokenStore]:
-    """The tokens of every corpus of the recipe's mix, from the cache where they are there already, undamaged.
+    """Tokenize every corpus of the recipe's mix, or open its cache entry if there is an undamaged one.
 
-    `say` is called with a line for people when a damaged store is made again.
+    `say` is called with a message when a damaged entry is rebuilt.
     """
     jobs = [_CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
     return [_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)) for job in jobs]
 
 
 def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Path, bool]:
-    """The folders of the cache that hold the recipe's corpora, and whether each is undamaged."""
+    """The cache folders of the recipe's corpora that exist, and whether each is undamaged."""
     jobs = [_CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
     folders = [cache_folder() / job.key() for job in jobs]
     return {folder: _open(folder) is not None for folder in folders if folder.exists()}
@@ -196,7 +201,7 @@ def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokeni
 
 @dataclass(frozen=True)
 class _CorpusJob:
-    """One corpus to be turned into tokens."""
+    """One corpus to tokenize."""
 
     corpus: Corpus
     recipe: Recipe
@@ -208,55 +213,50 @@ class _CorpusJob:
         return self.recipe.data
 
     @cached_property
-    def longest(self) -> int:
-        """The most tokens of a sentence: longer pairs are dropped, longer documents cut so that batches hold them."""
+    def max_tokens(self) -> int:
+        """The maximum number of tokens of a sequence: longer pairs are dropped, longer documents split."""
         context = self.recipe.model.max_positions
         return min(context, self.recipe.training.batch_tokens if self.corpus.plain else self.data.max_length)
 
     @cached_property
-    def together(self) -> int | None:
-        """The most tokens of a pair, where source and target share the model's context."""
-        room = ContextBudget.of(self.recipe)
-        return room.places if room.shared and not self.corpus.plain else None
+    def max_pair_tokens(self) -> int | None:
+        """The maximum number of tokens of both sides together, where they share the model's context."""
+        budget = ContextBudget.of(self.recipe)
+        return budget.positions if budget.shared and not self.corpus.plain else None
 
-    def holds(self, source: Sequence[int], target: Sequence[int]) -> bool:
+    def fits(self, source: Sequence[int], target: Sequence[int]) -> bool:
         """Whether a pair is short enough."""
-        both = len(source) + len(target)
-        return max(len(source), len(target)) <= self.longest and (self.together is None or both <= self.together)
+        if self.max_pair_tokens is not None and len(source) + len(target) > self.max_pair_tokens:
+            return False
+        return max(len(source), len(target)) <= self.max_tokens
 
     def key(self) -> str:
-        """A digest of all that decides the tokens."""
+        """A digest of everything that determines the tokens."""
         corpus, data = self.corpus, self.data
         spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
-        limits = [self.longest, data.lowercase, asdict(reading(corpus, data)), prefix_ids(self.recipe)]
-        limits += [data.documents, data.held_out] if corpus.plain else [self.together]
+        limits = [self.max_tokens, data.lowercase, asdict(read_options(corpus, data)), prefix_ids(self.recipe)]
+        limits += [data.documents, data.held_out] if corpus.plain else [self.max_pair_tokens]
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _inputs(self) -> list[Any]:
-        """What tells the input from other input: files by path, size and time; a built-in corpus by what makes it."""
+        """What identifies the input: files by path, size and time; a built-in corpus by the files that define it."""
         if self.corpus.corpus is None:
             paths = [path.absolute() for path in files(self.corpus, self.data)]
             return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-        import regard.data.builtin
+        package = Path(builtin.__file__).parent
+        definitions = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".tsv"))
+        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in definitions]
 
-        home = Path(regard.data.builtin.__file__).parent
-        parts = sorted(path for path in home.rglob("*") if path.suffix in (".py", ".tsv"))
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in parts]
-
-    def encoded(self, chunk: list[TextPair]) -> tuple[list[list[int]], list[list[int]]]:
-        """The tokens of both sides of a chunk of pairs, marks and tags included."""
-        corpus = self.corpus
-        head = [
-            *prefix_ids(self.recipe),
-            *([self.source_tokenizer.tag(corpus.source_tag)] if corpus.source_tag else []),
-        ]
-        sources = [[*head, *ids, EOS] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in chunk])]
-        head = [self.target_tokenizer.tag(corpus.target_tag)] if corpus.target_tag else []
-        targets = [[*head, *ids, EOS] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in chunk])]
+    def encode(self, pairs: list[TextPair]) -> tuple[list[list[int]], list[list[int]]]:
+        """Encode both sides of `pairs`, with special tokens and tags."""
+        prefix = [*prefix_ids(self.recipe), *_tag_ids(self.source_tokenizer, self.corpus.source_tag)]
+        sources = [[*prefix, *ids, EOS] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in pairs])]
+        prefix = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
+        targets = [[*prefix, *ids, EOS] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in pairs])]
         if self.recipe.model.family == "bert":
-            self._check_classes([target for _, target in chunk], targets)
+            self._check_classes([target for _, target in pairs], targets)
         return sources, targets
 
     def _check_classes(self, names: list[str], targets: list[list[int]]) -> None:
@@ -265,53 +265,57 @@ class _CorpusJob:
                 raise UserError(f"{describe(self.corpus)}: a class must be one word, and {name[:60]!r} is not")
             if ids[0] == UNK:
                 raise UserError(
-                    f"{describe(self.corpus)}: {name[:60]!r} is not among the classes that were learnt: "
+                    f"{describe(self.corpus)}: {name[:60]!r} is not one of the model's classes: "
                     "choose another --out, or raise text.vocabulary or text.sample"
                 )
 
-    def pieces(self, ids: list[int]) -> list[list[int]]:
-        """A document's tokens with their marks, in pieces no longer than the longest."""
+    def split_document(self, ids: list[int]) -> list[list[int]]:
+        """Split a document's tokens into sequences of at most `max_tokens`, and add the special tokens."""
         if not ids:
             return []
-        head = [self.target_tokenizer.tag(self.corpus.target_tag)] if self.corpus.target_tag else []
-        front = prefix_ids(self.recipe)
-        if front:
-            return [[*front, *piece, EOS] for piece in chunk([*head, *ids], self.longest - len(front) - 1)]
-        pieces = chunk([*head, *ids, EOS], self.longest)
-        if pieces[-1] == [EOS]:  # alone it would teach that a text ends where it begins
-            pieces[-1].insert(0, pieces[-2].pop())
-        return pieces
+        tag = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
+        prefix = prefix_ids(self.recipe)
+        if prefix:
+            return [[*prefix, *part, EOS] for part in chunk([*tag, *ids], self.max_tokens - len(prefix) - 1)]
+        parts = chunk([*tag, *ids, EOS], self.max_tokens)
+        if parts[-1] == [EOS]:  # a sequence of EOS alone would teach the model to end a text at its start
+            parts[-1].insert(0, parts[-2].pop())
+        return parts
+
+
+def _tag_ids(tokenizer: Tokenizer, tag: str | None) -> list[int]:
+    return [tokenizer.tag(tag)] if tag else []
 
 
 def _cached(job: _CorpusJob, progress: Progress, say: Callable[[str], None]) -> TokenStore:
-    home = cache_folder()
-    folder = home / job.key()
+    cache = cache_folder()
+    folder = cache / job.key()
     store = _open(folder)
     if store is None:
         if folder.exists():
-            say(f"the tokens of {describe(job.corpus)} in {folder} are damaged: making them again")
+            say(f"the tokens of {describe(job.corpus)} in {folder} are damaged: rebuilding them")
         try:
-            _make(job, folder, progress)
-            _sweep(home)
+            _build_entry(job, folder, progress)
+            _remove_stale_drafts(cache)
         except OSError as error:
-            hint = "set REGARD_CACHE to a folder with room to write"
-            raise UserError(f"cannot keep tokens in {home}: {error.strerror or error}; {hint}") from error
+            hint = "set REGARD_CACHE to a writable folder with enough space"
+            raise UserError(f"cannot write tokens to {cache}: {error.strerror or error}; {hint}") from error
         store = _open(folder)
     if store is None:
         raise UserError(f"the tokens just written to {folder} are gone or damaged; try again")
     return store
 
 
-def _make(job: _CorpusJob, folder: Path, progress: Progress) -> None:
-    """Write a store beside its final place and move it there in one step, so that nobody ever sees half of one."""
+def _build_entry(job: _CorpusJob, folder: Path, progress: Progress) -> None:
+    """Write a cache entry to a draft folder and rename it when it is complete, so that no reader sees half of one."""
     draft = folder.with_name(f"{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.draft")
     draft.mkdir(parents=True)
     try:
         _write(job, draft, progress)
         try:
             draft.rename(folder)
-        except OSError:  # something is there
-            if _open(folder) is None:  # and it is damaged; if not, another process was faster with the very same
+        except OSError:  # the folder exists
+            if _open(folder) is None:  # damaged; otherwise another process has written the same entry
                 shutil.rmtree(folder)
                 draft.rename(folder)
     finally:
@@ -328,13 +332,15 @@ def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
             counts.update(_add_stream(job, source, target, progress))
         else:
             add = _add_documents if job.corpus.plain else _add_pairs
-            for chunk in _chunks(read_pairs(job.corpus, job.data)):
-                counts.update(read=len(chunk), **add(job, chunk, source, target))
+            for pairs in _chunks(read_pairs(job.corpus, job.data)):
+                counts.update(read=len(pairs), **add(job, pairs, source, target))
                 progress(describe(job.corpus), counts["read"])
     if not counts["pairs"]:
-        both = f", or both sides than {job.together}" if job.together is not None else ""
-        found = f"{counts['empty']} blank, {counts['long']} longer than {job.longest} tokens{both}"
-        what = "text" if job.corpus.plain else f"sentence pairs ({found})"
+        limit = f"{job.max_tokens} tokens"
+        if job.max_pair_tokens is not None:
+            limit += f" or than {job.max_pair_tokens} for both sides"
+        dropped = f"{counts['empty']} blank, {counts['long']} longer than {limit}"
+        what = "text" if job.corpus.plain else f"sentence pairs ({dropped})"
         raise UserError(f"{describe(job.corpus)}: no usable {what}")
     report = CorpusReport(
         counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"]
@@ -345,46 +351,45 @@ def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _add_pairs(job: _CorpusJob, chunk: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
-    """Pairs, but for those that are blank or too long."""
-    full = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
-    sources, targets = job.encoded(full)
-    fits = [job.holds(one, other) for one, other in zip(sources, targets, strict=True)]
-    source.add([ids for ids, kept in zip(sources, fits, strict=True) if kept])
-    target.add([ids for ids, kept in zip(targets, fits, strict=True) if kept])
-    return {"pairs": sum(fits), "empty": len(chunk) - len(full), "long": len(full) - sum(fits)}
+def _add_pairs(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
+    """Write the pairs that are neither blank nor too long; return the counts."""
+    nonblank = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+    encoded = list(zip(*job.encode(nonblank), strict=True))
+    fitting = [pair for pair in encoded if job.fits(*pair)]
+    source.add([ids for ids, _ in fitting])
+    target.add([ids for _, ids in fitting])
+    return {"pairs": len(fitting), "empty": len(pairs) - len(nonblank), "long": len(nonblank) - len(fitting)}
 
 
-def _add_documents(job: _CorpusJob, chunk: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
-    """Documents in pieces, beside sources of no tokens."""
-    texts = [text for _, text in chunk if text.strip()]
-    tokens = job.target_tokenizer.encode_batch(texts)
-    pieces = [piece for ids in tokens for piece in job.pieces(ids)]
-    source.add([[] for _ in pieces])
-    target.add(pieces)
-    return {"pairs": len(pieces), "empty": len(chunk) - len(texts), "documents": len(texts)}
+def _add_documents(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
+    """Write documents, split into sequences, with empty sources; return the counts."""
+    texts = [text for _, text in pairs if text.strip()]
+    sequences = [part for ids in job.target_tokenizer.encode_batch(texts) for part in job.split_document(ids)]
+    source.add([[] for _ in sequences])
+    target.add(sequences)
+    return {"pairs": len(sequences), "empty": len(pairs) - len(texts), "documents": len(texts)}
 
 
 def _add_stream(job: _CorpusJob, source: _SideWriter, target: _SideWriter, progress: Progress) -> dict[str, int]:
-    """All lines of a stream end to end without marks, as one sentence."""
+    """Write all lines as one sequence without special tokens; return the counts."""
     lines = 0
 
-    def read() -> Iterator[str]:
+    def count_lines() -> Iterator[str]:
         nonlocal lines
         for _, text in read_pairs(job.corpus, job.data):
             lines += 1
             yield text
 
-    for parts in _chunks(stream_parts(job.target_tokenizer, read())):
+    for parts in _chunks(stream_parts(job.target_tokenizer, count_lines())):
         target.extend(encode_lines(job.target_tokenizer, parts))
         progress(describe(job.corpus), lines)
-    source.end()
-    target.end()
+    source.end_sequence()
+    target.end_sequence()
     return {"documents": lines, "pairs": 1 if target.total else 0}
 
 
 class _SideWriter:
-    """Appends the sentences of one side to its two files."""
+    """Appends the sequences of one side to its two files."""
 
     def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
         self.dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
@@ -400,8 +405,8 @@ class _SideWriter:
         self._files[name].write(content)
 
     def digest(self) -> str:
-        """Of both files."""
-        return "".join(one.hexdigest() for one in self._hashes.values())
+        """The concatenated digests of both files."""
+        return "".join(digest.hexdigest() for digest in self._hashes.values())
 
     def __enter__(self) -> _SideWriter:
         return self
@@ -410,24 +415,24 @@ class _SideWriter:
         for file in self._files.values():
             file.close()
 
-    def add(self, sentences: list[list[int]]) -> None:
-        part = Ragged.of(sentences, self.dtype)
-        self._write("ids", part.ids)
-        self._write("offsets", part.offsets[1:] + self.total)
-        self.total += len(part.ids)
+    def add(self, sequences: list[list[int]]) -> None:
+        ragged = Ragged.of(sequences, self.dtype)
+        self._write("ids", ragged.ids)
+        self._write("offsets", ragged.offsets[1:] + self.total)
+        self.total += len(ragged.ids)
 
     def extend(self, parts: list[list[int]]) -> None:
-        """Tokens of a sentence that goes on until `end`."""
+        """Append tokens to a sequence that `end_sequence` ends."""
         tokens = Ragged.of(parts, self.dtype).ids
         self._write("ids", tokens)
         self.total += len(tokens)
 
-    def end(self) -> None:
+    def end_sequence(self) -> None:
         self._write("offsets", np.array([self.total], np.int64))
 
 
 def _open(folder: Path) -> TokenStore | None:
-    """The store in a folder; None if there is none, or if it is not what was written."""
+    """Open a cache entry; None if it does not exist or is not what was written."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         if about.pop("checksum") != json_checksum(about) or about["digest"] != _digest(folder):
@@ -439,12 +444,12 @@ def _open(folder: Path) -> TokenStore | None:
         return None
     except OSError as error:
         raise UserError(f"cannot read the tokens in {folder}: {error.strerror or error}") from error
-    whole = len(source) == len(target) == report.pairs
-    return TokenStore(source, target, report, about["digest"]) if whole else None
+    complete = len(source) == len(target) == report.pairs
+    return TokenStore(source, target, report, about["digest"]) if complete else None
 
 
 def _digest(folder: Path) -> str:
-    """The digests of the arrays as they are on disk, each file on a thread of its own."""
+    """Hash the arrays on disk, each file in its own thread."""
 
     def digest(name: str) -> str:
         with open(folder / name, "rb", buffering=0) as file:
@@ -460,7 +465,7 @@ def _new_hash() -> Any:
 
 def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:
     ids: Array
-    if tokens == 0 and (folder / f"{side}.ids").stat().st_size == 0:  # sources of plain text: nothing to map
+    if tokens == 0 and (folder / f"{side}.ids").stat().st_size == 0:  # sources of plain text: mmap refuses empty files
         ids = np.zeros(0, dtype)
     else:
         ids = np.memmap(folder / f"{side}.ids", dtype, "r")
@@ -470,27 +475,27 @@ def _side(folder: Path, side: str, dtype: str, tokens: int) -> Ragged:
     return Ragged(np.asarray(ids), np.asarray(offsets))  # plain views: slicing a memmap object is slow
 
 
-def _sweep(home: Path) -> None:
-    """Remove drafts that a killed process left behind: those that nothing was written to for a day."""
-    for draft in home.glob("*.draft"):
+def _remove_stale_drafts(cache: Path) -> None:
+    """Remove drafts that a killed process left behind: those not written to for a day."""
+    for draft in cache.glob("*.draft"):
         with suppress(OSError):  # another process may be removing it too
             newest = max(path.stat().st_mtime for path in (draft, *draft.iterdir()))
-            if time.time() - newest > DAY:
+            if time.time() - newest > DRAFT_MAX_AGE:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
 def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    while chunk := list(islice(items, CHUNK)):
+    while chunk := list(islice(items, CHUNK_PAIRS)):
         yield chunk
 
 
 def _sample(pairs: Iterable[TextPair], size: int, seed: int) -> list[TextPair]:
-    """At most `size` of the pairs, every one equally likely to be among them (a reservoir), drawn by seed."""
+    """Draw at most `size` pairs uniformly (reservoir sampling)."""
     draw = random.Random(seed).random
-    kept: list[TextPair] = []
+    reservoir: list[TextPair] = []
     for count, pair in enumerate(pairs, 1):
-        if len(kept) < size:
-            kept.append(pair)
-        elif (place := int(draw() * count)) < size:
-            kept[place] = pair
-    return kept
+        if len(reservoir) < size:
+            reservoir.append(pair)
+        elif (index := int(draw() * count)) < size:
+            reservoir[index] = pair
+    return reservoir

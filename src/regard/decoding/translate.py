@@ -85,9 +85,9 @@ class Translator:
             self.tokenizers[0],
             lines,
             tag=self.source_tag,
-            longest=self.room.source,
+            max_len=self.room.source,
             lowercase=self.lowercase,
-            front=self.front,
+            prefix=self.front,
         )
         return [t if line.strip() else [] for t, line in zip(tokens, lines, strict=True)], cut
 

@@ -28,7 +28,7 @@ from regard.text.tokenizers import (
     Tokenizer,
     WordPieceTokenizer,
     WordTokenizer,
-    byte_pieces,
+    bpe_vocabulary,
 )
 
 Vocabulary = dict[str, int]  # spelling -> their id
@@ -129,7 +129,7 @@ def read_bytes_bpe(
     for merge in merges:
         if merge.count(" ") != 1 or merge.replace(" ", "") not in vocabulary:
             raise UserError(f"{folder.path}: the merge {shown(merge)} makes no token that is in the vocabulary")
-    pieces = byte_pieces(merges)
+    pieces = bpe_vocabulary(merges)
     layout = VocabularyLayout(vocabulary, rows, specials, named or {})
     tags = layout.tags(pieces)
     tokenizer = _made(folder, lambda: BytePairTokenizer(list(tags), merges))
@@ -169,21 +169,21 @@ def _spelt_by_id(tokenizer: Tokenizer, pieces: Sequence[str], names: Sequence[st
     """
     shown = [*(names or (*SPECIAL_TOKENS, *tokenizer.tags)), *pieces]
     if tokenizer.foreign is not None:
-        shown[: tokenizer.first] = [mark or "" for mark in tokenizer.foreign.marks]
+        shown[: tokenizer.first] = [mark or "" for mark in tokenizer.foreign.spellings]
     order = inverse(ids_of(tokenizer))
     return {shown[ours]: theirs for theirs, ours in enumerate(order) if shown[ours]}
 
 
 def write_bytes_bpe(tokenizer: BytePairTokenizer, begins: bool) -> Files:
     """vocab.json, merges.txt, and for tokenizers of our own tokenizer.json; `begins`: a text starts with <s>."""
-    vocabulary = _spelt_by_id(tokenizer, byte_pieces(tokenizer.merges))
+    vocabulary = _spelt_by_id(tokenizer, bpe_vocabulary(tokenizer.merges))
     files = {
         "vocab.json": as_json(vocabulary),
         "merges.txt": "\n".join(["#version: 0.2", *tokenizer.merges, ""]).encode(),
     }
     if tokenizer.foreign is None:
         return files | write_fast(tokenizer, "<s> $A" if begins else "$A")
-    _, begin, end, _, *_ = tokenizer.foreign.marks
+    _, begin, end, _, *_ = tokenizer.foreign.spellings
     roles = {"bos_token": begin or end, "eos_token": end, "unk_token": end} | (
         {"add_bos_token": True} if begins else {}
     )
@@ -237,7 +237,7 @@ def write_wordpiece(tokenizer: WordPieceTokenizer) -> Files:
     """vocab.txt, a token a line in the order of their ids, and tokenizer_config.json."""
     vocabulary = _spelt_by_id(tokenizer, tokenizer.words, [*BERT_MARKS.values(), *_mask_spelt(tokenizer.tags)])
     spelt = {theirs: spelling for spelling, theirs in vocabulary.items()}
-    marks = tokenizer.foreign.marks if tokenizer.foreign else [*BERT_MARKS.values(), *_mask_spelt(tokenizer.tags)]
+    marks = tokenizer.foreign.spellings if tokenizer.foreign else [*BERT_MARKS.values(), *_mask_spelt(tokenizer.tags)]
     settings = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": tokenizer.lowercase,
@@ -302,7 +302,7 @@ def write_sentencepiece(source: SentencePieceTokenizer, target: SentencePieceTok
     }
     settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared}
     if source.foreign is not None:
-        fill, begin, end, unknown, *_ = source.foreign.marks
+        fill, begin, end, unknown, *_ = source.foreign.spellings
         settings |= {"pad_token": fill or begin, "eos_token": end, "unk_token": unknown}
     if not shared:
         files["target_vocab.json"] = as_json(_spelt_by_id(target, target.words))
@@ -349,7 +349,7 @@ def write_fast(tokenizer: Tokenizer, template: str, **roles: str) -> Files:
     ids, names = ids_of(tokenizer), [*SPECIAL_TOKENS, *tokenizer.tags]
     marks = {name: ids[number] for number, name in enumerate(names)}
     if isinstance(tokenizer, BytePairTokenizer):
-        pieces = dict(zip(byte_pieces(tokenizer.merges), ids[tokenizer.first :], strict=True))
+        pieces = dict(zip(bpe_vocabulary(tokenizer.merges), ids[tokenizer.first :], strict=True))
         merges = [(left, right) for left, right in (merge.split(" ") for merge in tokenizer.merges)]
         whole = library.Tokenizer(library.models.BPE(vocab=marks | pieces, merges=merges))
         whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

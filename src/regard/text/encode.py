@@ -1,4 +1,4 @@
-"""From raw text to the tokens a model sees: one side of sentence pairs, or plain text."""
+"""Encode raw text as the token ids a model reads: one side of sentence pairs, or plain text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from regard.text.tokenizers import Tokenizer
 if TYPE_CHECKING:
     from regard.recipes.schema import Recipe
 
-MASK = "<mask>"  # the tag that stands where BERT has to guess
-TO_WRITE = 4  # one place in so many of a shared context is kept free of the source
+MASK = "<mask>"  # the tag in place of a masked token
+TARGET_SHARE = 4  # in a shared context, one position in this many is reserved for the target
 AFTER_LINES, BEFORE_LINES = re.compile(r"(?<=\n)"), re.compile(r"(?<=\S)(?=\n)")
 
 
 @dataclass(frozen=True)
 class ContextBudget:
-    """How many tokens, marks included, a model has places for: on each side or, in a shared context, together."""
+    """The number of positions a model has, for each side or, in a shared context, for both together.
 
-    places: int
+    Special tokens take positions too.
+    """
+
+    positions: int
     shared: bool = False
 
     @classmethod
@@ -32,24 +35,24 @@ class ContextBudget:
 
     @property
     def source(self) -> int:
-        """The most tokens of a source that is to be followed by something: of a shared context three quarters.
+        """The maximum number of source tokens: three quarters of a shared context.
 
         >>> ContextBudget(64).source, ContextBudget(64, shared=True).source, ContextBudget(2, shared=True).source
         (64, 48, 1)
         """
-        return self.places - max(self.places // TO_WRITE, 1) if self.shared else self.places
+        return self.positions - max(self.positions // TARGET_SHARE, 1) if self.shared else self.positions
 
-    def target(self, source: int) -> int:
-        """The most tokens of the target of a source of so many.
+    def target(self, source_tokens: int) -> int:
+        """The maximum number of target tokens after `source_tokens`.
 
         >>> ContextBudget(64).target(40), ContextBudget(64, shared=True).target(40)
         (64, 24)
         """
-        return max(self.places - source, 1) if self.shared else self.places
+        return max(self.positions - source_tokens, 1) if self.shared else self.positions
 
 
 def prefix_ids(recipe: Recipe) -> tuple[int, ...]:
-    """The marks in front of what a recipe's model reads: BERT gathers what a text is about at a begin mark."""
+    """The special tokens before a model's input: BERT classifies a text at its BOS token."""
     return (BOS,) if recipe.model.family == "bert" else ()
 
 
@@ -58,62 +61,62 @@ def encode_side(
     texts: Sequence[str],
     *,
     tag: str | None,
-    longest: int | Sequence[int],
+    max_len: int | Sequence[int],
     lowercase: bool,
-    front: Sequence[int] = (),
+    prefix: Sequence[int] = (),
 ) -> tuple[list[list[int]], list[bool]]:
-    """The tokens of each text, `front` and tag first and end mark last; and which had to be cut to the longest.
+    """Encode each text as [*prefix, tag, *tokens, EOS]; also return which texts were truncated to `max_len`.
 
-    `longest` is the same for all texts, or a number for each.
+    `max_len` is one number for all texts, or one for each.
     """
-    head = [*front, *([tokenizer.tag(tag)] if tag else [])]
-    most = [longest] * len(texts) if isinstance(longest, int) else longest
-    rooms = [max(places - len(head) - 1, 0) for places in most]
-    pieces = tokenizer.encode_batch([text.lower() if lowercase else text for text in texts])
-    pairs = list(zip(pieces, rooms, strict=True))
-    return [[*head, *p[:room], EOS] for p, room in pairs], [len(p) > room for p, room in pairs]
+    prefix = [*prefix, *([tokenizer.tag(tag)] if tag else [])]
+    limits = [max_len] * len(texts) if isinstance(max_len, int) else max_len
+    budgets = [max(limit - len(prefix) - 1, 0) for limit in limits]
+    tokens = tokenizer.encode_batch([text.lower() if lowercase else text for text in texts])
+    pairs = list(zip(tokens, budgets, strict=True))
+    return [[*prefix, *ids[:budget], EOS] for ids, budget in pairs], [len(ids) > budget for ids, budget in pairs]
 
 
 def encode_stream(tokenizer: Tokenizer, text: str | Iterable[str]) -> list[int]:
-    """The tokens of running text without marks, the same whether it comes whole or in parts.
+    """Encode running text without special tokens; the result does not depend on how the text is divided into parts.
 
-    Lines are encoded one by one, each with its line feed. Words cannot spell one: the end mark stands for it. What an
-    imported model reads is cut as if it were encoded whole, as it was where the model was made.
+    Lines are encoded one by one, each with its line feed. A word vocabulary has no token for a line feed and uses EOS.
+    For an imported model, the tokens are those of the whole text encoded at once, as in its original framework.
     """
     parts = list(stream_parts(tokenizer, [text] if isinstance(text, str) else text))
     return [token for ids in encode_lines(tokenizer, parts) for token in ids]
 
 
 def stream_parts(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
-    """Running text, given in any parts, in the parts that are encoded one by one; only one of them is held at a time.
+    """Divide running text into the parts that are encoded one by one, holding one of them in memory at a time.
 
-    They are lines with their line feeds. GPT-2 joins blanks and line feeds that follow each other, all but the last of
-    them where more text comes: a part for an imported model ends before the line feeds that follow a word, the one
-    place where its tokens are surely those of the whole text.
+    The parts are lines with their line feeds. GPT-2 merges consecutive white space, except for the last character if
+    more text follows: a part for an imported model ends before the line feeds that follow a word, the only position
+    where encoding the parts surely gives the tokens of the whole text.
     """
-    borders = AFTER_LINES if tokenizer.foreign is None else BEFORE_LINES
-    held = ""
+    boundaries = AFTER_LINES if tokenizer.foreign is None else BEFORE_LINES
+    pending = ""
     for text in texts:
-        *whole, held = borders.split(held + text)
-        yield from filter(None, whole)
-    if held:
-        yield held
+        *complete, pending = boundaries.split(pending + text)
+        yield from filter(None, complete)
+    if pending:
+        yield pending
 
 
 def encode_lines(tokenizer: Tokenizer, lines: list[str]) -> list[list[int]]:
-    """The tokens of each part of a stream, such as `stream_parts` gives; lines hold their line feeds."""
+    """Encode the parts of a stream that `stream_parts` yields."""
     tokens = tokenizer.encode_batch(lines)
     if tokenizer.unit != "word":
         return tokens
     return [[*ids, EOS] if line.endswith("\n") else ids for ids, line in zip(tokens, lines, strict=True)]
 
 
-def chunk(tokens: Sequence[int], longest: int) -> list[list[int]]:
-    """Pieces of at most `longest` tokens which, end to end, are the tokens again.
+def chunk(tokens: Sequence[int], size: int) -> list[list[int]]:
+    """Split tokens into consecutive chunks of at most `size`.
 
     >>> chunk([5, 6, 7, 8, 2], 2)
     [[5, 6], [7, 8], [2]]
     """
-    if longest < 1:
-        raise UserError("there is no place for a word between the marks: raise model.max_positions")
-    return [list(tokens[at : at + longest]) for at in range(0, len(tokens), longest)]
+    if size < 1:
+        raise UserError("the context has no position left beside the special tokens: raise model.max_positions")
+    return [list(tokens[start : start + size]) for start in range(0, len(tokens), size)]

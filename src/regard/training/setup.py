@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from regard import accelerate, devices, tensor_io
-from regard.data.corpora import TextPair, corpora, detected, files, held_out, locate
+from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, locate
 from regard.data.masking import MaskedBatches, MaskingPolicy
 from regard.data.packing import BatchStream, ClassLabelsOnly, Packer, PlannedBatches, TokenWindows, fill_ratio
 from regard.data.token_cache import TokenStore, build
@@ -51,7 +51,7 @@ def train(
     where, out = devices.pick(device), Path(out)
     given = RunDir(start_from) if start_from is not None else None
     _check_files(recipe.data, resumed=(Path(out) / "resume.safetensors").exists())
-    for line in detected(recipe.data):
+    for line in detected_layouts(recipe.data):
         reporter.say(line)
     watched = held_out(recipe.data, "valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet

@@ -22,7 +22,7 @@ from regard.packed import SeqBatch
 from regard.recipes.schema import BertSettings, Recipe
 from regard.text import BOS, EOS, Tokenizer, encode_side
 from regard.text.encode import ContextBudget, chunk, prefix_ids
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 
 SAMPLES = 3
 PROMPT_WORDS = 6  # of a held-out text, for the model to go on from
@@ -56,18 +56,18 @@ def encode_pairs(
         tokenizers[0],
         [source for source, _ in pairs],
         tag=first.source_tag,
-        longest=room.source,
+        max_len=room.source,
         lowercase=recipe.data.lowercase,
-        front=front,
+        prefix=front,
     )
     sources = [[] for _ in pairs] if plain else sources
     targets, other = encode_side(
         tokenizers[1],
         [target for _, target in pairs],
         tag=first.target_tag,
-        longest=[room.target(len(source)) for source in sources],
+        max_len=[room.target(len(source)) for source in sources],
         lowercase=recipe.data.lowercase,
-        front=front if plain else (),  # of plain text the target is what is read
+        prefix=front if plain else (),  # of plain text the target is what is read
     )
     return sources, targets, [(a and not plain) or b for a, b in zip(one, other, strict=True)]
 
@@ -211,7 +211,7 @@ class MaskedLMValidator(Validator):
         guessed = torch.where(batch.loss_mask, model(batch).argmax(-1), batch.source.ids)
         rows = [batch.source.layout.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
         show = self.tokenizers[0].token_texts
-        texts = [[joined(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
+        texts = [[join_tokens(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]
         return [{"source": a, "reference": b, "output": c} for a, b, c in zip(*texts, strict=True)]
 
 

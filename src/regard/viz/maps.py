@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 
 _MARK = re.compile(r"<[^<>\s]+>|\[[A-Z]+\]")
 _JOINERS = "\u200c\u200d"  # zero-width (non-)joiner: part of how Persian, Hindi and emoji are spelt
@@ -56,8 +56,8 @@ class Map:
         """Merge the pieces of each word, on both axes.
 
         A piece begins a word if it is the first one, begins with white space, is a special mark or follows one;
-        `joined` pieces are the text. The weight a query gives to a word is the SUM over the word's key pieces (what
-        was given to any of them was given to the word); the row of a word is the MEAN over its query pieces (each
+        its pieces are joined by `join_tokens`. The weight a query gives to a word is the SUM over the word's key pieces
+        (what was given to any of them was given to the word); the row of a word is the MEAN over its query pieces (each
         piece had one unit to give). So rows that summed to one still do. Text without spaces stays one word.
         """
         return self.merged(_words(self.queries, is_mark), _words(self.keys, is_mark))
@@ -72,8 +72,8 @@ class Map:
             mean[word, pieces] = 1.0 / len(pieces)
         return Map(
             np.minimum(mean @ self.weights @ into, 1.0),
-            tuple(joined([self.queries[i] for i in pieces]) for pieces in query_words),
-            tuple(joined([self.keys[i] for i in pieces]) for pieces in key_words),
+            tuple(join_tokens([self.queries[i] for i in pieces]) for pieces in query_words),
+            tuple(join_tokens([self.keys[i] for i in pieces]) for pieces in key_words),
             self.title,
             words=True,
         )
@@ -94,7 +94,7 @@ def _words(pieces: Sequence[str], is_mark: Callable[[str], bool]) -> list[list[i
 
 def space_at(pieces: Sequence[str], i: int) -> bool:
     """Whether white space begins with this piece; up to four may share its bytes."""
-    return joined(pieces[i : i + 4])[:1].isspace()
+    return join_tokens(pieces[i : i + 4])[:1].isspace()
 
 
 def labels(tokens: Sequence[str], words: bool = False) -> tuple[str, ...]:

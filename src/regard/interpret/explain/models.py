@@ -22,7 +22,7 @@ from regard.interpret.recorder import Recorder
 from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
 from regard.text.encode import MASK
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 from regard.viz.maps import labels, space_at
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def group(tokens: Sequence[int], tokenizer: Tokenizer, unit: Unit) -> list[list[
 def names(tokens: Sequence[int], groups: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
     """How the parts are written."""
     pieces = tokenizer.token_texts(tokens)
-    return labels([joined([pieces[place] for place in places]) for places in groups])
+    return labels([join_tokens([pieces[place] for place in places]) for places in groups])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from regard.interpret.trace.tokens import TokenSide, TokenSpan, is_mark
 from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, PAD, Tokenizer, encode_side, encode_stream
 from regard.text.encode import MASK
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 
 if TYPE_CHECKING:
     from regard.api import Model
@@ -117,7 +117,7 @@ class TranslateTask(TraceTask):
             return self._class(target)
         room = self.translator.room.target(len(tokens))
         tag, lower = self.translator.target_tag, self.translator.lowercase
-        (found,), (cut,) = encode_side(self.target, [target], tag=tag, longest=room, lowercase=lower)
+        (found,), (cut,) = encode_side(self.target, [target], tag=tag, max_len=room, lowercase=lower)
         if cut:
             raise UserError(f"the target is longer than the {room - 1} tokens that this model can write here")
         return Output(tuple(found), target, given=len(self.tag))
@@ -240,7 +240,7 @@ class FillTask(TraceTask):
             for token, row in zip(tokens, logits, strict=True)
         ]
         words = [token for token in guess if not is_mark(token, self.source)]
-        return Output(tuple(guess), joined(self.source.token_texts(words)))
+        return Output(tuple(guess), join_tokens(self.source.token_texts(words)))
 
     def given(self, tokens: list[int], target: str) -> Output:
         raise UserError("a model that fills in gaps shows its own guesses, and no other target")

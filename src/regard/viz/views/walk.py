@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.interpret.trace import Trace
-from regard.text.tokenizers import joined
+from regard.text.tokenizers import join_tokens
 from regard.viz import scene as scenes
 from regard.viz.colours import Ramp
 from regard.viz.grid import Grid
@@ -247,7 +247,7 @@ def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
     first = max(0, step - 6)
     while first and re.match("⟨[89ab]", target[first]["piece"]):
         first -= 1
-    return joined([token["piece"] for token in target[first:step] if not token["mark"]]).strip()
+    return join_tokens([token["piece"] for token in target[first:step] if not token["mark"]]).strip()
 
 
 def _choice(header: Mapping[str, Any]) -> Bars:
