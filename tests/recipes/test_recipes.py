@@ -110,8 +110,8 @@ def test_the_hansards_the_other_way_round_swap_the_files_and_nothing_else():
         assert (one.source, one.target, one.weight) == (other.target, other.source, other.weight)
 
 
-def test_importing_recipes_does_not_import_torch_and_loading_is_quick():
-    code = "import sys, regard.recipes; regard.recipes.load('en-es'); sys.exit('torch' in sys.modules)"
+def test_listing_recipes_does_not_import_torch_and_loading_is_quick():
+    code = "import sys, regard.recipes; regard.recipes.names(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     began = time.process_time()
     load("wmt14-en-de-big")

@@ -271,10 +271,15 @@ def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "training", "said"),
     [
-        (GPT, {}, {"best": "bleu"}, "needs translations"),
-        (GPT, {}, {"best": "exact"}, "that can be right"),
+        (GPT, {}, {"best": "bleu"}, 'for language-modelling it is "loss"'),
+        (GPT, {}, {"best": "exact"}, 'for language-modelling it is "loss"'),
         (BERT, {"documents": "stream"}, {}, "whole documents"),
-        ({**BERT, "task": "classify"}, {"pairs": "a.tsv", "valid": ["a.tsv"]}, {"best": "bleu"}, "for classes it is"),
+        (
+            {**BERT, "task": "classify"},
+            {"pairs": "a.tsv", "valid": ["a.tsv"]},
+            {"best": "bleu"},
+            "for classification it is",
+        ),
         (GPT, {"pairs": "a.tsv", "held_out": 0.1}, {}, "held_out is for files of plain text"),
     ],
 )

@@ -38,9 +38,9 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     "later wins" means where settings belong together:
 
     - naming training data one way (corpus; pairs; text; source and target; mix) drops an inherited other way and its
-      `count`;
+      `count`, and the inherited `task`;
     - giving `model.size` drops inherited widths, layers and dropout: they belonged to the other size; giving another
-      `model.family` drops the whole inherited section;
+      `model.family` drops the whole inherited section and the `task`;
     - file names are looked up in `data.folder`. In a file, a relative folder is relative to that file, and if none is
       given, the folder of the file that names the data is taken, so that a recipe beside its data works from anywhere.
       In `--set`, a relative folder is relative to the current directory.
@@ -67,7 +67,11 @@ def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | No
 
 def names() -> list[tuple[str, str]]:
     """The built-in recipes, by name, each with what it is for."""
-    return [(name, str(_merge(_stack(name)).get("about", ""))) for name in sorted(_built_in())]
+    found = []
+    for name in sorted(_built_in()):
+        abouts = (layer.table.get("about") for layer in reversed(_stack(name)))
+        found.append((name, next((str(about) for about in abouts if about), "")))
+    return found
 
 
 def _built_in() -> dict[str, Traversable]:
@@ -235,9 +239,12 @@ def _let_go(merged: Table, newer: Table) -> None:
         for key in kind if taken and kind not in taken else ():
             if _section(merged, "data").pop(key, None):
                 _section(merged, "data").pop("count", None)  # it was of the other data
+    if taken:
+        merged.pop("task", None)
     model, inherited = _section(newer, "model"), _section(merged, "model")
     if "family" in model and model["family"] != inherited.get("family", "transformer"):
         inherited.clear()
+        merged.pop("task", None)
     family = FAMILIES.get(str(model.get("family", inherited.get("family", "transformer"))))
     if "size" in model and family is not None:
         for key in set().union(*family.PRESETS.values()):

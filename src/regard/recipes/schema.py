@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from regard.registry import TASKS, NameIn
+
 LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
 
 
@@ -116,6 +118,11 @@ class DataSettings(Corpus):
         return self
 
     @property
+    def kind(self) -> str:
+        """What the data are: "pairs" or "text"."""
+        return "text" if self.is_text else "pairs"
+
+    @property
     def is_text(self) -> bool:
         """Whether the recipe trains on plain text, not on pairs."""
         if self.mix:
@@ -155,6 +162,12 @@ class SizedSettings(SettingsModel):
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     USUAL: ClassVar[str]
     shares_context: ClassVar[bool] = False  # whether source and target share max_positions, and do not have it each
+    TASKS: ClassVar[tuple[str, ...]]  # that the family can be trained for
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that a model with these settings can be trained for."""
+        return self.TASKS
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +198,7 @@ class TransformerSettings(SizedSettings):
         "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, ffn_width=4096, dropout=0.3),
     }
     USUAL: ClassVar[str] = "small"
+    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
 
     family: Literal["transformer"] = Field("transformer", description="the kind of model")
     size: Literal["tiny", "small", "base", "big"] = Field("small", description="a preset for the fields below")
@@ -221,6 +235,7 @@ class RecurrentSettings(SizedSettings):
         "base": dict(width=512, encoder_width=512, embedding=512, encoder_layers=2, decoder_layers=2, dropout=0.3),
     }
     USUAL: ClassVar[str] = "small"
+    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
 
     family: Literal["recurrent"] = Field("recurrent", description="the kind of model")
     size: Literal["tiny", "small", "base"] = Field("small", description="a preset for the fields below")
@@ -272,6 +287,7 @@ class GPTSettings(SizedSettings):
         "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
     }
     USUAL: ClassVar[str] = "mini"
+    TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
     shares_context: ClassVar[bool] = True
 
     family: Literal["gpt"] = Field("gpt", description="the kind of model")
@@ -313,6 +329,7 @@ class BertSettings(SizedSettings):
         "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
     }
     USUAL: ClassVar[str] = "mini"
+    TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
 
     family: Literal["bert"] = Field("bert", description="the kind of model")
     size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")
@@ -335,6 +352,10 @@ class BertSettings(SizedSettings):
         "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
     )
     mask_prob: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("masked-lm",) if self.task == "fill" else ("classification",)
 
 
 def _family(given: Any) -> str:
@@ -437,6 +458,7 @@ class Recipe(SettingsModel):
     """Everything that makes a run what it is."""
 
     about: str = Field("", description="what this recipe is for")
+    task: Annotated[str, NameIn(TASKS)] = Field("", validate_default=False, description="what the model learns")
     data: DataSettings
     text: TextSettings = Field(default_factory=lambda: TextSettings())
     model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
@@ -460,23 +482,11 @@ class Recipe(SettingsModel):
         return self
 
     @model_validator(mode="after")
-    def _data_suit_the_model(self) -> Recipe:
-        model = self.model
-        if isinstance(model, BertSettings):
-            if (model.task == "fill") != self.data.is_text:
-                raise ValueError('task = "fill" needs plain text (data.text); "classify" needs pairs of text and class')
-            if model.task == "fill" and self.data.documents == "stream":
-                raise ValueError('bert reads whole documents: data.documents must be "line" or "paragraph"')
-            if model.task == "classify" and self.text.shared:
-                raise ValueError('task = "classify" needs text.shared = false: classes have a vocabulary of their own')
-            if model.task == "classify" and self.training.best == "bleu":
-                raise ValueError('best = "bleu" needs translations; for classes it is "exact" or "loss"')
-        elif self.data.is_text and not isinstance(model, GPTSettings):
-            raise ValueError(f"the {model.family} family translates and needs pairs; plain text is for gpt and bert")
-        if self.data.is_text and not self.text.shared:
-            raise ValueError("plain text has one side: text.shared must be true")
-        if self.data.is_text and self.training.best == "bleu":
-            raise ValueError('best = "bleu" needs translations; for plain text it is "loss"')
-        if self.data.is_text and isinstance(model, GPTSettings) and self.training.best == "exact":
-            raise ValueError('best = "exact" needs an answer that can be right; for text that goes on it is "loss"')
+    def _task_suits(self) -> Recipe:
+        if not self.task:
+            tasks = [name for name in self.model.tasks if TASKS[name].data == self.data.kind] or self.model.tasks[:1]
+            if len(tasks) > 1:
+                raise ValueError(f"task is missing: {' or '.join(tasks)}")
+            object.__setattr__(self, "task", tasks[0])
+        TASKS[self.task].check(self)
         return self
