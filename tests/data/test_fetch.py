@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.data import download
 from regard.data import fetch as module
 from regard.data.fetch import Archive, PublicFile, PublicSet, fetch, sets
 from regard.errors import UserError
@@ -92,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(download, "PAUSE", 0.0)
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -174,7 +175,7 @@ def test_a_body_that_stays_short_is_an_error_that_keeps_the_part_and_the_next_ru
     offer(monkeypatch, zipped())
     server.files["/a/train.en.gz"] = GZIPPED
     server.cuts = [1000, 0, 0, 0]
-    with pytest.raises(UserError, match=r"broke off 4 times.*1,000 bytes.*goes on from there"):
+    with pytest.raises(UserError, match=r"broke 4 times.*1,000 bytes.*are kept.*to resume"):
         fetch("toy", tmp_path, base=server.base)
     part = tmp_path / "toy" / "train.en.gz.part"
     assert part.read_bytes() == GZIPPED[:1000]
@@ -224,7 +225,7 @@ def test_other_contents_than_published_are_removed(
 ) -> None:
     offer(monkeypatch, file)
     server.files |= {"/a/train.en": b"something else\n", "/a/train.en.gz": gzip.compress(b"something else\n")}
-    with pytest.raises(UserError, match=r"train.en from 127.0.0.1:\d+ is not the published one.*removed"):
+    with pytest.raises(UserError, match=r"train.en (from 127.0.0.1:\d+|of toy) is not the published file.*removed"):
         fetch("toy", tmp_path, base=server.base)
     assert names(tmp_path / "toy") == []
 
@@ -279,13 +280,13 @@ def test_full_disks_and_missing_permission_are_said_in_a_sentence(
 ) -> None:
     offer(monkeypatch, plain())
     server.files["/a/train.en"] = TEXT
-    for code, said in ((errno.ENOSPC, "no room left on the disk"), (errno.EACCES, "no permission to write")):
+    for code, said in ((errno.ENOSPC, "no space left on the disk"), (errno.EACCES, "no permission to write")):
 
         def fail(*_: object, code: int = code) -> bool:
             raise OSError(code, "from the system", "somewhere")
 
         with monkeypatch.context() as patch, pytest.raises(UserError, match=said):
-            patch.setattr(module, "_go_on", fail)
+            patch.setattr(download, "_resume", fail)
             fetch("toy", tmp_path, base=server.base)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="in the way"):
@@ -361,7 +362,7 @@ def test_links_in_an_archive_are_not_followed(server: Server, tmp_path: Path, mo
         archive.addfile(link)
     offer(monkeypatch, PublicFile("train.en", parts=(("a", "train"),)), a=Archive("https://data.example/a.tgz"))
     server.files["/a.tgz"] = out.getvalue()
-    with pytest.raises(UserError, match="has no train in it"):
+    with pytest.raises(UserError, match="no longer contains train"):
         fetch("toy", tmp_path, base=server.base)
     assert "train.en" not in names(tmp_path / "toy")
 
@@ -423,7 +424,7 @@ def test_an_archive_without_a_checksum_has_to_stay_what_it_was_the_first_time(
     fetch("toy", tmp_path, base=server.base)
     (home / "a.en").unlink()
     server.files["/talks.tgz"] = tar(a=b"other\n")
-    with pytest.raises(UserError, match=r"talks\.tgz .* is not what was downloaded the first time.* remove its line"):
+    with pytest.raises(UserError, match=r"talks\.tgz .* differs from the first download.* remove its line"):
         fetch("toy", tmp_path, base=server.base)
     assert names(home) == []
     (tmp_path / "SHA256SUMS").unlink()
@@ -439,7 +440,7 @@ def test_a_download_larger_than_its_set_is_refused(
     server.files["/a/train.en"] = bytes(3_000_000)
     if not announced:
         monkeypatch.setattr(Handler, "send_header", _without_length)
-    with pytest.raises(UserError, match=r"sends more than 2,000,000 bytes for train\.en, which it cannot have"):
+    with pytest.raises(UserError, match=r"sends more than the expected maximum of 2,000,000 bytes for train\.en"):
         fetch("toy", tmp_path, base=server.base)
     assert names(tmp_path / "toy") == []
 
@@ -450,7 +451,7 @@ def _without_length(handler: Handler, name: str, value: str) -> None:
 
 
 def test_a_compressed_bomb_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_EXPANSION", 2)
+    monkeypatch.setattr(module, "MAX_EXPANSION", 2)
     offer(monkeypatch, PublicFile("train.en", "https://data.example/a/train.en.gz"))
     server.files["/a/train.en.gz"] = gzip.compress(bytes(5_000_000))
     with pytest.raises(UserError, match="unpacks to more than 4,000,000 bytes"):

@@ -1,11 +1,10 @@
-"""Downloads the public data sets that recipes name, into a folder that `--data` understands.
+"""Download the public data sets that recipes name, into a folder that `--data` accepts.
 
-Which sets there are, and where their files lie, is in `public_sets.toml`. A download that breaks off is kept as
-`NAME.part` and goes on from there next time; what is there and right is left alone; a file gets its real name only
-when it is complete, so a file with its real name can be trusted.
+The sets and their URLs are listed in `public_sets.toml`. A file gets its final name only when it is complete and
+verified; existing files are left alone.
 
-Where the table has no checksum of an archive, the first download's is recorded in `SHA256SUMS` beside the sets' folders
-and later downloads have to have the same.
+The digest of a download without a checksum in the table is recorded in `SHA256SUMS` beside the sets' folders, and later
+downloads are compared with it.
 """
 
 from __future__ import annotations
@@ -13,52 +12,43 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import http.client
 import lzma
 import os
 import re
-import ssl
 import tarfile
-import time
 import tomllib
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, cast
 from urllib.parse import urlsplit
 
+from regard.data.download import BLOCK_BYTES, HINT, Progress, discard, download, file_sha256, mismatch
 from regard.errors import UserError
 from regard.files import read_text
 
-Progress = Callable[[str, int, int | None], None]  # what is being fetched, bytes so far, bytes in all where known
 Form = Literal["lines", "ted", "segments"]
+Member = tuple[str, str]  # archive, path in it
 
-ATTEMPTS = 4  # how often a broken connection is taken up again before we give up
-PAUSE = 1.0  # seconds before the second attempt; twice that before the third, and so on
-TIMEOUT = 30.0  # seconds without a byte
-CHUNK = 1 << 18
-DIGESTS = "SHA256SUMS"  # of downloads that the table has no checksum of, as sha256sum writes it
-MOST_TIMES_SIZE = 2  # a download may be so many times as large as its whole set is said to be
-MOST_EXPANSION = 20  # and its contents so many times as large again
-HINT = "`--data DIR` uses a folder that is already there"
+DIGESTS = "SHA256SUMS"  # in the format of sha256sum
+MAX_SIZE_RATIO = 2  # largest size of one download, relative to the stated size of its set
+MAX_EXPANSION = 20  # largest size of unpacked contents, relative to the largest download
 
-_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
-_DROPPED = (TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
-_TED_NOTE = re.compile(rb"\s*</?(doc|url|talkid|keywords|speaker|reviewer|translator)\b")
+_CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+_TED_METADATA = re.compile(rb"\s*</?(doc|url|talkid|keywords|speaker|reviewer|translator)\b")
 _TED_TAG = re.compile(rb"</?(title|description)>")
 _SEGMENT = re.compile(rb"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar or zip file that several of a set's files come from; `verified` is false where its address is untried."""
+    """A tar or zip file with several of a set's files; `verified` is false if its URL has not been tried."""
 
     url: str
     sha256: str | None = None
@@ -67,25 +57,30 @@ class Archive:
 
 @dataclass(frozen=True)
 class PublicFile:
-    """One file of a set: `name` in the folder, and either its own `url` or (archive, member) `parts`, joined in order.
+    """One file of a set: `name` in the folder, and either its own `url` or the members it is concatenated from.
 
-    `sha256` is of the bytes served, `text_sha256` of the file in the folder. `every` keeps each nth line only,
-    `except_every` leaves each nth out: together they cut a validation set out of the training text.
+    `sha256` is the digest of the bytes served, `text_sha256` that of the file in the folder. `every` selects each nth
+    line only, `except_every` all but each nth: together they split a validation set from the training text.
     """
 
     name: str
     url: str | None = None
     sha256: str | None = None
     text_sha256: str | None = None
-    parts: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Member, ...] = ()
     form: Form = "lines"
     every: int | None = None
     except_every: int | None = None
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """`parts`, or the only member of the file at `url`, which is named "" and may be compressed."""
+        return self.parts or ((self.name + (".gz" if (self.url or "").endswith(".gz") else ""), ""),)
+
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A data set that can be fetched: what it is, on which terms, how big the download is (bytes), and its files."""
+    """A data set that can be downloaded: description, terms of use, size of the download in bytes, and files."""
 
     name: str
     description: str
@@ -95,9 +90,9 @@ class PublicSet:
     archives: Mapping[str, Archive]
 
     @property
-    def most_bytes(self) -> int:
-        """The most bytes that any one download of this set may have."""
-        return MOST_TIMES_SIZE * self.size
+    def max_bytes(self) -> int:
+        """The largest size of one download."""
+        return MAX_SIZE_RATIO * self.size
 
 
 @cache
@@ -113,159 +108,153 @@ def _public_set(name: str, entry: dict[str, Any]) -> PublicSet:
     for file in entry.pop("files"):
         parts = [part.partition(":") for part in file.pop("parts", [])]
         if not file.get("url", ".gz").endswith(".gz"):
-            file["text_sha256"] = file.get("sha256")  # served as it will lie in the folder
+            file["text_sha256"] = file.get("sha256")  # not compressed: served as it is stored
         files.append(PublicFile(**file, parts=tuple((archive, member) for archive, _, member in parts)))
     return PublicSet(name=name, files=tuple(files), archives=archives, **entry)
 
 
 def fetch(name: str, folder: Path, *, base: str | None = None, progress: Progress | None = None) -> Path:
-    """Fetch the set `name` into `folder`/`name`, and return that; files that are there and right are left alone.
+    """Download the set `name` into `folder`/`name` and return that path; complete files are left alone.
 
-    `base`, such as `http://mirror.example/data`, takes the place of the scheme and host of every address.
-    `progress(what, so_far, in_all)` is called as bytes come in; `in_all` is None where the server doesn't say.
+    `base`, such as `http://mirror.example/data`, replaces the scheme and host of every URL.
+    `progress(name, so_far, total)` is called as bytes arrive; `total` is None if the server does not say.
     """
     chosen = sets().get(name)
     if chosen is None:
         raise UserError(f"there is no public data set {name!r}; there are {', '.join(sorted(sets()))}")
     home = Path(folder) / name
-    with _explained(home):
+    with _disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
-        missing = [file for file in chosen.files if not _is_there(home, file)]
-        for file in missing:
-            if file.url is not None:
-                _fetch_file(chosen, file, _moved(file.url, base), home, progress)
+        missing = [file for file in chosen.files if not _is_present(home, file)]
         assembled = [file for file in missing if file.url is None]
-        if assembled:
-            _fetch_parts(chosen, assembled, home, base, progress)
+        for files in [*([file] for file in missing if file.url is not None), *([assembled] if assembled else [])]:
+            _fetch_files(chosen, files, home, base, progress)
     return home
 
 
-def _fetch_file(chosen: PublicSet, file: PublicFile, url: str, home: Path, progress: Progress | None) -> None:
-    suffix = ".gz" if url.endswith(".gz") else ""
-    part = _download(url, home / (file.name + suffix), file.name, file.sha256, chosen.most_bytes, progress)
-    first_use = file.sha256 is None and file.text_sha256 is None
-    try:
-        if first_use:
-            _compare(home, part, url)
-        with _whole(part, url), _opened(part, suffix) as source:
-            pieces = _bounded(source, MOST_EXPANSION * chosen.most_bytes, f"{file.name} from {url}")
-            _write(home / file.name, pieces, file.text_sha256, url)
-        if first_use:
-            _record(home, part)
-    except UserError:
-        _forget(part)
-        raise
-    _forget(part)
-
-
-def _fetch_parts(
+def _fetch_files(
     chosen: PublicSet, files: list[PublicFile], home: Path, base: str | None, progress: Progress | None
 ) -> None:
-    """Download the archives that `files` need, take out only the members that are named, and join them."""
-    wanted: dict[str, list[str]] = {}
-    for file in files:
-        for archive, member in file.parts:
-            if member not in wanted.setdefault(archive, []):
-                wanted[archive].append(member)
-    members: dict[tuple[str, str], Path] = {}
-    parts: list[Path] = []
-    first_use: list[Path] = []  # those that the table has no checksum of
+    """Download the archives that `files` need, extract only the members they name, and write the files."""
+    archives = dict(chosen.archives) | {f.members[0][0]: Archive(f.url, f.sha256) for f in files if f.url}
+    wanted: dict[str, set[str]] = {}
+    for archive, member in (member for file in files for member in file.members):
+        wanted.setdefault(archive, set()).add(member)
+    urls = {key: _mirrored(archives[key].url, base) for key in wanted}
+    unverified = {key for key in wanted if archives[key].sha256 is None and not all(f.text_sha256 for f in files)}
+    parts: dict[str, Path] = {}
+    for key, url in urls.items():
+        suffix = (".zip" if url.endswith(".zip") else ".tgz") if key in chosen.archives else ""
+        parts[key] = download(url, home / (key + suffix), archives[key].sha256, chosen.max_bytes, progress)
+        if key in unverified:
+            _compare_with_first(home, parts[key], url)
     try:
-        for key, names in wanted.items():
-            url = _moved(chosen.archives[key].url, base)
-            suffix = ".zip" if url.endswith(".zip") else ".tgz"
-            sha256 = chosen.archives[key].sha256
-            part = _download(url, home / (key + suffix), key + suffix, sha256, chosen.most_bytes, progress)
-            if sha256 is None:
-                _compare(home, part, url)
-                first_use.append(part)
-            with _whole(part, url):
-                found = _extract(part, names, home, key, MOST_EXPANSION * chosen.most_bytes)
-            members |= {(key, member): path for member, path in found.items()}
-            for member in names:
-                if member not in found:
-                    raise UserError(f"{url} has no {member} in it any more; {HINT}")
-            parts.append(part)
-        _assemble(chosen.name, files, members, home)
-        for part in first_use:
-            _record(home, part)
-    finally:
-        for path in members.values():
-            path.unlink(missing_ok=True)
-    for part in parts:
-        _forget(part)
+        with TemporaryDirectory(dir=home, prefix=".unpacked-") as scratch:
+            members: dict[Member, Path] = {}
+            for key, part in parts.items():
+                targets = {name: Path(scratch) / f"{key}-{number}" for number, name in enumerate(wanted[key])}
+                with _unpacking_errors(part, urls[key]):
+                    missing = _extract(part, targets, MAX_EXPANSION * chosen.max_bytes)
+                if missing:
+                    raise UserError(f"{urls[key]} no longer contains {min(missing)}; {HINT}")
+                members |= {(key, name): path for name, path in targets.items()}
+            _write_files(chosen.name, files, members, home)
+    except UserError:  # downloads without the expected contents are not worth keeping
+        for part in parts.values():
+            discard(part)
+        raise
+    for key, part in parts.items():
+        if key in unverified:
+            _record_first(home, part)
+        discard(part)
 
 
-def _assemble(name: str, files: list[PublicFile], members: Mapping[tuple[str, str], Path], home: Path) -> None:
-    """Write the files from their members; the sides of a split must have as many lines as each other."""
-    lengths: dict[str, tuple[str, int]] = {}
+def _extract(archive: Path, targets: Mapping[str, Path], max_bytes: int) -> set[str]:
+    """Copy the named members to `targets`, never to a path given by the archive; return those it lacks."""
+    missing = set(targets)
+    if "" in targets:
+        with _open(archive, Path(archive.stem).suffix) as content:
+            _copy(content, targets[""], max_bytes)
+        return set()
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            for name in missing & set(opened.namelist()):
+                with opened.open(name) as content:
+                    _copy(content, targets[name], max_bytes)
+                missing.remove(name)
+        return missing
+    with tarfile.open(archive, "r:*") as tar:
+        for entry in tar:  # in one pass: seeking back in a compressed archive means reading it again
+            name = entry.name.removeprefix("./")
+            file = tar.extractfile(entry) if entry.isfile() and name in missing else None
+            if file is not None:
+                _copy(file, targets[name], max_bytes)
+                missing.remove(name)
+                if not missing:
+                    break
+    return missing
+
+
+def _copy(source: IO[bytes], target: Path, max_bytes: int) -> None:
+    """Copy a stream to a file; more than `max_bytes`, as from a decompression bomb, are an error."""
+    size = 0
+    with target.open("wb") as file:
+        while block := source.read(BLOCK_BYTES):
+            size += len(block)
+            if size > max_bytes:
+                raise UserError(f"{target.name} unpacks to more than {max_bytes:,} bytes: not the published text")
+            file.write(block)
+
+
+def _write_files(name: str, files: list[PublicFile], members: Mapping[Member, Path], home: Path) -> None:
+    """Write the files from their members; the sides of a split must have equally many lines."""
+    first: dict[str, tuple[str, int]] = {}
     for file in files:
-        lines = _selected(file, (members[part] for part in file.parts))
-        count = _write(home / file.name, (line + b"\n" for line in lines), file.text_sha256, name)
-        other, expected = lengths.setdefault(file.name.rpartition(".")[0], (file.name, count))
+        count = _write(home / file.name, _content(file, [members[member] for member in file.members]), file, name)
+        other, expected = first.setdefault(file.name.rpartition(".")[0], (file.name, count))
         if count != expected:
             for written in files:
                 (home / written.name).unlink(missing_ok=True)
             raise UserError(f"{file.name} has {count:,} lines but {other} has {expected:,}: {name} has changed")
 
 
-def _extract(archive: Path, names: Iterable[str], home: Path, key: str, most: int) -> dict[str, Path]:
-    """Copy the named members out, to names of our own choosing, so that no path inside the archive is ever obeyed."""
-    targets = {name: home / f"{key}-{i}.member" for i, name in enumerate(names)}
-    found = {}
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as opened:
-            for name in set(targets) & set(opened.namelist()):
-                with opened.open(name) as source:
-                    found[name] = _copied(source, targets[name], most)
-        return found
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:  # one pass: going back in a compressed archive means reading it again
-            name = member.name.removeprefix("./")
-            content = tar.extractfile(member) if member.isfile() and name in targets else None
-            if content is not None:
-                found[name] = _copied(content, targets[name], most)
-                if len(found) == len(targets):
-                    break
-    return found
-
-
-def _copied(source: IO[bytes], target: Path, most: int) -> Path:
+def _write(target: Path, content: Iterable[bytes], file: PublicFile, origin: str) -> int:
+    """Write a file under a temporary name and rename it when it is complete and verified. Returns its lines."""
+    temporary = target.with_name(target.name + ".new")
+    digest, lines = hashlib.sha256(), 0
     try:
-        with target.open("wb") as file:
-            for chunk in _bounded(source, most, target.name):
-                file.write(chunk)
-    except UserError:
-        target.unlink(missing_ok=True)
-        raise
-    return target
+        with temporary.open("wb") as out:
+            for block in content:
+                out.write(block)
+                digest.update(block)
+                lines += block.count(b"\n")
+        if file.text_sha256 is not None and digest.hexdigest() != file.text_sha256:
+            raise mismatch(f"{file.name} of {origin}", digest.hexdigest(), file.text_sha256)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return lines
 
 
-def _bounded(source: IO[bytes], most: int, what: str) -> Iterator[bytes]:
-    """The bytes of a stream in chunks; more than `most` of them, as of a compressed bomb, are an error."""
-    size = 0
-    while chunk := source.read(CHUNK):
-        size += len(chunk)
-        if size > most:
-            raise UserError(f"{what} unpacks to more than {most:,} bytes, which is not the published text")
-        yield chunk
-
-
-def _selected(file: PublicFile, paths: Iterable[Path]) -> Iterator[bytes]:
-    """The lines of a file, without their ends: all of them, each nth, or all but each nth."""
+def _content(file: PublicFile, paths: Iterable[Path]) -> Iterator[bytes]:
+    """The content of a file at a URL as it is; otherwise the selected lines of its members."""
     number = 0
     for path in paths:
+        if file.url is not None:
+            with path.open("rb") as content:
+                yield from iter(lambda: content.read(BLOCK_BYTES), b"")
+            return
         for line in _lines(path, file.form):
             number += 1
             if file.every and number % file.every != 0:
                 continue
             if file.except_every and number % file.except_every == 0:
                 continue
-            yield line
+            yield line + b"\n"
 
 
 def _lines(path: Path, form: Form) -> Iterator[bytes]:
-    """The sentences of one member. Lines end at a newline only: other separators occur inside sentences."""
+    """The sentences of one member. Only a line feed ends a line: other separators occur inside sentences."""
     if form == "segments":
         for segment in _SEGMENT.findall(path.read_bytes()):
             yield b" ".join(segment.split())
@@ -274,248 +263,93 @@ def _lines(path: Path, form: Form) -> Iterator[bytes]:
         for line in file:
             if form == "lines":
                 yield line.rstrip(b"\r\n")
-            elif not _TED_NOTE.match(line):
+            elif not _TED_METADATA.match(line):
                 yield _TED_TAG.sub(b"", line).strip()
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
-def _is_there(home: Path, file: PublicFile) -> bool:
-    """Whether the file, or a compressed form of it, is in the folder. One with other contents isn't ours to replace."""
+def _is_present(home: Path, file: PublicFile) -> bool:
+    """Whether the folder has the file, perhaps compressed. A file with other contents is the user's: an error."""
     for suffix in ("", ".gz", ".xz"):
         path = home / (file.name + suffix)
         if not path.exists():
             continue
         if file.text_sha256 is not None:
             try:
-                with _opened(path, suffix) as source:
-                    same = _sha256(source) == file.text_sha256
-            except _BROKEN:
+                with _open(path, suffix) as content:
+                    same = hashlib.file_digest(content, "sha256").hexdigest() == file.text_sha256  # type: ignore[arg-type]
+            except _CORRUPT:
                 same = False
             if not same:
-                raise UserError(f"{path} is there, but it is not the published text: move it away and fetch again")
+                raise UserError(f"{path} exists but is not the published text: move it away and fetch again")
         return True
     return False
 
 
-def _opened(path: Path, suffix: str) -> IO[bytes]:
-    """The contents of a file that is compressed as `suffix` says, which need not be how its name ends."""
+def _open(path: Path, suffix: str) -> IO[bytes]:
+    """Open a file that is compressed as `suffix` says."""
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return cast(IO[bytes], lzma.open(path, "rb")) if suffix == ".xz" else path.open("rb")
 
 
-def _write(target: Path, pieces: Iterable[bytes], sha256: str | None, origin: str) -> int:
-    """Write a file under a passing name, and give it its own when it is complete and right. Returns its lines."""
-    passing = target.with_name(target.name + ".new")
-    digest, lines = hashlib.sha256(), 0
-    try:
-        with passing.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-                digest.update(piece)
-                lines += piece.count(b"\n")
-        if sha256 is not None and digest.hexdigest() != sha256:
-            raise _mismatch(target.name, origin, digest.hexdigest(), sha256)
-        os.replace(passing, target)
-    finally:
-        passing.unlink(missing_ok=True)
-    return lines
-
-
-def _sha256(source: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := source.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _recorded(home: Path, part: Path) -> str | None:
-    """The digest of the first download of this name, if there was one."""
+def _first_digest(home: Path, part: Path) -> str | None:
+    """The recorded digest of the first download of this name."""
     try:
         lines = [line.split(maxsplit=1) for line in read_text(home.parent / DIGESTS).splitlines()]
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    wanted = f"{home.name}/{part.name.removesuffix('.part')}"
-    return next((line[0] for line in lines if line[1:] == [wanted]), None)
+    return next((line[0] for line in lines if line[1:] == [f"{home.name}/{part.stem}"]), None)
 
 
-def _compare(home: Path, part: Path, url: str) -> None:
+def _compare_with_first(home: Path, part: Path, url: str) -> None:
     """Refuse a download that differs from the first one of its name."""
-    known = _recorded(home, part)
-    with part.open("rb") as file:
-        if known in (None, _sha256(file)):
-            return
-    _forget(part)
-    raise UserError(
-        f"{part.name.removesuffix('.part')} from {urlsplit(url).netloc} is not what was downloaded the first time; "
-        f"what came has been removed. If it was meant to change, remove its line from {home.parent / DIGESTS}"
-    )
+    if _first_digest(home, part) not in (None, file_sha256(part)):
+        discard(part)
+        raise UserError(
+            f"{part.stem} from {urlsplit(url).netloc} differs from the first download and has been removed. If the "
+            f"change is intended, remove its line from {home.parent / DIGESTS}"
+        )
 
 
-def _record(home: Path, part: Path) -> None:
-    """Write down the digest of a download that the table has none of, unless that was done before."""
-    if _recorded(home, part) is None:
-        with part.open("rb") as file:
-            digest = _sha256(file)
+def _record_first(home: Path, part: Path) -> None:
+    """Record the digest of the first download of this name."""
+    if _first_digest(home, part) is None:
         with open(home.parent / DIGESTS, "a", encoding="utf-8") as digests:
-            digests.write(f"{digest}  {home.name}/{part.name.removesuffix('.part')}\n")
+            digests.write(f"{file_sha256(part)}  {home.name}/{part.stem}\n")
 
 
-def _forget(path: Path) -> None:
-    """Remove a download and the note beside it that says which version of the file it is a part of."""
-    path.unlink(missing_ok=True)
-    _note(path).unlink(missing_ok=True)
-
-
-def _note(part: Path) -> Path:
-    return part.with_name(part.name + ".version")
-
-
-# --- the network --------------------------------------------------------------------------------------------------
-
-
-def _moved(url: str, base: str | None) -> str:
-    """The address, on the mirror if there is one."""
+def _mirrored(url: str, base: str | None) -> str:
+    """Replace the scheme and host of a URL by those of the mirror, if there is one."""
     if base is None:
         return url
     mirror = urlsplit(base)
     if mirror.scheme not in ("http", "https") or not mirror.netloc:
-        raise UserError(f"a mirror is an http or https address, not {base!r}")
+        raise UserError(f"a mirror must be an http or https URL, not {base!r}")
     path = mirror.path.rstrip("/") + urlsplit(url).path
     return urlsplit(url)._replace(scheme=mirror.scheme, netloc=mirror.netloc, path=path).geturl()
 
 
-def _download(url: str, target: Path, label: str, sha256: str | None, most: int, progress: Progress | None) -> Path:
-    """Bring `target`.part to completeness, from wherever it stands, check it, and return its path."""
-    part = target.with_name(target.name + ".part")
-    host = urlsplit(url).netloc
-    for attempt in range(ATTEMPTS):
-        time.sleep(PAUSE * attempt)
-        try:
-            if _go_on(url, part, label, most, progress):
-                break
-        except _DROPPED:
-            continue
-    else:
-        kept = part.stat().st_size if part.exists() else 0
-        raise UserError(
-            f"the connection to {host} broke off {ATTEMPTS} times while fetching {label}; the {kept:,} bytes that "
-            "came are kept, and the same command goes on from there"
-        )
-    if sha256 is not None:
-        with part.open("rb") as file:
-            got = _sha256(file)
-        if got != sha256:
-            _forget(part)
-            raise _mismatch(label, url, got, sha256)
-    return part
-
-
-def _go_on(url: str, part: Path, label: str, most: int, progress: Progress | None) -> bool:
-    """Ask for the bytes that `part` lacks and append them. True if it is complete now, False to ask again.
-
-    The version note (a strong ETag, or the date) goes along as If-Range, so that a file which changed on the server
-    comes whole instead of being joined to the beginning of another.
-    """
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "regard", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-        if _note(part).exists():
-            headers["If-Range"] = _note(part).read_text(encoding="utf-8")
-    try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            if refusal.code != 416:
-                raise _refused(url, refusal.code) from None
-            if refusal.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
-                return True  # it was complete already
-            _forget(part)
-            return False
-    except urllib.error.URLError as failure:
-        raise _unreachable(url, failure.reason) from None
-    with response:
-        joined = response.status == 206
-        if joined and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            _forget(part)
-            return False
-        if not joined:
-            have = 0
-            tag = response.headers.get("ETag", "")
-            version = tag if tag.startswith('"') else response.headers.get("Last-Modified", "")  # a weak tag won't do
-            _note(part).unlink(missing_ok=True)
-            if version:
-                _note(part).write_text(version, encoding="utf-8")
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length is not None else None
-        _refuse_larger(total or 0, most, url, label, part)
-        with part.open("ab" if joined else "wb") as file:
-            while chunk := response.read(CHUNK):
-                file.write(chunk)
-                have += len(chunk)
-                _refuse_larger(have, most, url, label, part)
-                if progress is not None:
-                    progress(label, have, total)
-        return total is None or have == total
-
-
-# --- what can go wrong, in a sentence -----------------------------------------------------------------------------
-
-
-def _unreachable(url: str, reason: object) -> UserError:
-    why = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    return UserError(f"cannot reach {urlsplit(url).netloc} ({why}): is there a network? {HINT}")
-
-
-def _refused(url: str, code: int) -> UserError:
-    host, path = urlsplit(url).netloc, urlsplit(url).path
-    if code in (404, 410):
-        return UserError(f"{host} has no {path} ({code}): it has moved, or the mirror lacks it; {HINT}")
-    later = "try again later" if code == 429 or code >= 500 else HINT
-    return UserError(f"{host} refused {path} with status {code}; {later}")
-
-
-def _refuse_larger(size: int, most: int, url: str, label: str, part: Path) -> None:
-    if size > most:
-        _forget(part)
-        raise UserError(
-            f"{urlsplit(url).netloc} sends more than {most:,} bytes for {label}, which it cannot have; {HINT}"
-        )
-
-
-def _mismatch(label: str, origin: str, got: str, expected: str) -> UserError:
-    return UserError(
-        f"{label} from {urlsplit(origin).netloc or origin} is not the published one (its sha256 begins {got[:12]}, "
-        f"not {expected[:12]}); what came has been removed"
-    )
-
-
 @contextmanager
-def _whole(part: Path, url: str) -> Iterator[None]:
-    """A download that turns out to be no archive (an error page, say) is removed, and said to be none."""
+def _unpacking_errors(part: Path, url: str) -> Iterator[None]:
+    """Report a download that is not an archive, such as an error page."""
     try:
         yield
-    except _BROKEN as problem:
-        _forget(part)
+    except _CORRUPT as error:
         raise UserError(
-            f"what {urlsplit(url).netloc} sent for {part.name.removesuffix('.part')} cannot be unpacked ({problem}); "
-            "it has been removed"
+            f"{part.stem} from {urlsplit(url).netloc} cannot be unpacked ({error}); it has been removed"
         ) from None
 
 
 @contextmanager
-def _explained(home: Path) -> Iterator[None]:
-    """Failures of the disk, in a sentence."""
+def _disk_errors(home: Path) -> Iterator[None]:
+    """Report disk errors in one line."""
     try:
         yield
-    except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no room left on the disk for {home}; what came so far is kept") from None
-        if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"no permission to write {problem.filename or home}") from None
-        if problem.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-            raise UserError(f"{problem.filename or home} is in the way of the folder {home}") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"no space left on the disk for {home}; the bytes received so far are kept") from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(f"no permission to write {error.filename or home}") from None
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+            raise UserError(f"cannot create the folder {home}: {error.filename or home} is in the way") from None
         raise
