@@ -19,7 +19,6 @@ from regard.evaluation.compare import (
     buckets,
     clock,
     distinct_names,
-    in_words,
     measure,
     parse_buckets,
     rows,
@@ -101,12 +100,12 @@ def test_training_is_read_from_the_metrics(tmp_path: Path) -> None:
 
 def test_models_in_a_few_words() -> None:
     def recurrent(**given: str) -> str:
-        return in_words(RecurrentSettings.model_validate({"family": "recurrent", "size": "tiny", **given}))
+        return RecurrentSettings.model_validate({"family": "recurrent", "size": "tiny", **given}).in_words()
 
     assert recurrent(cell="lstm", attention="none") == "LSTM, no attention"
     assert recurrent(cell="gru", attention="none", feed="every") == "GRU, context fed"
     assert recurrent(cell="gru", attention="additive") == "GRU, additive"
-    assert in_words(TransformerSettings.model_validate({})) == "Transformer"
+    assert TransformerSettings.model_validate({}).in_words() == "Transformer"
 
 
 def test_names_are_as_short_as_they_can_be() -> None:

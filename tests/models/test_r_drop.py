@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.models import SequenceModel, build
 from regard.nn.losses import cross_entropy, r_drop_loss
 from regard.packed import SeqBatch
-from regard.recipes.schema import FAMILIES, TrainingSettings
+from regard.recipes.schema import TrainingSettings, families
 from regard.training import step
 
 WORDS = 20
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def made(name: str) -> tuple[SequenceModel, SeqBatch]:
     torch.manual_seed(0)
-    settings = FAMILIES[KINDS[name]["family"]].model_validate({**KINDS[name], "dropout": 0.3})
+    settings = families()[KINDS[name]["family"]].model_validate({**KINDS[name], "dropout": 0.3})
     model = build(settings, WORDS, WORDS, name != "bert").train()  # type: ignore[arg-type]
     sources, targets = [[5, 6, 7, 2], [8, 9, 2]], [[7, 2], [6, 2]]
     if name != "bert, gaps":

@@ -25,7 +25,7 @@ from regard.data.token_cache import TokenStore
 from regard.errors import UserError
 from regard.models import SequenceModel, build
 from regard.packed import Batch, PackedLayout, SeqBatch, StaticPackedLayout
-from regard.recipes.schema import FAMILIES, TrainingSettings
+from regard.recipes.schema import TrainingSettings, families
 from regard.training import setup, step
 from regard.training.optimizers import Muon, linear_weights
 from regard.training.static_batch import StaticBatchShape
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
 def made(name: str) -> tuple[SequenceModel, StaticBatchShape[SeqBatch], list[SeqBatch]]:
     settings, packs = KINDS[name]
     torch.manual_seed(0)
-    chosen = FAMILIES[settings["family"]].model_validate({**settings, "dropout": 0.0})
+    chosen = families()[settings["family"]].model_validate({**settings, "dropout": 0.0})
     model = build(chosen, WORDS, WORDS, True).train()  # type: ignore[arg-type]
     packer = packs(True)
     batches = [packer.batch_at(n) for n in range(3)]
@@ -235,7 +235,7 @@ def test_static_rows_lie_as_rows_do() -> None:
 
 
 def family(name: str, **settings: Any) -> SequenceModel:
-    return build(FAMILIES[name].model_validate(settings), WORDS, WORDS, True)  # type: ignore[arg-type]
+    return build(families()[name].model_validate(settings), WORDS, WORDS, True)  # type: ignore[arg-type]
 
 
 def test_the_backend_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPatch) -> None:

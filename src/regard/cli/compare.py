@@ -131,7 +131,7 @@ def _stand(
     from regard.api import load
     from regard.cli.progress import counted
     from regard.evaluation import score_texts
-    from regard.evaluation.compare import RunScores, TrainingSummary, in_words, measure
+    from regard.evaluation.compare import RunScores, TrainingSummary, measure
 
     model = load(run.path, device=device)
     logprobs, _ = model._scored(pairs)
@@ -141,7 +141,7 @@ def _stand(
     outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
     return outputs, RunScores(
         name=name,
-        model=in_words(run.recipe.model),
+        model=run.recipe.model.in_words(),
         parameters=sum(tensor.numel() for tensor in model.module.parameters()),
         training=TrainingSummary.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),

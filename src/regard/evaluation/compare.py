@@ -16,7 +16,6 @@ from typing import Any, Literal
 from regard.errors import UserError
 from regard.files import parse_json, read_text
 from regard.metrics.text_scores import TextScores
-from regard.recipes.schema import GPTSettings, ModelSettings, RecurrentSettings
 
 Metric = Literal["bleu", "chrf", "exact"]
 METRICS: dict[str, str] = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact matches (%)"}
@@ -180,16 +179,6 @@ class RunScores:
             for b, m in zip(buckets, self.by_length, strict=True)
         ]
         return row
-
-
-def in_words(model: ModelSettings) -> str:
-    """A model in a few words: its family, and what matters most within it."""
-    if isinstance(model, RecurrentSettings):
-        without = "context fed" if model.feed == "every" else "no attention"
-        return f"{model.cell.upper()}, {without if model.attention == 'none' else model.attention}"
-    if isinstance(model, GPTSettings):
-        return "GPT"
-    return {"bert": "BERT", "transformer": "Transformer"}.get(model.family, model.family)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -1,28 +1,16 @@
-"""Model families. A new one is a file here with `forward` (or `loss`), `start` and `step`, and a line in `build`."""
+"""Model families. A new one is a file here with a class that registers itself (`SequenceModel` says what it offers)."""
 
 from __future__ import annotations
 
 from regard.models.base import DecodingState, SequenceModel
-from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings
+from regard.recipes.schema import SizedSettings
+from regard.registry import MODELS
 
 
-def build(settings: ModelSettings, source_size: int, target_size: int, shared: bool) -> SequenceModel:
+def build(settings: SizedSettings, source_size: int, target_size: int, shared: bool) -> SequenceModel:
     """A fresh model of the family that the settings name, for vocabularies of these sizes."""
-    if isinstance(settings, RecurrentSettings):
-        from regard.models.recurrent import Recurrent
-
-        return Recurrent(settings, source_size, target_size, shared)
-    if isinstance(settings, GPTSettings):
-        from regard.models.gpt import GPT
-
-        return GPT(settings, source_size, target_size, shared)
-    if isinstance(settings, BertSettings):
-        from regard.models.bert import Bert
-
-        return Bert(settings, source_size, target_size)
-    from regard.models.transformer import Transformer
-
-    return Transformer(settings, source_size, target_size, shared)
+    model: SequenceModel = MODELS[settings.family](settings, source_size, target_size, shared)
+    return model
 
 
 __all__ = ["DecodingState", "SequenceModel", "build"]

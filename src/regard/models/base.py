@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensor
 from regard.linear_backends import LinearFn
 from regard.nn import losses
 from regard.packed import PackedTokens, SeqBatch
+from regard.recipes.schema import SizedSettings
 
 
 class DecodingState(Protocol):
@@ -123,8 +124,12 @@ class DecoderState:
 
 
 class SequenceModel(nn.Module):
-    """Base class of all models: a family implements `features` (or `loss`), `start` and `step`."""
+    """Base class of all models: a family implements `features` (or `loss`), `start` and `step`.
 
+    It registers itself (`@MODELS.register("gpt")`) and names the class of its settings, which recipes are checked with.
+    """
+
+    Settings: ClassVar[type[SizedSettings]]
     has_static_state = False  # whether decoding states have a form of constant shapes, for CUDA graphs
     is_decoder_only = False  # whether the source is a prompt, which the output continues in the same cache
     can_restart = False  # whether a static state can be reused for other sources (`restart`)

@@ -21,6 +21,7 @@ from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.dropout import dropout
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import BertSettings
+from regard.registry import MODELS
 from regard.special_tokens import EOS
 
 TOKEN_TYPES = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
@@ -102,6 +103,7 @@ class ClassState:
         return self
 
 
+@MODELS.register("bert")
 class Bert(SequenceModel):
     """A stack of encoder blocks over the whole text, with a head for the task.
 
@@ -109,9 +111,10 @@ class Bert(SequenceModel):
     after the begin mark its logits, and after that the end mark for certain.
     """
 
+    Settings = BertSettings
     static_shapes = True
 
-    def __init__(self, settings: BertSettings, source_size: int, target_size: int) -> None:
+    def __init__(self, settings: BertSettings, source_size: int, target_size: int, shared: bool = False) -> None:
         super().__init__()
         self.settings = settings
         score = positional_score(settings.positions, settings.width, settings.heads, settings.position_base)

@@ -23,6 +23,7 @@ from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import GPTSettings
+from regard.registry import MODELS
 
 NEG_LOGIT = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
 INIT_STD = 0.02  # standard deviation that weights begin with, as GPT-2's
@@ -70,12 +71,14 @@ class Concatenated:
         return cls(rows, order, order.argsort()[source.size :])
 
 
+@MODELS.register("gpt")
 class GPT(SequenceModel):
     """softmax(W · decoder(source and target so far)), normalised before each sub-layer and at the end.
 
     One embedding table serves input and output when they are tied; a source with a vocabulary of its own has its own.
     """
 
+    Settings = GPTSettings
     has_static_state = is_decoder_only = True
     unused: Tensor
 

@@ -38,6 +38,7 @@ from regard.nn.dropout import dropout
 from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import RecurrentSettings
+from regard.registry import MODELS
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -301,6 +302,7 @@ class RecurrentState:
         yield from source_tensors([] if self.memory is None else [self.memory])
 
 
+@MODELS.register("recurrent")
 class Recurrent(SequenceModel):
     """softmax(W · readout(decoder(target so far, encoder(source)))).
 
@@ -308,6 +310,7 @@ class Recurrent(SequenceModel):
     "every" it also stands beside each target token and each state that is read out.
     """
 
+    Settings = RecurrentSettings
     has_static_state = True
 
     def __init__(self, settings: RecurrentSettings, source_size: int, target_size: int, shared: bool = True) -> None:

@@ -18,14 +18,17 @@ from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import TransformerSettings
+from regard.registry import MODELS
 
 
+@MODELS.register("transformer")
 class Transformer(SequenceModel):
     """softmax(W · decoder(target so far, encoder(source))).
 
     One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
     """
 
+    Settings = TransformerSettings
     static_shapes = has_static_state = can_restart = True
 
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:

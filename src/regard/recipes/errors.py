@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from regard.errors import UserError
 from regard.recipes import foreign
-from regard.recipes.schema import FAMILIES, Recipe
+from regard.recipes.schema import Recipe, families
 from regard.recipes.to_toml import toml_value
 
 Table = dict[str, Any]
@@ -113,7 +113,7 @@ def fields_at(sections: Sequence[str], family: str | None = None) -> dict[str, F
     Of ("model",) those of a family, or of all of them together.
     """
     if tuple(sections) == ("model",):
-        kinds_of_model = [FAMILIES[family]] if family in FAMILIES else list(FAMILIES.values())
+        kinds_of_model = [families()[family]] if family in families() else list(families().values())
         return {name: field for kind in kinds_of_model for name, field in kind.model_fields.items()}
     fields = Recipe.model_fields
     for section in sections:
@@ -138,7 +138,7 @@ def _faults(table: Table) -> list[ErrorDetails]:
 def _without_family(fault: ErrorDetails) -> ErrorDetails:
     """Pydantic says model.gpt.width, after the settings it checked against; the user has written model.width."""
     place = fault["loc"]
-    if place[:1] == ("model",) and len(place) > 1 and place[1] in FAMILIES:
+    if place[:1] == ("model",) and len(place) > 1 and place[1] in families():
         fault["loc"] = (place[0], *place[2:])
         fault["ctx"] = {**fault.get("ctx", {}), "family": place[1]}
     elif fault["type"] == "union_tag_invalid":
@@ -192,7 +192,7 @@ def _rule(fault: ErrorDetails) -> str:
         case "literal_error":
             return "must be " + limits["expected"].replace("'", "")
         case "union_tag_invalid":
-            return "must be " + _or(list(FAMILIES))
+            return "must be " + _or(list(families()))
         case "too_short":
             return f"must have at least {_entries(limits['min_length'])}"
         case "too_long":
@@ -222,7 +222,7 @@ def _nearest_key(key: Key, fault: ErrorDetails) -> str:
         return f"; did you mean {' and '.join(ours)}?{units}"
     if near := difflib.get_close_matches(last, fields_at(section, family), n=1):
         return f"; did you mean {'.'.join([*section, near[0]])}?"
-    if owners := [name for name, kind in FAMILIES.items() if section == ["model"] and last in kind.model_fields]:
+    if owners := [name for name, kind in families().items() if section == ["model"] and last in kind.model_fields]:
         return f" of the {family} family; it is one of {' and '.join(owners)}"
     every = _every()
     if near := difflib.get_close_matches(last, every, n=1):

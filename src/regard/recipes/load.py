@@ -19,7 +19,7 @@ from typing import Any, get_args
 from regard.errors import UserError, first_line
 from regard.files import read_text
 from regard.recipes.errors import SettingsLayer, Table, check, complaint, fields_at, key_of
-from regard.recipes.schema import FAMILIES, Recipe
+from regard.recipes.schema import Recipe, families
 from regard.recipes.to_toml import toml_value
 
 # Ways to name the training data that exclude each other: a layer that takes one lets go of the inherited others.
@@ -245,7 +245,7 @@ def _let_go(merged: Table, newer: Table) -> None:
     if "family" in model and model["family"] != inherited.get("family", "transformer"):
         inherited.clear()
         merged.pop("task", None)
-    family = FAMILIES.get(str(model.get("family", inherited.get("family", "transformer"))))
+    family = families().get(str(model.get("family", inherited.get("family", "transformer"))))
     if "size" in model and family is not None:
         for key in set().union(*family.PRESETS.values()):
             inherited.pop(key, None)

@@ -5,11 +5,21 @@ Every field's description is the comment that `regard recipes NAME` prints besid
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from regard.registry import TASKS, NameIn
+from regard.registry import MODELS, TASKS, NameIn
 
 LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
 
@@ -157,7 +167,17 @@ Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated"]
 
 
 class SizedSettings(SettingsModel):
-    """A model's settings: fields that are not given come from the preset that `size` names."""
+    """The settings of a model family: fields that are not given come from the preset that `size` names.
+
+    A family's class adds its fields; the Transformer's shows how. All have those under `TYPE_CHECKING`.
+    """
+
+    if TYPE_CHECKING:
+        family: str
+        size: str
+        width: int
+        dropout: float
+        max_positions: int
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     USUAL: ClassVar[str]
@@ -168,6 +188,15 @@ class SizedSettings(SettingsModel):
     def tasks(self) -> tuple[str, ...]:
         """The tasks that a model with these settings can be trained for."""
         return self.TASKS
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        """How many layers read the input, and how many write the output."""
+        raise NotImplementedError  # implemented by each family
+
+    def in_words(self) -> str:
+        """The model in a few words, for tables: its family, and what matters most within it."""
+        return self.family
 
     @model_validator(mode="before")
     @classmethod
@@ -225,6 +254,13 @@ class TransformerSettings(SizedSettings):
     scale_embeddings: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
     output_bias: bool = Field(False, description="a bias on the logits")
 
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.encoder_layers, self.decoder_layers
+
+    def in_words(self) -> str:
+        return "Transformer"
+
 
 class RecurrentSettings(SizedSettings):
     """A recurrent encoder-decoder, with attention or with everything squeezed through one vector."""
@@ -273,6 +309,14 @@ class RecurrentSettings(SizedSettings):
             raise ValueError("dot attention needs width = encoder_width (bilinear, additive and heads do not)")
         return self
 
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.encoder_layers, self.decoder_layers
+
+    def in_words(self) -> str:
+        without = "context fed" if self.feed == "every" else "no attention"
+        return f"{self.cell.upper()}, {without if self.attention == 'none' else self.attention}"
+
 
 class GPTSettings(SizedSettings):
     """A decoder alone, that continues text (or, given pairs, writes the target after the source)."""
@@ -317,6 +361,13 @@ class GPTSettings(SizedSettings):
         [], description="ids that are never predicted: those that an imported model did not have"
     )
 
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return 0, self.layers
+
+    def in_words(self) -> str:
+        return "GPT"
+
 
 class BertSettings(SizedSettings):
     """An encoder alone, that fills in masked tokens, or names the class of a text."""
@@ -357,25 +408,33 @@ class BertSettings(SizedSettings):
     def tasks(self) -> tuple[str, ...]:
         return ("masked-lm",) if self.task == "fill" else ("classification",)
 
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.layers, 0
+
+    def in_words(self) -> str:
+        return "BERT"
+
+
+def families() -> dict[str, type[SizedSettings]]:
+    """The settings class of every model family, by its name."""
+    return {name: MODELS[name].Settings for name in sorted(MODELS)}
+
 
 def _family(given: Any) -> str:
     """Which settings a [model] section is checked against; the Transformer's where it does not say."""
     return str(given.get("family", "transformer") if isinstance(given, dict) else getattr(given, "family", ""))
 
 
-FAMILIES: dict[str, type[SizedSettings]] = {
-    "transformer": TransformerSettings,
-    "recurrent": RecurrentSettings,
-    "gpt": GPTSettings,
-    "bert": BertSettings,
-}
-ModelSettings = Annotated[
-    Annotated[TransformerSettings, Tag("transformer")]
-    | Annotated[RecurrentSettings, Tag("recurrent")]
-    | Annotated[GPTSettings, Tag("gpt")]
-    | Annotated[BertSettings, Tag("bert")],
-    Discriminator(_family),
-]
+class _AnyFamily:
+    """Checks a [model] section against the settings of the family that it names."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tagged = tuple(Annotated[settings, Tag(name)] for name, settings in families().items())
+        return handler.generate_schema(Annotated[Union[tagged], Discriminator(_family)])  # noqa: UP007
+
+
+ModelSettings = Annotated[SizedSettings, _AnyFamily()]
 
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -457,11 +516,13 @@ class DecodingSettings(SettingsModel):
 class Recipe(SettingsModel):
     """Everything that makes a run what it is."""
 
+    model_config = ConfigDict(defer_build=True)  # until it is first used: then all model families are known
+
     about: str = Field("", description="what this recipe is for")
     task: Annotated[str, NameIn(TASKS)] = Field("", validate_default=False, description="what the model learns")
     data: DataSettings
     text: TextSettings = Field(default_factory=lambda: TextSettings())
-    model: ModelSettings = Field(default_factory=lambda: TransformerSettings.model_validate({}))
+    model: ModelSettings = Field(default_factory=lambda: families()["transformer"].model_validate({}))
     training: TrainingSettings = Field(default_factory=lambda: TrainingSettings())
     decoding: DecodingSettings = Field(default_factory=lambda: DecodingSettings())
 

@@ -57,6 +57,7 @@ def forward(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
         return _gpt(settings, sizes, vocabulary)
     if isinstance(settings, BertSettings):
         return _bert(settings, sizes, vocabulary)
+    assert isinstance(settings, TransformerSettings)
     return _transformer(settings, sizes, vocabulary)
 
 
