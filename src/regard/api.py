@@ -1,88 +1,85 @@
-"""The Python front door: load a run, translate, see."""
+"""The Python API: load a run, train a recipe, translate, generate, fill, score, trace and explain."""
 
 from __future__ import annotations
 
-import operator
 import os
-import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 
-from regard import accelerate, devices
-from regard.data.corpora import corpora
-from regard.decoding import Hypothesis
-from regard.decoding import score as score_batch
-from regard.decoding.fill_mask import Filled, MaskFiller
-from regard.decoding.generate import Generation, Generator, generation
-from regard.decoding.translate import Answer, Translator
+from regard.arguments import pair_list, require_text, text_list, whole_number
+from regard.data.in_memory import file_of
+from regard.decoding.fill_mask import Filled
+from regard.decoding.generate import Generation
+from regard.decoding.translate import Answer
 from regard.errors import UserError
-from regard.interpret.recorder import Recorder
-from regard.models.ensemble import Ensemble
-from regard.packed import SeqBatch
+from regard.interpret.cross_attention import answer_attention
+from regard.interpret.explain import Sampling
+from regard.interpret.explain.models import MaskingMode, MaskMethod, Unit, ask
+from regard.interpret.explain.rise import Explanation
+from regard.interpret.interventions import Intervention
+from regard.interpret.trace import Trace, record
 from regard.recipes import load as load_recipe
-from regard.recipes.errors import changed, refuse_unknown
+from regard.recipes.errors import refuse_unknown
 from regard.recipes.load import with_changes
 from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
-from regard.text import BOS, EOS, UNK
-from regard.text.encode import prefix_ids
+from regard.runs import LoadedRun
+from regard.text import EOS, UNK
+from regard.training import train as train_recipe
+from regard.viz import svg
 from regard.viz.maps import Map
-
-if TYPE_CHECKING:
-    from regard.interpret.explain.models import MaskMethod, Unit
-    from regard.interpret.explain.rise import Explanation
-    from regard.interpret.interventions import Intervention
-    from regard.interpret.trace import Trace
 
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """What each output token looked at in the source: `weights` [layers, heads, target tokens, source tokens]."""
+    """Attention of each output token over the source: `weights` [layers, heads, target tokens, source tokens]."""
 
     weights: np.ndarray
     source: tuple[str, ...]
     target: tuple[str, ...]
 
     def map(self, layer: int | None = None, head: int | None = None, words: bool = True) -> Map:
-        """One matrix: a layer and a head (counted from 0), or the mean over those not given; pieces joined to words."""
-        chosen = self.weights if layer is None else self.weights[[layer]]
-        chosen = chosen if head is None else chosen[:, [head]]
+        """Make one matrix from a layer and a head (counted from 0; None: their mean), with subwords merged to words."""
+        weights = self.weights if layer is None else self.weights[[layer]]
+        weights = weights if head is None else weights[:, [head]]
         layers, heads = self.weights.shape[:2]
-        which = f"mean of {layers} layers" if layer is None and layers > 1 else f"layer {(layer or 0) + 1} of {layers}"
-        whose = f"mean of {heads} heads" if head is None and heads > 1 else f"head {(head or 0) + 1} of {heads}"
-        map = Map(chosen.mean((0, 1)), self.target, self.source, f"Cross-attention, {which}, {whose}")
+        which = f"{_chosen('layer', layer, layers)}, {_chosen('head', head, heads)}"
+        map = Map(weights.mean((0, 1)), self.target, self.source, f"Cross-attention, {which}")
         return map.to_words() if words else map
 
     def _repr_html_(self) -> str:
-        from regard.viz import svg
-
         return svg.draw(self.map())
+
+
+def _chosen(name: str, index: int | None, count: int) -> str:
+    """Describe a choice of layer or head, for a title."""
+    return f"mean of {count} {name}s" if index is None and count > 1 else f"{name} {(index or 0) + 1} of {count}"
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """The origin of a model, stored in its pickle."""
+    """The arguments of `load` that give a model again, stored in its pickle."""
 
     runs: tuple[str, ...]
     device: str
     weights: str
     precision: str
-    step: int | None  # of the weights: a run that trains on replaces its best ones
+    step: int | None  # of the weights: a run that is trained further replaces its best weights
 
     def load(self) -> Model:
-        return _reloaded(self)
+        return _reload(self)
 
 
 @lru_cache(maxsize=1)  # a pool sends the model with every task: a worker loads it once
-def _reloaded(origin: _Origin) -> Model:
+def _reload(origin: _Origin) -> Model:
     model = load(*origin.runs, device=origin.device, weights=origin.weights, precision=origin.precision)
     if model.step != origin.step:
         raise UserError(
@@ -92,8 +89,8 @@ def _reloaded(origin: _Origin) -> Model:
     return model
 
 
-class _Link:
-    """Where a translation finds its model: a copy shares the model, a pickle holds its origin and loads it if used."""
+class _ModelLink:
+    """A translation's reference to its model: copies share the model, and a pickle holds the origin to reload it."""
 
     def __init__(self, model: Model) -> None:
         self._model: Model | None = model
@@ -108,19 +105,19 @@ class _Link:
     def __getstate__(self) -> dict[str, Any]:
         return {"_model": None, "_origin": self._origin}
 
-    def __copy__(self) -> _Link:
+    def __copy__(self) -> _ModelLink:
         return self
 
-    def __deepcopy__(self, memo: Any) -> _Link:
+    def __deepcopy__(self, memo: Any) -> _ModelLink:
         return self
 
 
 @dataclass(frozen=True)
 class Translation:
-    """One sentence's translation. `attention` is worked out when first asked for.
+    """The translation of one sentence. It can be pickled and copied.
 
-    It can be pickled and copied. A pickle holds the attention if it was asked for before; if not, the model is loaded
-    from its run directory when it is.
+    `attention` is computed on first access. A pickle contains it if it was accessed before; if not, the first access
+    loads the model from its run directory.
     """
 
     source: str
@@ -129,17 +126,17 @@ class Translation:
     tokens: tuple[str, ...]
     source_tokens: tuple[str, ...]
     alternatives: tuple[tuple[str, float], ...]
-    truncated: bool  # the source had more tokens than the model reads; the rest was left out
-    _link: _Link = field(repr=False, compare=False)
+    truncated: bool  # whether the source was longer than the model reads
+    _link: _ModelLink = field(repr=False, compare=False)
     _answer: Answer = field(repr=False)
 
     @cached_property
     def attention(self) -> CrossAttention:
-        """Cross-attention of the winning hypothesis, run once more through the model, teacher-forced."""
+        """Cross-attention of the best hypothesis, from one teacher-forced forward pass."""
         return self._link.model._attention(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """The translation in strings, numbers, lists and dicts, as `json.dumps` takes it."""
+        """Convert to strings, numbers, lists and dicts, as `json.dumps` takes them."""
         return {
             "source": self.source,
             "text": self.text,
@@ -154,11 +151,11 @@ class Translation:
         return self.text
 
 
-class Model:
-    """A trained run, ready to use; or several that decide together, as the first one's recipe says.
+class Model(LoadedRun):
+    """A trained run ready for use, or an ensemble of several that decodes as the recipe of the first one says.
 
-    A pickle holds the path of the run directory, and the model is loaded from there again: changes made to `module`
-    are not in it.
+    A pickle holds the path of the run directory, from which the model is loaded again: changes made to `module` are
+    not part of it.
     """
 
     def __init__(
@@ -169,53 +166,23 @@ class Model:
         precision: str = "auto",
         others: Sequence[RunDir] = (),
     ) -> None:
-        self.run = run
-        self.device = devices.pick(device)
-        self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
-        members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
-        for other in others:
-            _check_ensemble_compatible(run, other)
-        for member in members:
-            accelerate.for_inference(member, self.precision)
-        self.module = Ensemble(members).eval() if others else members[0]
-        self.weights = weights
-        paths = tuple(str(each.path.absolute()) for each in (run, *others))
-        which = str(Path(weights).absolute() if Path(weights).suffix else weights)  # a file, or a name such as "best"
-        self._origin = _Origin(paths, device, which, precision, self.step)
+        super().__init__(run, device, weights, precision, others)
+        paths = tuple(str(member.path.absolute()) for member in (run, *others))
+        name = str(Path(weights).absolute() if Path(weights).suffix else weights)  # a file, or a name such as "best"
+        self._origin = _Origin(paths, device, name, precision, self.step)
 
     def __reduce__(self) -> tuple[Callable[[], Model], tuple[()]]:
         return self._origin.load, ()
 
     def __deepcopy__(self, memo: Any) -> Model:
-        return _reloaded.__wrapped__(self._origin)
+        return _reload.__wrapped__(self._origin)
 
     def __repr__(self) -> str:
         runs = " + ".join(self._origin.runs)
         parameters = sum(p.numel() for p in self.module.parameters())
         step = "" if self.step is None else f", step {self.step:,}"
-        what = f"{self.run.recipe.model.family}, {parameters:,} parameters, {Path(self.weights).name} weights{step}"
-        return f"<regard.Model {runs}: {what}, {self.precision} on {self.device}>"
-
-    @cached_property
-    def step(self) -> int | None:
-        """The training step that the weights are of, where they say so."""
-        return self.run.checkpoint(self.weights).step
-
-    def translator(
-        self, *, seed: int | None = 0, source_tag: str | None = None, target_tag: str | None = None, **settings: Any
-    ) -> Translator:
-        """A translator with the recipe's decoding settings, some of them changed: `beam=1`, `method="sample"`, ..."""
-        self._require_verb("translate")
-        also = ("nbest", "seed", "prefix", "source_tag", "target_tag")
-        chosen = changed(self.run.recipe.decoding, settings, "translate", also)
-        made = Translator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
-        return replace(
-            made,
-            seed=_seed(seed),
-            source_tag=made.source_tag if source_tag is None else source_tag,
-            target_tag=made.target_tag if target_tag is None else target_tag,
-            precision=self.precision,
-        )
+        about = f"{self.recipe.model.family}, {parameters:,} parameters, {Path(self.weights).name} weights{step}"
+        return f"<regard.Model {runs}: {about}, {self.precision} on {self.device}>"
 
     @overload
     def translate(
@@ -254,41 +221,35 @@ class Model:
         target_tag: str | None = None,
         **settings: Any,
     ) -> Translation | list[Translation]:
-        """Translate a sentence, or several at once; the result does not depend on which are together.
+        """Translate a sentence, or several at once; each result is independent of the other sentences.
 
-        `nbest` translations are searched for with at least as many beams; all but the best are `alternatives`. `prefix`
-        is what every translation begins with, or a list with one for each. The tags are the recipe's unless given.
-        `settings` are those of the recipe's [decoding]: `beam=1`, `length_penalty=1.0`, or `method="sample"` with
-        `temperature`, `top_k` and `top_p`; sampling gives the same for the same `seed`, and with None never twice.
+        `nbest` translations are searched for, with at least as many beams; all but the best are `alternatives`.
+        `prefix` is the beginning of every translation, or a list with one prefix for each. The tags are the recipe's
+        unless given. `settings` are those of the recipe's [decoding]: `beam=1`, `length_penalty=1.0`, or
+        `method="sample"` with `temperature`, `top_k` and `top_p`. Sampling is a function of `seed`; None draws a new
+        seed each time.
         """
-        lines = _texts("translate", text)
-        nbest = _count("nbest", nbest)
+        lines = text_list("translate", text)
+        nbest = whole_number("nbest", nbest)
         if "beam" not in settings:
-            settings["beam"] = max(self.run.recipe.decoding.beam, nbest)
+            settings["beam"] = max(self.recipe.decoding.beam, nbest)
         translator = self.translator(seed=seed, source_tag=source_tag, target_tag=target_tag, **settings)
         prefixes = None if prefix is None else self._prefixes(prefix, len(lines))
         answers = translator(lines, nbest=nbest, prefixes=prefixes)
         _warn_truncated([answer.truncated for answer in answers], text, translator.room.source)
-        found = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
-        return found[0] if isinstance(text, str) else found
+        translations = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
+        return translations[0] if isinstance(text, str) else translations
 
-    def _prefixes(self, prefix: str | Iterable[str], lines: int) -> list[str]:
-        """A prefix for each line."""
-        given = _texts("prefix", prefix)
-        prefixes = given * lines if isinstance(prefix, str) else given
-        if len(prefixes) != lines:
-            raise UserError(f"{len(prefixes)} prefixes for {lines} texts: give one for each, or one string for all")
-        for one in dict.fromkeys(prefixes):
-            if UNK in self.run.tokenizers[1].encode(one):
-                raise UserError(f"prefix {one!r} has something in it that this model cannot write")
+    def _prefixes(self, prefix: str | Iterable[str], count: int) -> list[str]:
+        """Make a list of one prefix for each of `count` texts."""
+        texts = text_list("prefix", prefix)
+        prefixes = texts * count if isinstance(prefix, str) else texts
+        if len(prefixes) != count:
+            raise UserError(f"{len(prefixes)} prefixes for {count} texts: give one for each, or one string for all")
+        for text in dict.fromkeys(prefixes):
+            if UNK in self.tokenizers[1].encode(text):
+                raise UserError(f"prefix {text!r} contains something that is not in this model's vocabulary")
         return prefixes
-
-    def generator(self, *, seed: int | None = 0, **settings: Any) -> Generator:
-        """Continues texts, sampling as its recipe says (or usually), with some settings changed: `temperature=0.5`."""
-        self._require_verb("generate")
-        chosen = generation(self.run.recipe.decoding, **settings)
-        made = Generator.for_recipe(self.module, self.run.tokenizers, self.run.recipe, chosen)
-        return replace(made, seed=_seed(seed), precision=self.precision)
 
     @overload
     def generate(
@@ -326,26 +287,15 @@ class Model:
     ) -> Generation | list[Generation]:
         """Continue a text, or several at once: `model.generate("Once upon a time", samples=3).texts`.
 
-        `settings` are those of the recipe's [decoding], such as `temperature`. The same `seed` gives the same text, and
-        None never the same twice.
+        `settings` are those of the recipe's [decoding], such as `temperature`. The result is a function of `seed`; None
+        draws a new seed each time.
         """
-        prompts, stops = _texts("generate", prompt), _texts("stop", stop)
-        continuer = self.generator(seed=seed, **settings)
-        found = continuer(prompts, samples=_count("samples", samples), tokens=_count("tokens", tokens), stop=stops)
-        _warn_truncated([one.truncated for one in found], prompt, continuer.longest)
-        return found[0] if isinstance(prompt, str) else found
-
-    def _require_verb(self, verb: str) -> None:
-        """A model does what it was trained to do; another verb is a mistake that names the right one."""
-        text, bert = self.run.recipe.data.is_text, self.run.recipe.model.family == "bert"
-        right = ("fill" if bert else "generate") if text else "translate"
-        if verb != right:
-            what = "plain text" if text else "pairs"
-            raise UserError(f"{self.run.path} was trained on {what}: use `regard {right}`, not `regard {verb}`")
-
-    def filler(self) -> MaskFiller:
-        """Fills in the gaps of many texts: `model.filler()(texts, top=3)`."""
-        return MaskFiller.for_recipe(self.module, self.run.tokenizers[0], self.run.recipe)
+        prompts, stops = text_list("generate", prompt), text_list("stop", stop)
+        generator = self.generator(seed=seed, **settings)
+        samples, tokens = whole_number("samples", samples), whole_number("tokens", tokens)
+        generations = generator(prompts, samples=samples, tokens=tokens, stop=stops)
+        _warn_truncated([generation.truncated for generation in generations], prompt, generator.longest)
+        return generations[0] if isinstance(prompt, str) else generations
 
     @overload
     def fill(self, text: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
@@ -354,30 +304,19 @@ class Model:
     def fill(self, text: Iterable[str], *, top: int = 5) -> list[Filled]: ...
 
     def fill(self, text: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
-        """Guess what stands at each [MASK] of a text, or of several: `model.fill("the [MASK] sat").guesses[0]`.
+        """Predict the token at each [MASK] of a text, or of several: `model.fill("the [MASK] sat").guesses[0]`.
 
         A text that is longer than the model reads is an error.
         """
-        found = self.filler()(_texts("fill", text), top=_count("top", top))
-        return found[0] if isinstance(text, str) else found
+        results = self.filler()(text_list("fill", text), top=whole_number("top", top))
+        return results[0] if isinstance(text, str) else results
 
     def forced(self, source: str, target: str) -> Translation:
-        """A given translation as if the model had made it, so that its score and attention can be seen."""
-        found = self._forced(source, target)
-        _warn_truncated([found.truncated], source, self.run.recipe.model.max_positions)
-        return found
-
-    def _forced(self, source: str, target: str) -> Translation:
-        from regard.training.validation import encode_pairs, token_batches
-
-        sources, targets, (truncated,) = encode_pairs(_pairs([(source, target)]), self.run.tokenizers, self.run.recipe)
-        ((_, batch),) = token_batches(sources, targets, self.run.recipe)
-        with torch.inference_mode():
-            (logprobs,) = score_batch(self.module, batch.to(self.device))
-        tokens = batch.labels.tolist()[:-1]  # without EOS
-        hypothesis = Hypothesis.of(tokens, logprobs, self.run.recipe.decoding.length_penalty, finished=True)
-        answer = Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist()), truncated)
-        return self._translation(source, answer)
+        """Score a given translation as if the model had made it; its attention is available too."""
+        pair_list([(source, target)])
+        translation = self._translation(source, self.force(source, target))
+        _warn_truncated([translation.truncated], source, self.recipe.model.max_positions)
+        return translation
 
     def explain(
         self,
@@ -390,20 +329,18 @@ class Model:
         progress: Callable[[int], None] | None = None,
         **sampling: Any,
     ) -> Explanation:
-        """Which words the output, or a given `target`, depends on, the model being a black box (RISE).
+        """Estimate how much the output, or a given `target`, depends on each word of the input (RISE).
 
-        Words (`span` at a time), or `unit="pieces"`, are replaced by the unknown token or, `how="drop"`, left out. The
-        rest is as in `regard.interpret.explain.Sampling`: `model.explain("a cat", masks=500, seed=1).importance`.
+        The model is a black box: words (`span` at a time), or tokens with `unit="pieces"`, are replaced by the unknown
+        token or, with `how="drop"`, left out. `sampling` are the settings of `regard.interpret.explain.Sampling`:
+        `model.explain("a cat", masks=500, seed=1).importance`.
         """
-        from regard.interpret.explain import Sampling
-        from regard.interpret.explain.models import MaskingMode, ask
-
-        known = [name.name for name in fields(Sampling)]
+        known = [setting.name for setting in fields(Sampling)]
         refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
-        _one_text("explain", text)
-        asked = ask(self, text, target=target, hiding=MaskingMode(how, unit, span))
-        _warn_truncated([asked.cut], text, self.run.recipe.model.max_positions)
-        return asked.explain(progress, **sampling)
+        require_text("explain", text)
+        request = ask(self, text, target=target, hiding=MaskingMode(how, unit, span))
+        _warn_truncated([request.cut], text, self.recipe.model.max_positions)
+        return request.explain(progress, **sampling)
 
     def trace(
         self,
@@ -413,22 +350,26 @@ class Model:
         *,
         after: Sequence[int] | None = None,
     ) -> Trace:
-        """Everything that can be seen of one run: tokens, attention, gates, the residual stream, probabilities.
+        """Record one forward pass: tokens, attention, gates, the residual stream, probabilities.
 
-        The output is the model's own, or `target`; or `after`, the ids of the output so far, and one token more.
-        `changes` switch heads off, hide words or replace attention rows; see `regard.interpret.interventions`.
+        The output is the model's own, or `target`, or the ids `after` and one more token. `changes` are interventions:
+        they ablate heads, mask words or replace attention rows; see `regard.interpret.interventions`.
 
             trace = model.trace("this cat is very large")
             trace.header["text"]["target"], trace.array("decoder.0.cross_attn.weights")
         """
-        from regard.interpret.trace import record
-
-        self._one()
-        _one_text("trace", text)
+        self.require_single()
+        require_text("trace", text)
         return record(self, text, target=target, after=after, changes=changes)
 
+    def score(self, pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
+        """Compute the log-probability of each target token (EOS last), given the source and the tokens before it."""
+        logprobs, truncated = self.score_pairs(pair_list(pairs))
+        _warn_truncated(truncated, pairs, self.recipe.model.max_positions)
+        return logprobs
+
     def _translation(self, line: str, answer: Answer) -> Translation:
-        source, target = self.run.tokenizers
+        source, target = self.tokenizers
         best = answer.hypotheses[0] if answer.hypotheses else None
         tokens = (*best.tokens, EOS) if best is not None and best.finished else best.tokens if best is not None else ()
         return Translation(
@@ -441,55 +382,20 @@ class Model:
                 (text, h.score) for text, h in zip(answer.texts[1:], answer.hypotheses[1:], strict=True)
             ),
             truncated=answer.truncated,
-            _link=_Link(self),
+            _link=_ModelLink(self),
             _answer=answer,
         )
 
-    def _one(self) -> None:
-        """What is inside a model can be seen of one at a time."""
-        if isinstance(self.module, Ensemble):
-            raise UserError("several models that decide together do not have one attention: load one of them to see it")
-
     def _attention(self, translation: Translation) -> CrossAttention:
-        self._one()
         answer = translation._answer
         if not answer.hypotheses:
             return CrossAttention(np.zeros((0, 0, 0, 0), np.float32), (), ())
-        best = answer.hypotheses[0]
-        tokens = [*best.tokens, EOS] if best.finished else list(best.tokens)
-        batch = SeqBatch.from_lists([list(answer.source)], [tokens], bos=BOS).to(self.device)
-        with torch.inference_mode(), Recorder(self.module) as seen:
-            self.module(batch)
-            layers = [a.sentence(0) for name, a in seen.attention.items() if name.endswith("cross_attn")]
-        if not layers:
-            raise UserError("this model does not look at its source by attention: there is nothing to show")
-        weights = torch.stack(layers).float().cpu().numpy()
+        weights = answer_attention(self, answer)
         return CrossAttention(weights, translation.source_tokens, translation.tokens)
-
-    def score(self, pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
-        """Log-probability of each target token (the end mark last), given its source and what came before."""
-        logprobs, truncated = self._scored(pairs)
-        _warn_truncated(truncated, pairs, self.run.recipe.model.max_positions)
-        return logprobs
-
-    def _scored(self, pairs: Iterable[tuple[str, str]]) -> tuple[list[list[float]], list[bool]]:
-        """The log-probabilities, and which pairs were truncated; without a warning, for the command line."""
-        from regard.training.validation import encode_pairs, token_batches
-
-        if self.run.recipe.fills:
-            raise UserError(f"{self.run.path} fills in gaps: it has no probabilities for pairs")
-        chosen = _pairs(pairs)
-        sources, targets, truncated = encode_pairs(chosen, self.run.tokenizers, self.run.recipe)
-        found: list[list[float]] = [[] for _ in chosen]
-        with torch.inference_mode():
-            for group, batch in token_batches(sources, targets, self.run.recipe):
-                for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
-                    found[i] = logprobs
-        return found, truncated
 
 
 def _after_fork() -> None:
-    """Compute with one thread in a forked process: the parent's threads are not there, and waiting for them hangs."""
+    """Use one thread in a forked process: it has none of its parent's threads, and waiting for them would hang."""
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -498,98 +404,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _seed(seed: int | None) -> int:
-    return secrets.randbits(32) if seed is None else _count("seed", seed, 0)
-
-
-def _count(name: str, given: Any, least: int = 1) -> int:
-    """A whole number of at least so many."""
-    try:
-        number = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {_kind(given)}") from None
-    if number < least:
-        raise UserError(f"{name} = {number}: must be at least {least}")
-    return number
-
-
-def _texts(name: str, given: str | Iterable[str]) -> list[str]:
-    """The texts of one string or of several; anything else is a TypeError that says what was given where."""
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} takes a string, or several in a list, not {_kind(given)}")
-    texts = list(given)
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"{name}: input {place} must be a string, not {_kind(text)}")
-    for place, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{name}: input {place}: not valid Unicode (half of a surrogate pair)") from None
-    return [str(text) for text in texts]
-
-
-def _one_text(name: str, given: Any) -> None:
-    if not isinstance(given, str):
-        raise TypeError(f"{name} takes one string, not {_kind(given)}")
-
-
-def _pairs(given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs of strings; anything else is a TypeError that says which."""
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"pairs are (source, target) tuples in a list, not {_kind(given)}")
-    pairs = list(given)
-    for place, pair in enumerate(pairs):
-        whole = not isinstance(pair, str | bytes | Mapping) and isinstance(pair, Sequence) and len(pair) == 2
-        if not whole or not all(isinstance(side, str) for side in pair):
-            raise TypeError(f"pair {place} must be two strings, not {_kind(pair)}")
-    return [(str(source), str(target)) for source, target in pairs]
-
-
-def _kind(given: Any) -> str:
-    shown = repr(given)
-    return "None" if given is None else f"{type(given).__name__} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
-
-
-def _warn_truncated(truncated: Sequence[bool], given: Any, most: int) -> None:
-    """Warn of the inputs that were longer than the model reads, in the name of who called the model's method."""
-    which = [str(place) for place, cut in enumerate(truncated) if cut]
-    if not which:
+def _warn_truncated(truncated: Sequence[bool], inputs: Any, limit: int) -> None:
+    """Warn of inputs that were longer than the model reads; the warning points at the caller of the public method."""
+    indices = [str(i) for i, was_truncated in enumerate(truncated) if was_truncated]
+    if not indices:
         return
-    more = f" and {len(which) - 10} more" if len(which) > 10 else ""
-    named = f"input{'s' * (len(which) > 1)} {', '.join(which[:10])}{more}"
-    are, were = ("are", "were") if len(which) > 1 else ("is", "was")
-    subject = "the text" if isinstance(given, str) else named
-    what = f"{subject} {are} longer than the {most:,} tokens that this model reads, and {were} truncated"
-    warnings.warn(what, UserWarning, stacklevel=3)
-
-
-def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
-    """Complain of a run that cannot decide together with another."""
-    mine, theirs = run.recipe, other.recipe
-    for each in (run, other):
-        if each.recipe.data.is_text:
-            raise UserError(
-                f"{each.path} was trained on plain text: only models that were trained on pairs go together"
-            )
-    if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
-        raise UserError(
-            f"{other.path} has another vocabulary than {run.path}, and models that decide together need the same one: "
-            "train them on the same data, with the same [data] and [text] settings, and change training.seed"
-        )
-    first = corpora(mine.data)[0]
-    known = [(corpus.source_tag, corpus.target_tag) for corpus in corpora(theirs.data)]
-    if (first.source_tag, first.target_tag) not in known:
-        raise UserError(f"{other.path} was not trained with the tags that {run.path} reads and writes")
-    if (prefix_ids(mine), mine.data.lowercase) != (prefix_ids(theirs), theirs.data.lowercase):
-        why = "data.lowercase is another, or only one of them is a BERT"
-        raise UserError(f"{other.path} reads its sources otherwise than {run.path} does: {why}")
-    longest, places = mine.model.max_positions, theirs.model.max_positions
-    needed = longest if mine.model.shares_context or not theirs.model.shares_context else 2 * longest
-    if places < needed:
-        raise UserError(f"{other.path} has fewer places ({places}) than {run.path} needs ({needed}): name it first")
+    more = f" and {len(indices) - 10} more" if len(indices) > 10 else ""
+    listed = f"input{'s' * (len(indices) > 1)} {', '.join(indices[:10])}{more}"
+    are, were = ("are", "were") if len(indices) > 1 else ("is", "was")
+    subject = "the text" if isinstance(inputs, str) else listed
+    message = f"{subject} {are} longer than the {limit:,} tokens that this model reads, and {were} truncated"
+    warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def load(
@@ -599,15 +424,15 @@ def load(
     weights: str | Path = BEST,
     precision: str = "auto",
 ) -> Model:
-    """A trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
+    """Load a trained model from its run directory: `regard.load("runs/en-es").translate("...")`.
 
     `weights` are "best", "last", "average" (of the last snapshots), "step-500" (a snapshot), or a file.
-    `others` are runs of the same vocabulary that decide together with it, with their best weights (`weights` are of the
-    first): a token's probability is the mean of those that they give it.
-    `precision` is fp32 on a CPU and, unless it trained in fp32, bf16 on a GPU; "int8" is quicker on a CPU, and a little
-    less exact.
+    `others` are runs with the same vocabulary that form an ensemble with it: token probabilities are averaged. They
+    use their best weights (`weights` are those of the first run).
+    `precision` defaults to fp32 on a CPU and, unless the run was trained in fp32, bf16 on a GPU; "int8" is faster on a
+    CPU and slightly less exact.
     """
-    return Model(RunDir(path), device, weights, precision, [RunDir(other) for other in others])
+    return Model.load(path, *others, device=device, weights=weights, precision=precision)
 
 
 def train(
@@ -624,50 +449,47 @@ def train(
     start_from: str | Path | None = None,
     quiet: bool = False,
 ) -> Model:
-    """Train a recipe (a name, a TOML file, or a `Recipe`) into a run directory, or take up where it stopped.
+    """Train a recipe (a name, a TOML file, or a `Recipe`) into a run directory, or resume it.
 
     `settings` are changes: `{"training.steps": 100}`, or ["training.steps=100"].
 
     The data are the recipe's, unless given: `pairs` to translate, or `texts` for a language model; `valid` to validate
-    on, and perhaps `test`. Each is a file, an iterable of (source, target) tuples, dicts or strings, a dict of columns,
-    a pandas DataFrame, or a `datasets.Dataset`; `columns=("de", "en")` says which of their columns are source and
-    target, or which is the text. A run that is resumed has to be given the same data.
+    on, and optionally `test`. Each is a file, an iterable of (source, target) tuples, dicts or strings, a dict of
+    columns, a pandas DataFrame, or a `datasets.Dataset`; `columns=("de", "en")` names the columns of source and target,
+    or the column of the text. A run that is resumed needs the same data.
 
         regard.train("mine.toml", "runs/mine", pairs=frame, valid=[("ja", "yes")], columns=("de", "en"))
     """
-    from regard.training import train as train_recipe
-
     if isinstance(settings, Mapping):
         settings = [f"{key}={toml_value(value)}" for key, value in settings.items()]
     changes = [settings] if isinstance(settings, str) else list(settings)
-    chosen = with_changes(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(str(recipe), changes)
-    given = {"pairs": pairs, "texts": texts, "valid": valid, "test": test}
-    if any(data is not None for data in given.values()):
-        chosen = _with_given(chosen, given, columns, keep_count=any(key.startswith("data.count") for key in changes))
-    run = train_recipe(chosen, out, device=device, start_from=start_from, quiet=quiet)
+    resolved = with_changes(recipe, changes) if isinstance(recipe, Recipe) else load_recipe(str(recipe), changes)
+    data = {"pairs": pairs, "texts": texts, "valid": valid, "test": test}
+    if any(rows is not None for rows in data.values()):
+        keep_count = any(key.startswith("data.count") for key in changes)
+        resolved = _with_data(resolved, data, columns, keep_count=keep_count)
+    run = train_recipe(resolved, out, device=device, start_from=start_from, quiet=quiet)
     return Model(run, device)
 
 
-def _with_given(recipe: Recipe, given: Mapping[str, Any], columns: Sequence[str] | None, keep_count: bool) -> Recipe:
-    """The recipe with data given in Python, which become files."""
-    from regard.data.in_memory import file_of
-
-    if given["pairs"] is not None and given["texts"] is not None:
+def _with_data(recipe: Recipe, data: Mapping[str, Any], columns: Sequence[str] | None, keep_count: bool) -> Recipe:
+    """Write data given in Python to files, and name these in the recipe."""
+    if data["pairs"] is not None and data["texts"] is not None:
         raise UserError("give pairs or texts, not both")
-    training = given["pairs"] is not None or given["texts"] is not None
-    plain = given["texts"] is not None or (given["pairs"] is None and recipe.data.is_text)
-    if training and given["valid"] is None and recipe.data.valid is None and not (plain and recipe.data.held_out):
+    training = data["pairs"] is not None or data["texts"] is not None
+    plain = data["texts"] is not None or (data["pairs"] is None and recipe.data.is_text)
+    if training and data["valid"] is None and recipe.data.valid is None and not (plain and recipe.data.held_out):
         raise UserError("train() needs data to validate on: give valid= as well")
-    usual = ["text"] if plain else ["source", "target"]
-    own = recipe.data.columns or []  # how the recipe's own files name them: those written have the same names
-    names = [str(name) for name in own] if own and all(isinstance(name, str) for name in own) else usual
-    data: dict[str, Any] = {}
-    for key, what in given.items():
-        if what is None:
+    default = ["text"] if plain else ["source", "target"]
+    own = recipe.data.columns or []  # the names that the recipe's other files have
+    names = [str(name) for name in own] if own and all(isinstance(name, str) for name in own) else default
+    wanted = columns if columns is not None else None if names == default else names
+    changes: dict[str, Any] = {}
+    for key, rows in data.items():
+        if rows is None:
             continue
-        wanted = columns if columns is not None else None if names == usual else names
-        file = file_of(what, names, wanted, key)
-        data |= {"text": file} if key == "texts" else {"pairs": file} if key == "pairs" else {key: [file]}
+        file = file_of(rows, names, wanted, key)
+        changes |= {"text": file} if key == "texts" else {"pairs": file} if key == "pairs" else {key: [file]}
     if training and not keep_count:
-        data["count"] = None
-    return with_changes(recipe, data=data)
+        changes["count"] = None
+    return with_changes(recipe, data=changes)

@@ -150,7 +150,7 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
     kept = [word for word in tiny if not str(word).startswith("model.") and word != "--set"]
     settings = [word for setting in kept for word in ("--set", setting)]
     assert regard("train", "copy", *settings, *made, *few).status == 0
-    assert "does not look at its source" in regard("evaluate", tmp_path / "run", "--alignment").complaint
+    assert "does not attend to its source" in regard("evaluate", tmp_path / "run", "--alignment").complaint
     text, gold = tmp_path / "lines", tmp_path / "gold"
     text.write_text("a b\n"), gold.write_text("0-0 1-1\n")
     files = ["--gold", gold, "--source", text, "--reference", text, "--explanations", "--how", "drop"]

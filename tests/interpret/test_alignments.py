@@ -239,7 +239,7 @@ def test_sentences_longer_than_the_model_reads_are_counted_and_lower_case_is_hee
 @pytest.mark.parametrize("kind", ["none", "gpt"])
 def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
     tokens, settings = tokenizer(), recipe(kind)
-    with pytest.raises(UserError, match="does not look at its source"):
+    with pytest.raises(UserError, match="does not attend to its source"):
         measure(made(settings, tokens), (tokens, tokens), settings, aligned(*PAIRS))
     with pytest.raises(UserError, match="words on both sides"):
         measure(made(settings, tokens), (tokens, tokens), settings, aligned(("", "a")))

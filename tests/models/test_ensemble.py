@@ -121,9 +121,9 @@ def test_int8_reaches_every_member(runs: dict[str, Path]) -> None:
     [
         ("text", "text was trained on plain text"),
         ("stranger", "another vocabulary"),
-        ("short", r"has fewer places \(24\) than .* needs \(48\): name it first"),
-        ("gpt", r"gpt has fewer places \(48\) than .* needs \(96\): name it first"),  # source and target share them
-        ("lower", "data.lowercase is another"),
+        ("short", r"has fewer positions \(24\) than .* needs \(48\): name it first"),
+        ("gpt", r"gpt has fewer positions \(48\) than .* needs \(96\): name it first"),  # source and target share them
+        ("lower", "data.lowercase differs"),
         ("tagged", "not trained with the tags"),
         ("unfinished", "unfinished has no model.safetensors yet"),
     ],
@@ -160,8 +160,8 @@ def test_classifiers_decide_together(tmp_path: Path) -> None:
 def test_there_is_no_one_attention_to_see(runs: dict[str, Path]) -> None:
     model = regard.load(runs["one"], runs["two"])
     assert isinstance(model.module, Ensemble)
-    with pytest.raises(UserError, match="load one of them"):
+    with pytest.raises(UserError, match="load one of its runs"):
         model.translate(LINES[0]).attention  # noqa: B018
-    with pytest.raises(UserError, match="load one of them"):
+    with pytest.raises(UserError, match="load one of its runs"):
         model.trace(LINES[0])
     assert model.explain(LINES[0], masks=8).importance.shape[0] == len(LINES[0].split())

@@ -153,7 +153,7 @@ def test_weights_that_are_replaced_while_they_are_read_are_read_again(
             replace_weights(run, step=steps.pop(0))
         return model
 
-    monkeypatch.setattr(serving_runs, "Model", slow)
+    monkeypatch.setattr(serving_runs, "LoadedRun", slow)
     model, on_disk = RunRegistry([run.path], device="cpu").model("run"), tensor_io.load(run.best)[0]
     assert model.step == 40 and not steps
     assert all(torch.equal(mine, on_disk[name]) for name, mine in tensor_io.model_tensors(model.module).items())

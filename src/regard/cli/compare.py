@@ -134,7 +134,7 @@ def _stand(
     from regard.evaluation.compare import RunScores, TrainingSummary, measure
 
     model = load(run.path, device=device)
-    logprobs, _ = model._scored(pairs)
+    logprobs, _ = model.score_pairs(pairs)
     tokens = sum(map(len, logprobs))
     with counted(f"translating with {name}", len(pairs), quiet) as progress:
         answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)

@@ -255,7 +255,7 @@ def _translate(
     from regard.cli.progress import counted
 
     model = load(*runs, weights=weights, device=device, precision=precision)
-    logprobs, _ = model._scored(pairs)
+    logprobs, _ = model.score_pairs(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
     with counted("translating", len(pairs), quiet) as progress:

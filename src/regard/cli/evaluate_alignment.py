@@ -80,7 +80,8 @@ def evaluate_alignment(
 ) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
     from regard import accelerate, devices
-    from regard.interpret.alignments import NoAttention, measure
+    from regard.interpret.alignments import measure
+    from regard.interpret.cross_attention import NoAttention
 
     _check(run, given)
     named = _pairs(run, split, given, quiet)

@@ -26,9 +26,9 @@ from regard.data.corpora import corpora
 from regard.data.packing import sentence_batches
 from regard.decoding import score
 from regard.errors import UserError
+from regard.interpret.cross_attention import cross_attention
 from regard.interpret.explain.models import MaskedInput, MaskMethod
 from regard.interpret.explain.rise import BlackBox, Sampling, explain
-from regard.interpret.recorder import Recorder
 from regard.metrics.alignment import Aligned, AlignmentScore, Gold, Link, score_links
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
@@ -39,10 +39,6 @@ Speaking = Literal["predicting", "reading"]
 SPEAKING: tuple[Speaking, ...] = get_args(Speaking)
 LEASTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # to choose among, where that is wanted
 BATCH_TOKENS = 2048  # at once, on either side
-
-
-class NoAttention(UserError):
-    """The model does not look at its source by attention."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +116,6 @@ def _pieces(
         split_pieces(tokenizers[0], left, tag=first.source_tag, longest=most, lowercase=lower),
         split_pieces(tokenizers[1], right, tag=first.target_tag, longest=most, lowercase=lower),
     )
-
-
-def cross_attention(model: SequenceModel, batch: SeqBatch) -> np.ndarray:
-    """What each target row looked at in the source, force-decoded: [L, N, H, T, S] in the padded view."""
-    with torch.inference_mode(), Recorder(model) as seen:
-        model(batch)
-        layers = [attended.offered() for name, attended in seen.attention.items() if name.endswith("cross_attn")]
-    if not layers:
-        raise NoAttention("this model does not look at its source by attention: there is nothing to align words by")
-    found: np.ndarray = torch.stack(layers).float().cpu().numpy()
-    return found
 
 
 def word_weights(weights: np.ndarray, source: WordTokens, target: WordTokens) -> np.ndarray:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from threading import BoundedSemaphore, Event
 from typing import Any
 
-from regard.api import Model
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling, curves, stream
 from regard.interpret.explain.curve import RANDOM
 from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
+from regard.runs import LoadedRun
 from regard.server.schemas import MASKS, ExplainBody
 
 AT_ONCE = 2  # explanations; others are told to come back
@@ -74,7 +74,7 @@ class Explainer:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="explain")
         self._free = BoundedSemaphore(AT_ONCE)
 
-    def begin(self, model: Model, wanted: ExplainBody, loop: asyncio.AbstractEventLoop) -> EventLines:
+    def begin(self, model: LoadedRun, wanted: ExplainBody, loop: asyncio.AbstractEventLoop) -> EventLines:
         """Refuse what can be refused, and begin; the lines are for the loop to read."""
         if wanted.masks > MASKS:
             raise TooMany(f"{wanted.masks} masks are too many: at most {MASKS}")

@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from regard import devices
-from regard.api import Model
 from regard.data.builtin import pairs
 from regard.data.corpora import corpora
 from regard.decoding.fill_mask import GAP
@@ -26,6 +25,7 @@ from regard.interpret.trace.record import heads_of, layers_of
 from regard.interpret.trace.tasks import kind_of
 from regard.interpret.trace.trace import digest
 from regard.run_dir import RunDir
+from regard.runs import LoadedRun
 from regard.server import schemas
 from regard.viz.standalone import colour_table
 
@@ -75,7 +75,7 @@ class LRUCache(Generic[Key, Value]):
 class LoadedModel:
     """A model, which weights it has (as `which` names them), and the lock of whoever uses it."""
 
-    model: Model
+    model: LoadedRun
     weights: str
     lock: Lock = field(default_factory=Lock)
 
@@ -109,7 +109,7 @@ class RunRegistry:
         with held.lock:
             yield held
 
-    def model(self, name: str, step: int | None = None, weights: str | None = None) -> Model:
+    def model(self, name: str, step: int | None = None, weights: str | None = None) -> LoadedRun:
         """The model of a run, or of one of its snapshots; where `weights` are named, with these or not at all."""
         return self._held(name, step, weights).model
 
@@ -133,7 +133,7 @@ class RunRegistry:
     def _load(self, run: RunDir, file: Path) -> LoadedModel:
         """The model of a file; if that is replaced while it is read, of the new one."""
         while True:
-            weights, model = fingerprint(file), Model(run, self.device, file)
+            weights, model = fingerprint(file), LoadedRun(run, self.device, file)
             _ = model.step  # is read from the file as well, when first asked for
             if fingerprint(file) == weights:
                 return LoadedModel(model, weights)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from regard.decoding.sampling import fold
 from regard.errors import UserError
 from regard.interpret.explain.rise import BlackBox, Explanation, Progress, explain
-
-if TYPE_CHECKING:
-    from regard.api import Model
+from regard.runs import LoadedRun
 
 Thing = TypeVar("Thing")
 BEFORE = "Does {} come before {}?"
@@ -57,22 +55,22 @@ class Function(Judge):
 class Scorer(Judge):
     """Answers by a score: of two things the one with the higher comes first, and to one thing it says yes above 0.
 
-    `score` maps a list of things to as many numbers; `Scorer.of(model)` takes how likely a run holds a text.
+    `score` maps a list of things to as many numbers; `Scorer.of(loaded)` takes how likely a run holds a text.
     """
 
     def __init__(self, score: Callable[[list[Any]], Sequence[float]], question: str = "Does {} score more than {}?"):
         self.score, self.question = score, question
 
     @classmethod
-    def of(cls, model: Model) -> Scorer:
+    def of(cls, loaded: LoadedRun) -> Scorer:
         """A run on plain text prefers what it finds likelier; one on pairs takes things that are (source, target)."""
-        if model.run.recipe.fills:
+        if loaded.recipe.fills:
             raise UserError("a model that fills in gaps gives whole texts no score: it is no judge of them")
-        text = model.run.recipe.data.is_text
+        text = loaded.recipe.data.is_text
 
         def score(things: list[Any]) -> list[float]:
             pairs = [("", str(thing)) if text else (str(thing[0]), str(thing[1])) for thing in things]
-            return [sum(logprobs) for logprobs in model._scored(pairs)[0]]
+            return [sum(logprobs) for logprobs in loaded.score_pairs(pairs)[0]]
 
         return cls(score, "Is {} likelier than {}?")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,16 +17,15 @@ from torch.nn import functional
 from regard.decoding import score
 from regard.decoding.fill_mask import MaskFiller
 from regard.errors import UserError
+from regard.interpret.cross_attention import answer_attention
 from regard.interpret.explain.rise import BlackBox, Explanation, Numbers, Progress, explain
 from regard.interpret.recorder import Recorder
 from regard.packed import PackedTokens, SeqBatch
+from regard.runs import LoadedRun
 from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
 from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
 from regard.viz.maps import labels, space_at
-
-if TYPE_CHECKING:
-    from regard.api import Model
 
 MaskMethod = Literal["unknown", "drop"]
 Unit = Literal["words", "pieces"]
@@ -126,7 +125,9 @@ class ExplainRequest:
         )
 
 
-def ask(model: Model, text: str, *, target: str | None = None, hiding: MaskingMode | None = None) -> ExplainRequest:
+def ask(
+    loaded: LoadedRun, text: str, *, target: str | None = None, hiding: MaskingMode | None = None
+) -> ExplainRequest:
     """A run as a black box for one text, and for its own output or a `target` that is given instead.
 
     Translation: source by target words. Text: prompt by continuation. Classes: text by class (`target` names the class
@@ -134,25 +135,24 @@ def ask(model: Model, text: str, *, target: str | None = None, hiding: MaskingMo
     """
     if not text.strip():
         raise UserError("there is nothing to explain: the text is blank")
-    recipe, hiding = model.run.recipe, hiding or MaskingMode()
+    recipe, hiding = loaded.recipe, hiding or MaskingMode()
     if recipe.fills:
-        return _gaps(model, text, target, hiding)
+        return _gaps(loaded, text, target, hiding)
     if recipe.classifies:
-        return _classes(model, text, target, hiding)
+        return _classes(loaded, text, target, hiding)
     if recipe.data.is_text:
-        return _continuation(model, text, target, hiding)
-    return _translation(model, text, target, hiding)
+        return _continuation(loaded, text, target, hiding)
+    return _translation(loaded, text, target, hiding)
 
 
-def _translation(model: Model, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
-    source_side, target_side = model.run.tokenizers
-    translator = model.translator()
+def _translation(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
+    source_side, target_side = loaded.tokenizers
+    translator = loaded.translator()
     (source,), (cut,) = translator.encode([text])
     room = translator.room.target(len(source))
     if target is not None and (count := len(target_side.encode(target))) >= room:
         raise UserError(f"the target has {count} tokens, more than the {room - 1} that this model can write here")
-    translation = model._translation(text, translator([text])[0]) if target is None else model._forced(text, target)
-    answer = translation._answer
+    answer = translator([text])[0] if target is None else loaded.force(text, target)
     best = answer.hypotheses[0]
     said = [*best.tokens, EOS] if best.finished else list(best.tokens)
     reading = MaskedInput.of(list(answer.source), source_side, hiding)
@@ -160,24 +160,24 @@ def _translation(model: Model, text: str, target: str | None, hiding: MaskingMod
     into = _into(outputs, len(said))
 
     def asked(sources: list[list[int]]) -> Numbers:
-        batch = SeqBatch.from_lists(sources, [said] * len(sources), bos=BOS).to(model.device)
+        batch = SeqBatch.from_lists(sources, [said] * len(sources), bos=BOS).to(loaded.device)
         with torch.inference_mode():
-            return np.array(score(model.module, batch)) @ into
+            return np.array(score(loaded.module, batch)) @ into
 
     def attention() -> Numbers | None:
         try:
-            weights = translation.attention.weights
-        except UserError:  # a model that does not attend
+            weights = answer_attention(loaded, answer)
+        except UserError:  # an ensemble, or a model without cross-attention
             return None
         each = weights.mean((0, 1)).sum(0)  # [source tokens]: what all target tokens gave it, mean of layers and heads
         return np.array([each[places].sum() for places in reading.groups], np.float64)
 
     box = BlackBox(asked, reading.names, reading.masked, names(said, outputs, target_side), score=SCORE)
-    return ExplainRequest(box, translation.text, "log-probability of the translation", attention, cut, hiding)
+    return ExplainRequest(box, answer.texts[0], "log-probability of the translation", attention, cut, hiding)
 
 
-def _continuation(model: Model, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
-    greedy = model.generator(method="beam", beam=1)
+def _continuation(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
+    greedy = loaded.generator(method="beam", beam=1)
     tokenizer, (view, cut) = greedy.tokenizer, greedy.read(text)
     room = greedy.longest - len(view) + 1  # the last token is written and never read
     if target is None:
@@ -198,30 +198,30 @@ def _continuation(model: Model, text: str, target: str | None, hiding: MaskingMo
         before = [prompt or empty for prompt in prompts]
         inputs = PackedTokens.from_lists([[*prompt, *said[:-1]] for prompt in before])
         following = PackedTokens.from_lists([[*prompt[1:], *said] for prompt in before]).ids
-        batch = SeqBatch(PackedTokens.from_lists([[] for _ in before]), inputs, following).to(model.device)
+        batch = SeqBatch(PackedTokens.from_lists([[] for _ in before]), inputs, following).to(loaded.device)
         with torch.inference_mode():
-            return np.array([logprobs[-len(said) :] for logprobs in score(model.module, batch)]) @ into
+            return np.array([logprobs[-len(said) :] for logprobs in score(loaded.module, batch)]) @ into
 
     def attention() -> Numbers | None:
         row = PackedTokens.from_lists([[*view, *said[:-1]]])
-        batch = SeqBatch(PackedTokens.from_lists([[]]), row, row.ids).to(model.device)
-        return _attention_given(model, batch, slice(len(view) - 1, None), reading)
+        batch = SeqBatch(PackedTokens.from_lists([[]]), row, row.ids).to(loaded.device)
+        return _attention_given(loaded, batch, slice(len(view) - 1, None), reading)
 
     written = names([*view, *said], [[len(view) + place for place in places] for places in outputs], tokenizer)
     box = BlackBox(asked, reading.names, reading.masked, written, score=SCORE)
     return ExplainRequest(box, told, "log-probability of the continuation", attention, cut, hiding)
 
 
-def _classes(model: Model, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
-    classes = model.run.tokenizers[1]
-    sources, cut = model.translator().encode([text])
-    reading = MaskedInput.of(sources[0], model.run.tokenizers[0], hiding)
+def _classes(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
+    classes = loaded.tokenizers[1]
+    sources, cut = loaded.translator().encode([text])
+    reading = MaskedInput.of(sources[0], loaded.tokenizers[0], hiding)
 
     def all_classes(sources: list[list[int]]) -> Numbers:
         """[B, classes] log-probabilities among the classes."""
-        batch = SeqBatch.from_lists(sources, [[classes.first, EOS]] * len(sources), bos=BOS).to(model.device)
+        batch = SeqBatch.from_lists(sources, [[classes.first, EOS]] * len(sources), bos=BOS).to(loaded.device)
         with torch.inference_mode():
-            logits = model.module(batch)[batch.inputs.layout.offsets[:-1], classes.first :]
+            logits = loaded.module(batch)[batch.inputs.layout.offsets[:-1], classes.first :]
             return functional.log_softmax(logits.float(), -1).double().cpu().numpy()
 
     likeliest = np.argsort(-all_classes(sources)[0], kind="stable")[:CLASSES].tolist()
@@ -240,23 +240,23 @@ def _classes(model: Model, text: str, target: str | None, hiding: MaskingMode) -
     return ExplainRequest(box, name, f"log-probability of {name}", lambda: None, cut[0], hiding)
 
 
-def _gaps(model: Model, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
+def _gaps(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMode) -> ExplainRequest:
     if target is not None:
         raise UserError("a model that fills in gaps explains its own guesses, and no other target")
-    tokenizer = model.run.tokenizers[0]
-    filler: MaskFiller = model.filler()
+    tokenizer = loaded.tokenizers[0]
+    filler: MaskFiller = loaded.filler()
     filled, mask = filler([text], top=1)[0], tokenizer.tag(MASK)
     reading = MaskedInput.of(filler.encode(text), tokenizer, hiding)
 
     def all_pieces(rows: list[list[int]]) -> torch.Tensor:
         """[B, gaps, V] log-probabilities."""
-        row = PackedTokens.from_lists(rows).to(model.device)
+        row = PackedTokens.from_lists(rows).to(loaded.device)
         with torch.inference_mode():
-            logits = model.module(SeqBatch(row, row, row.ids))[row.ids == mask]
+            logits = loaded.module(SeqBatch(row, row, row.ids))[row.ids == mask]
             return functional.log_softmax(logits.float(), -1).unflatten(0, (len(rows), -1))
 
     silent = sorted({*tokenizer.forbidden(), EOS})
-    best = all_pieces([reading.tokens])[0].index_fill(-1, torch.tensor(silent, device=model.device), -1e9).argmax(-1)
+    best = all_pieces([reading.tokens])[0].index_fill(-1, torch.tensor(silent, device=loaded.device), -1e9).argmax(-1)
 
     def asked(rows: list[list[int]]) -> Numbers:
         found = all_pieces(rows)
@@ -266,16 +266,18 @@ def _gaps(model: Model, text: str, target: str | None, hiding: MaskingMode) -> E
     box = BlackBox(asked, reading.names, reading.masked, pieces, score=SCORE)
 
     def attention() -> Numbers | None:
-        row = PackedTokens.from_lists([reading.tokens]).to(model.device)
-        return _attention_given(model, SeqBatch(row, row, row.ids), (row.ids == mask).nonzero()[:, 0], reading)
+        row = PackedTokens.from_lists([reading.tokens]).to(loaded.device)
+        return _attention_given(loaded, SeqBatch(row, row, row.ids), (row.ids == mask).nonzero()[:, 0], reading)
 
     return ExplainRequest(box, filled.text, "log-probability of what fills the gaps", attention, False, hiding)
 
 
-def _attention_given(model: Model, batch: SeqBatch, rows: slice | torch.Tensor, reading: MaskedInput) -> Numbers | None:
+def _attention_given(
+    loaded: LoadedRun, batch: SeqBatch, rows: slice | torch.Tensor, reading: MaskedInput
+) -> Numbers | None:
     """[parts] the self-attention that the output's positions `rows` gave to each part, mean of layers and heads."""
-    with torch.inference_mode(), Recorder(model.module) as seen:
-        model.module(batch)
+    with torch.inference_mode(), Recorder(loaded.module) as seen:
+        loaded.module(batch)
         layers = [attended.sentence(0).float().mean(0)[rows].sum(0) for attended in seen.attention.values()]  # [K]
     if not layers:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,11 +17,8 @@ from regard.interpret.interventions import Intervention
 from regard.interpret.recorder import RecordedAttention, Recorder
 from regard.interpret.trace.tasks import Output, TokenSides, TraceTask
 from regard.packed import SeqBatch
+from regard.runs import LoadedRun
 from regard.text import Tokenizer
-
-if TYPE_CHECKING:
-    from regard.api import Model
-
 
 EXTRA = 8  # an output that is written freely, pass by pass, ends at twice the original length and so many tokens
 
@@ -77,70 +73,70 @@ class TraceRequest:
     changes: tuple[Intervention, ...] = ()
 
 
-def run_passes(model: Model, task: TraceTask, tokens: list[int], asked: TraceRequest) -> Forwards:
+def run_passes(loaded: LoadedRun, task: TraceTask, tokens: list[int], asked: TraceRequest) -> Forwards:
     """Let the model write, and record what it wrote; with changes also as it was, and as that is under them.
 
     A row replaced belongs to a position of the original output, so that output is then forced, and what the model
     writes by itself is recorded beside it.
     """
-    before = one_pass(model, task, tokens, _output(model, task, tokens, asked))
+    before = one_pass(loaded, task, tokens, _output(loaded, task, tokens, asked))
     if not asked.changes:
         return Forwards(before)
     shapes = before.shapes()
     for change in asked.changes:
         change.check(shapes)
     changed = changing.hidden(tokens, asked.changes, task.source, task.reads)
-    held = one_pass(model, task, changed, before.said, asked.changes)
+    held = one_pass(loaded, task, changed, before.said, asked.changes)
     if asked.target is not None:
         return Forwards(held, before, held)
     if any(isinstance(change, changing.ReplaceRow) for change in asked.changes):
-        with changing.applied(model.module, asked.changes):
-            said = _greedy(model, task, changed, asked, len(before.said.tokens))
-        return Forwards(held, before, held, one_pass(model, task, changed, said, asked.changes))
-    with changing.applied(model.module, asked.changes):
-        said = _output(model, task, changed, asked)
-    return Forwards(one_pass(model, task, changed, said, asked.changes), before, held)
+        with changing.applied(loaded.module, asked.changes):
+            said = _greedy(loaded, task, changed, asked, len(before.said.tokens))
+        return Forwards(held, before, held, one_pass(loaded, task, changed, said, asked.changes))
+    with changing.applied(loaded.module, asked.changes):
+        said = _output(loaded, task, changed, asked)
+    return Forwards(one_pass(loaded, task, changed, said, asked.changes), before, held)
 
 
-def _scores(model: Model, batch: SeqBatch) -> Tensor:
+def _scores(loaded: LoadedRun, batch: SeqBatch) -> Tensor:
     cancel.check()
-    found: Tensor = model.module(batch.to(model.device))
+    found: Tensor = loaded.module(batch.to(loaded.device))
     return found.float()
 
 
-def _output(model: Model, task: TraceTask, tokens: list[int], asked: TraceRequest) -> Output:
-    scores = partial(_scores, model)
+def _output(loaded: LoadedRun, task: TraceTask, tokens: list[int], asked: TraceRequest) -> Output:
+    scores = partial(_scores, loaded)
     if asked.target is not None:
         return task.given(tokens, asked.target)
     return task.own(tokens, scores) if asked.after is None else task.going_on(tokens, asked.after, scores)
 
 
-def _greedy(model: Model, task: TraceTask, tokens: list[int], asked: TraceRequest, length: int) -> Output:
+def _greedy(loaded: LoadedRun, task: TraceTask, tokens: list[int], asked: TraceRequest, length: int) -> Output:
     """The likeliest token after token, each from a pass over the whole: rows cannot be replaced in a cached search.
 
     It ends with EOS, or where a search would end: `length` tokens of a continuation, by the recipe of a translation.
     """
     if task.kind == "fill" or asked.after is not None:
-        return _output(model, task, tokens, asked)
-    limit = max_length(model.run.recipe.decoding, len(tokens))
+        return _output(loaded, task, tokens, asked)
+    limit = max_length(loaded.recipe.decoding, len(tokens))
     most = length if task.kind == "generate" else min(limit, 2 * length + EXTRA)
     written: list[int] = []
     while True:
-        said = task.going_on(tokens, written, partial(_scores, model))
+        said = task.going_on(tokens, written, partial(_scores, loaded))
         written = list(said.tokens)[len(said.tokens) - len(written) - 1 :]
         if written[-1] == task.last or len(written) >= most:
             return replace(said, given=said.given - len(written) + 1)
 
 
 def one_pass(
-    model: Model, task: TraceTask, tokens: list[int], said: Output, changes: Sequence[Intervention] = ()
+    loaded: LoadedRun, task: TraceTask, tokens: list[int], said: Output, changes: Sequence[Intervention] = ()
 ) -> ForwardPass:
     """Run what was read and said through the model once. The recorder hears what the changes have made of it."""
     cancel.check()
-    batch = task.batch(tokens, said.tokens).to(model.device)
-    with changing.applied(model.module, changes), Recorder(model.module) as seen:
-        logits = model.module(batch)
+    batch = task.batch(tokens, said.tokens).to(loaded.device)
+    with changing.applied(loaded.module, changes), Recorder(loaded.module) as seen:
+        logits = loaded.module(batch)
     if task.one_row:  # every place predicts the next, those of the source too
         last = [value for name, value in seen.values.items() if name.endswith("feed_forward_residual.stream")][-1]
-        logits = model.module.logit_lens(last, batch)
+        logits = loaded.module.logit_lens(last, batch)
     return ForwardPass(batch, task.sides(tokens, said), said, seen, logits.float())

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from regard.data.builtin import Pair
 from regard.errors import UserError
 from regard.interpret import interventions as changing
 from regard.interpret.interventions import Intervention
@@ -21,14 +22,11 @@ from regard.interpret.trace.forward import ForwardPass, Forwards, TraceRequest, 
 from regard.interpret.trace.stats import describe, significant
 from regard.interpret.trace.tasks import TraceTask, task_of
 from regard.interpret.trace.trace import FORMAT, VERSION, Header, Trace, digest, request_key
-
-if TYPE_CHECKING:
-    from regard.api import Model
-    from regard.data.builtin import Pair
+from regard.runs import LoadedRun
 
 
 def record(
-    model: Model,
+    loaded: LoadedRun,
     text: str,
     *,
     target: str | None = None,
@@ -36,20 +34,20 @@ def record(
     changes: Sequence[Mapping[str, Any] | Intervention] = (),
     run: str | None = None,
     step: int | None = None,
-    again: Callable[[], Model] | None = None,
+    again: Callable[[], LoadedRun] | None = None,
 ) -> Trace:
     """What happens in a model as it reads a text and writes its output, or one that is given. See `Model.trace`.
 
     `run` and `step` are what the request called the model and its snapshot, where that is not its folder's name;
     `again` gives the model once more when `trace.layers` are asked for, where the trace shall not keep it alive.
     """
-    if not text.strip() and not model.run.recipe.data.is_text:
+    if not text.strip() and not loaded.recipe.data.is_text:
         raise UserError("there is nothing to look at: the text is blank")
     if target is not None and after is not None:
         raise UserError("an output is given as a target, or as the tokens so far: not both")
     asked = TraceRequest(target, after, changing.parse(changes))
     request: dict[str, Any] = {
-        "run": run or model.run.path.name,
+        "run": run or loaded.run.path.name,
         "step": step,
         "text": text,
         "target": target,
@@ -58,20 +56,22 @@ def record(
     }
     header: Header = {"format": FORMAT, "version": VERSION, "key": digest(request_key(*request.values()))}
     with torch.inference_mode():
-        task = task_of(model)
+        task = task_of(loaded)
         tokens, cut = task.read(text)
-        passes = run_passes(model, task, tokens, asked)
-        header |= {"request": request, "model": _about(model, task, request["run"])}
+        passes = run_passes(loaded, task, tokens, asked)
+        header |= {"request": request, "model": _about(loaded, task, request["run"])}
         header["text"] = {
             "source": text,
             "target": passes.now.said.text,
             "cut": cut,
-            **_scored(model, task, passes.now),
+            **_scored(loaded, task, passes.now),
         }
-        return _trace(model, task, header, passes, again or (lambda: model))
+        return _trace(loaded, task, header, passes, again or (lambda: loaded))
 
 
-def _trace(model: Model, task: TraceTask, header: Header, passes: Forwards, again: Callable[[], Model]) -> Trace:
+def _trace(
+    loaded: LoadedRun, task: TraceTask, header: Header, passes: Forwards, again: Callable[[], LoadedRun]
+) -> Trace:
     """Everything that the passes hold."""
     now, before, held, free = passes.now, passes.before, passes.held, passes.free
     arrays, streams = Arrays(), entries.streams(now)
@@ -88,15 +88,15 @@ def _trace(model: Model, task: TraceTask, header: Header, passes: Forwards, agai
         "layers": [entries.named(stream) for stream in speaking],
         "output": entries.output(task, now, arrays),
         "changes": header["request"]["changes"],
-        "before": None if before is None else _before(model, task, before),
+        "before": None if before is None else _before(loaded, task, before),
         "held": None if held is None else entries.probabilities(task, held),
         "forced": target_is_forced(header["request"]),
-        "free": None if free is None else {"text": free.said.text, **_scored(model, task, free)},
+        "free": None if free is None else {"text": free.said.text, **_scored(loaded, task, free)},
         "arrays": arrays.about,
     }
     lens = entries.Lens(task.target, entries.is_whole(task), speaking, now.batch, *now.logits.shape)
     trace = Trace(header, arrays.made, lambda: lens(again().module), partial(entries.vocabulary, task.target))
-    pair = alignment.pair_of(model.run.recipe, header["text"]["source"]) if task.kind == "translate" else None
+    pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if task.kind == "translate" else None
     cross: dict[str, np.ndarray] = {}
     flags = {
         side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("mark", "punctuation")]
@@ -115,19 +115,19 @@ def _trace(model: Model, task: TraceTask, header: Header, passes: Forwards, agai
     return trace
 
 
-def _about(model: Model, task: TraceTask, run: str) -> Entry:
-    settings = model.run.recipe.model
+def _about(loaded: LoadedRun, task: TraceTask, run: str) -> Entry:
+    settings = loaded.recipe.model
     return {
         "run": run,
-        "name": model.run.path.name,
+        "name": loaded.run.path.name,
         "family": settings.family,
         "task": task.kind,
-        "step": model.step,
+        "step": loaded.step,
         "layers": layers_of(settings),
         "heads": heads_of(settings),
         "width": settings.width,
         "vocabulary": len(task.target),
-        "parameters": sum(parameter.numel() for parameter in model.module.parameters()),
+        "parameters": sum(parameter.numel() for parameter in loaded.module.parameters()),
         "positions": getattr(settings, "positions", "none"),
     }
 
@@ -150,19 +150,19 @@ def target_is_forced(request: Mapping[str, Any]) -> bool:
     return request["target"] is not None or any(change["kind"] == "row" for change in request["changes"])
 
 
-def _scored(model: Model, task: TraceTask, one: ForwardPass) -> Entry:
+def _scored(loaded: LoadedRun, task: TraceTask, one: ForwardPass) -> Entry:
     """The score of what was written, as the search reports it, and its plain log-probability."""
     each = zip(one.logp(task.target), one.sides.target.given, strict=True)
     written = [logp for logp, given in each if logp is not None and not given]
     total, score = sum(written), one.said.score
     if score is None:
-        score = total / ((5 + len(written)) / 6) ** model.run.recipe.decoding.length_penalty
+        score = total / ((5 + len(written)) / 6) ** loaded.recipe.decoding.length_penalty
     return {"score": significant(score), "logp": significant(total)}
 
 
-def _before(model: Model, task: TraceTask, before: ForwardPass) -> Entry:
+def _before(loaded: LoadedRun, task: TraceTask, before: ForwardPass) -> Entry:
     about = {"text": before.said.text, "tokens": before.sides.target.to_json()}
-    return about | _scored(model, task, before) | entries.probabilities(task, before)
+    return about | _scored(loaded, task, before) | entries.probabilities(task, before)
 
 
 def _gold(header: Header, pair: Pair | None, cross: Mapping[str, np.ndarray]) -> Entry | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,13 +19,11 @@ from regard.errors import UserError
 from regard.interpret.explain.models import CONTINUED
 from regard.interpret.trace.tokens import TokenSide, TokenSpan, is_mark
 from regard.packed import PackedTokens, SeqBatch
+from regard.recipes.schema import Recipe
+from regard.runs import LoadedRun
 from regard.text import BOS, EOS, PAD, Tokenizer, encode_side, encode_stream
 from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
-
-if TYPE_CHECKING:
-    from regard.api import Model
-    from regard.recipes.schema import Recipe
 
 Scores = Callable[[SeqBatch], Tensor]  # one pass: logits [T, V]
 
@@ -62,9 +59,9 @@ class TraceTask(ABC):
     last: int | None = EOS  # the token that nothing follows
     one_row = False  # whether what is read and what is written are one row, of which every place predicts the next
 
-    def __init__(self, model: Model) -> None:
-        self.kind = kind_of(model.run.recipe)
-        self.source, self.target = model.run.tokenizers
+    def __init__(self, loaded: LoadedRun) -> None:
+        self.kind = kind_of(loaded.recipe)
+        self.source, self.target = loaded.tokenizers
 
     @abstractmethod
     def read(self, text: str) -> tuple[list[int], bool]:
@@ -98,9 +95,9 @@ class TraceTask(ABC):
 class TranslateTask(TraceTask):
     """From a source sentence to a target sentence; a class is a sentence of one word."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.translator = model.translator()
+    def __init__(self, loaded: LoadedRun) -> None:
+        super().__init__(loaded)
+        self.translator = loaded.translator()
         tag = self.translator.target_tag
         self.tag = (self.target.tag(tag),) if tag else ()
 
@@ -176,9 +173,9 @@ class GenerateTask(TraceTask):
     reads = ("inputs",)
     one_row = True
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.continuer = model.generator(method="beam", beam=1)
+    def __init__(self, loaded: LoadedRun) -> None:
+        super().__init__(loaded)
+        self.continuer = loaded.generator(method="beam", beam=1)
         self.last = (
             None if self.continuer.stream else EOS
         )  # in a stream it stands for a line's end, and more may follow
@@ -225,9 +222,9 @@ class FillTask(TraceTask):
 
     reads = ("source", "inputs")
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.filler = model.filler()
+    def __init__(self, loaded: LoadedRun) -> None:
+        super().__init__(loaded)
+        self.filler = loaded.filler()
         self.mask = self.source.tag(MASK)
 
     def read(self, text: str) -> tuple[list[int], bool]:
@@ -271,12 +268,12 @@ def kind_of(recipe: Recipe) -> str:
     return "generate" if recipe.data.is_text else "translate"
 
 
-def task_of(model: Model) -> TraceTask:
+def task_of(loaded: LoadedRun) -> TraceTask:
     """What this model does."""
-    kind = kind_of(model.run.recipe)
-    if kind == "translate" and model.run.recipe.model.family == "gpt":
-        return DecoderOnlyPairTask(model)
-    return {"fill": FillTask, "generate": GenerateTask}.get(kind, TranslateTask)(model)
+    kind = kind_of(loaded.recipe)
+    if kind == "translate" and loaded.recipe.model.family == "gpt":
+        return DecoderOnlyPairTask(loaded)
+    return {"fill": FillTask, "generate": GenerateTask}.get(kind, TranslateTask)(loaded)
 
 
 def _said(best: Hypothesis, tokenizer: Tokenizer, given: int) -> Output:

@@ -1,0 +1,185 @@
+"""A run loaded into memory: recipe, tokenizers, model and device.
+
+`LoadedRun` is what the interpretability tools, the server, the pictures and the Python API take.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from regard import accelerate, devices
+from regard.arguments import whole_number
+from regard.data.corpora import corpora
+from regard.decoding import Hypothesis
+from regard.decoding import score as score_batch
+from regard.decoding.fill_mask import MaskFiller
+from regard.decoding.generate import Generator, generation
+from regard.decoding.translate import Answer, Translator
+from regard.errors import UserError
+from regard.models import SequenceModel
+from regard.models.ensemble import Ensemble
+from regard.recipes.errors import changed
+from regard.recipes.schema import Recipe
+from regard.run_dir import BEST, RunDir
+from regard.text import Tokenizer
+from regard.text.encode import prefix_ids
+
+
+class LoadedRun:
+    """A trained run in memory, or an ensemble of several that decodes as the recipe of the first one says.
+
+    `module` is the model, prepared for inference on `device` in `precision`. `weights` name those of the first run, as
+    `RunDir.checkpoint` does; the other members of an ensemble have their best weights.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        device: str = "auto",
+        weights: str | Path = BEST,
+        precision: str = "auto",
+        others: Sequence[RunDir] = (),
+    ) -> None:
+        self.run = run
+        self.device = devices.pick(device)
+        self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
+        members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
+        for other in others:
+            _check_ensemble_compatible(run, other)
+        for member in members:
+            accelerate.for_inference(member, self.precision)
+        self.module: SequenceModel = Ensemble(members).eval() if others else members[0]
+        self.weights = weights
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *others: str | Path,
+        device: str = "auto",
+        weights: str | Path = BEST,
+        precision: str = "auto",
+    ) -> Self:
+        """Load a run directory; `others` are the further members of an ensemble."""
+        return cls(RunDir(path), device, weights, precision, [RunDir(other) for other in others])
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenizers of the source and of the target."""
+        return self.run.tokenizers
+
+    @cached_property
+    def step(self) -> int | None:
+        """The training step of the weights, where their file records it."""
+        return self.run.checkpoint(self.weights).step
+
+    def require_single(self) -> None:
+        """Refuse an ensemble, whose members have no attention or hidden states in common."""
+        if isinstance(self.module, Ensemble):
+            raise UserError("an ensemble has no attention of its own: load one of its runs to see it")
+
+    def require_verb(self, verb: str) -> None:
+        """Refuse a verb that does not fit what the run was trained on, and name the one that does."""
+        text, bert = self.recipe.data.is_text, self.recipe.model.family == "bert"
+        fitting = ("fill" if bert else "generate") if text else "translate"
+        if verb != fitting:
+            data = "plain text" if text else "pairs"
+            raise UserError(f"{self.run.path} was trained on {data}: use `regard {fitting}`, not `regard {verb}`")
+
+    # -- decoding -----------------------------------------------------------------------------------------------------
+
+    def translator(
+        self, *, seed: int | None = 0, source_tag: str | None = None, target_tag: str | None = None, **settings: Any
+    ) -> Translator:
+        """Make a translator with the recipe's decoding settings and these changes: `beam=1`, `method="sample"`, ..."""
+        self.require_verb("translate")
+        others = ("nbest", "seed", "prefix", "source_tag", "target_tag")
+        decoding = changed(self.recipe.decoding, settings, "translate", others)
+        translator = Translator.for_recipe(self.module, self.tokenizers, self.recipe, decoding)
+        return replace(
+            translator,
+            seed=_seed(seed),
+            source_tag=translator.source_tag if source_tag is None else source_tag,
+            target_tag=translator.target_tag if target_tag is None else target_tag,
+            precision=self.precision,
+        )
+
+    def generator(self, *, seed: int | None = 0, **settings: Any) -> Generator:
+        """Make a generator that continues texts, with these changes to its settings: `temperature=0.5`, ..."""
+        self.require_verb("generate")
+        decoding = generation(self.recipe.decoding, **settings)
+        generator = Generator.for_recipe(self.module, self.tokenizers, self.recipe, decoding)
+        return replace(generator, seed=_seed(seed), precision=self.precision)
+
+    def filler(self) -> MaskFiller:
+        """Make a mask filler for many texts: `filler()(texts, top=3)`."""
+        return MaskFiller.for_recipe(self.module, self.tokenizers[0], self.recipe)
+
+    # -- teacher forcing ----------------------------------------------------------------------------------------------
+
+    def force(self, source: str, target: str) -> Answer:
+        """Decode a source into a given target, with the log-probabilities that the model gives it."""
+        from regard.training.validation import encode_pairs, token_batches
+
+        sources, targets, (truncated,) = encode_pairs([(source, target)], self.tokenizers, self.recipe)
+        ((_, batch),) = token_batches(sources, targets, self.recipe)
+        with torch.inference_mode():
+            (logprobs,) = score_batch(self.module, batch.to(self.device))
+        tokens = batch.labels.tolist()[:-1]  # without EOS
+        hypothesis = Hypothesis.of(tokens, logprobs, self.recipe.decoding.length_penalty, finished=True)
+        return Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist()), truncated)
+
+    def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[float]], list[bool]]:
+        """Compute the log-probability of each target token (EOS last), and which pairs were truncated."""
+        from regard.training.validation import encode_pairs, token_batches
+
+        if self.recipe.fills:
+            raise UserError(f"{self.run.path} is a masked language model: it gives pairs no probabilities")
+        sources, targets, truncated = encode_pairs(pairs, self.tokenizers, self.recipe)
+        scores: list[list[float]] = [[] for _ in pairs]
+        with torch.inference_mode():
+            for group, batch in token_batches(sources, targets, self.recipe):
+                for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
+                    scores[i] = logprobs
+        return scores, truncated
+
+
+def _seed(seed: int | None) -> int:
+    """The seed itself, or a random one for None."""
+    return secrets.randbits(32) if seed is None else whole_number("seed", seed, 0)
+
+
+def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
+    """Refuse a run that cannot form an ensemble with the first one."""
+    ours, theirs = run.recipe, other.recipe
+    for member in (run, other):
+        if member.recipe.data.is_text:
+            raise UserError(f"{member.path} was trained on plain text: an ensemble takes models trained on pairs")
+    if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
+        raise UserError(
+            f"{other.path} has another vocabulary than {run.path}, and the members of an ensemble need the same one: "
+            "train them on the same data, with the same [data] and [text] settings, and change training.seed"
+        )
+    first = corpora(ours.data)[0]
+    known = [(corpus.source_tag, corpus.target_tag) for corpus in corpora(theirs.data)]
+    if (first.source_tag, first.target_tag) not in known:
+        raise UserError(f"{other.path} was not trained with the tags of {run.path}")
+    if (prefix_ids(ours), ours.data.lowercase) != (prefix_ids(theirs), theirs.data.lowercase):
+        why = "data.lowercase differs, or only one of them is a BERT"
+        raise UserError(f"{other.path} encodes its sources in another way than {run.path}: {why}")
+    positions = ours.model.max_positions
+    needed = positions if ours.model.shares_context or not theirs.model.shares_context else 2 * positions
+    if theirs.model.max_positions < needed:
+        has = theirs.model.max_positions
+        raise UserError(f"{other.path} has fewer positions ({has}) than {run.path} needs ({needed}): name it first")
