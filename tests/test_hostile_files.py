@@ -23,8 +23,8 @@ from regard.recipes import load as load_recipe
 from regard.recipes.schema import GPTSettings, RecurrentSettings, TransformerSettings
 from regard.run_dir import RunDir
 from regard.text import Tokenizer
-from regard.training import train
 from regard.training.checkpoint import TrainingProgress
+from regard.training.setup import train
 from tiny_runs import make_run
 
 

@@ -42,9 +42,10 @@ from regard.attention import (
 )
 from regard.decoding.sampling import kept
 from regard.models import build
-from regard.nn.blocks import ACTIVATIONS, BlockConfig, EncoderBlock
+from regard.nn.blocks import BlockConfig, EncoderBlock
 from regard.packed import PackedLayout, SeqBatch
 from regard.recipes.schema import DecodingSettings, RecurrentSettings, TransformerSettings
+from regard.registry import ACTIVATIONS
 from regard.text import BOS, EOS
 from regard.viz import charts, scene, svg
 from regard.viz.charts import Chart, Point, Series

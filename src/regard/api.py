@@ -33,7 +33,7 @@ from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
 from regard.text import EOS, UNK
-from regard.training import train as train_recipe
+from regard.training.setup import train as train_recipe
 from regard.viz import svg
 from regard.viz.maps import Map
 

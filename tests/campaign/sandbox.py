@@ -62,7 +62,7 @@ def prepare() -> None:
     import regard.api
     import regard.cli.app
     import regard.interop
-    import regard.training
+    import regard.training.setup
 
     torch.set_num_threads(1)
     regard.cli.app.command()

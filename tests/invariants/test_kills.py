@@ -20,7 +20,8 @@ from small_training import assert_same_runs, tiny
 from regard import tensor_io
 from regard.errors import UserError
 from regard.recipes import to_toml
-from regard.training import checkpoint, train
+from regard.training import checkpoint
+from regard.training.setup import train
 
 
 class Disk:
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
 SCRIPT = """
 import sys
 from regard.recipes import load
-from regard.training import train
+from regard.training.setup import train
 from regard.training.loop import Trainer
 
 start = Trainer.train
@@ -219,7 +220,7 @@ import os, signal, sys, threading, time
 from random import Random
 import torch
 from regard.recipes import load
-from regard.training import train
+from regard.training.setup import train
 from regard.training.loop import Trainer
 
 torch.set_num_threads(1)

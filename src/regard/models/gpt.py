@@ -16,30 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, FixedBlocks, Mask, Segments, Strided, Window, pack, positional_score
+from regard.attention import BeamTree, Causal, Mask, Segments, pack, positional_score
 from regard.errors import UserError
 from regard.models.base import DecoderState, SequenceModel, StaticShape
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import GPTSettings
-from regard.registry import MODELS
+from regard.registry import MASKS, MODELS
 
 NEG_LOGIT = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
 INIT_STD = 0.02  # standard deviation that weights begin with, as GPT-2's
 
 
 def sparse_mask(settings: GPTSettings) -> Mask | None:
-    """What a token sees of what came before; None: all of it. A window of n tokens counts the token itself."""
-    if settings.mask == "segments":
-        return Segments(settings.mask_size, settings.memory_size)
-    if settings.mask == "window":
-        return Window(settings.mask_size - 1)
-    return (
-        {"strided": Strided, "fixed": FixedBlocks}[settings.mask](settings.mask_size)
-        if settings.mask != "causal"
-        else None
-    )
+    """What a token sees of what came before; None: all of it."""
+    mask: Mask = MASKS[settings.mask].of_size(settings.mask_size, settings.memory_size)
+    return None if mask == Causal() else mask
 
 
 @dataclass(frozen=True)

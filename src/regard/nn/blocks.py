@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice, repeat
-from typing import Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from regard import taps
 from regard.attention import AttentionLayout, MultiHeadAttention, PackedQK, Score
 from regard.attention.squeeze_excite import SqueezeExcite
 from regard.nn.dropout import dropout
-from regard.nn.norms import NORMS, BatchNorm, LayerNorm, RMSNorm
+from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.packed import PackedLayout
+from regard.registry import ACTIVATIONS, NORMS
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class BlockConfig:
     heads: int
     ffn_width: int
     dropout: float = 0.0
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "gated"] = "relu"
-    norm: Literal["layer", "rms", "batch"] = "layer"
+    activation: str = "relu"
+    norm: str = "layer"
     norm_first: bool = True
     norm_eps: float = 1e-5
     se_dim: int = 0  # of the encoder's feed-forward layers; 0: none
@@ -57,12 +59,11 @@ class BlockConfig:
         return MultiHeadAttention(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
+ACTIVATIONS.register("relu")(F.relu)
+ACTIVATIONS.register("gelu")(F.gelu)
+ACTIVATIONS.register("gelu-tanh")(partial(F.gelu, approximate="tanh"))
+ACTIVATIONS.register("silu")(F.silu)
+ACTIVATIONS.register("gated")(F.silu)  # of a gate beside the hidden features (SwiGLU, Shazeer 2020)
 
 
 class FeedForward(nn.Module):
@@ -73,9 +74,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: BlockConfig, squeeze: int = 0) -> None:
         super().__init__()
-        self.activation = settings.activation
+        self.activation = ACTIVATIONS[settings.activation]
+        self.gated = settings.activation == "gated"
         self.squeeze_excite = SqueezeExcite(settings.width, squeeze) if squeeze else None
-        hidden = settings.ffn_width * (2 if settings.activation == "gated" else 1)
+        hidden = settings.ffn_width * (2 if self.gated else 1)
         self.w_in = nn.Linear(settings.width, hidden)
         self.w_out = nn.Linear(settings.ffn_width, settings.width)
         for linear in (self.w_in, self.w_out):
@@ -92,10 +94,10 @@ class FeedForward(nn.Module):
     def hidden(self, x: Tensor) -> Tensor:
         """f(W_1 x): [T, D] -> [T, inner]."""
         hidden = self.w_in(x)
-        if self.activation != "gated":
-            return ACTIVATIONS[self.activation](hidden)
+        if not self.gated:
+            return self.activation(hidden)
         gate, hidden = hidden.chunk(2, dim=-1)
-        return F.silu(taps.tap(self, "gate", gate)) * hidden
+        return self.activation(taps.tap(self, "gate", gate)) * hidden
 
 
 class Residual(nn.Module):

@@ -5,21 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.registry import NORMS
 
+
+@NORMS.register("layer")
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / deviation over the features of each token."""
 
+    mixes_tokens = False
+
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
+@NORMS.register("rms")
 class RMSNorm(nn.RMSNorm):
     """x / root-mean-square over the features of each token; no centring, no bias."""
 
+    mixes_tokens = False
+
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
+@NORMS.register("batch")
 class BatchNorm(nn.Module):
     """(x - mean) / deviation of each feature over the tokens of the batch, for comparison.
 
@@ -29,6 +38,7 @@ class BatchNorm(nn.Module):
 
     running_mean: Tensor
     running_variance: Tensor
+    mixes_tokens = True
     track_running_stats = True  # False while a block is recomputed for its gradients (activation checkpointing)
 
     def __init__(self, width: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
@@ -53,10 +63,3 @@ class BatchNorm(nn.Module):
                     self.running_mean.lerp_(mean, self.momentum)
                     self.running_variance.lerp_(variance * n / (n - 1).clamp(min=1), self.momentum)
         return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
-
-
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm] | type[BatchNorm]] = {
-    "layer": LayerNorm,
-    "rms": RMSNorm,
-    "batch": BatchNorm,
-}

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from regard.registry import MODELS, TASKS, NameIn
+from regard.registry import ACTIVATIONS, MASKS, MODELS, NORMS, OPTIMIZERS, SCHEDULES, TASKS, NameIn
 
 LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
 
@@ -163,7 +163,8 @@ class TextSettings(SettingsModel):
         return self
 
 
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated"]
+Activation = Annotated[str, NameIn(ACTIVATIONS)]
+TokenNorm = Annotated[str, NameIn(NORMS, where=lambda norm: not norm.mixes_tokens)]
 
 
 class SizedSettings(SettingsModel):
@@ -239,7 +240,7 @@ class TransformerSettings(SizedSettings):
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("relu", description="inside the feed-forward layers")
     se_dim: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
-    norm: Literal["layer", "rms", "batch"] = Field("layer", description="which normalisation")
+    norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="which normalisation")
     norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
     qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
     zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
@@ -344,7 +345,7 @@ class GPTSettings(SizedSettings):
     ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
-    norm: Literal["layer", "rms"] = Field("layer", description="which normalisation, before each sub-layer")
+    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
     positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
         "learned", description="how a token knows where it stands; rotary and relative act inside the attention"
     )
@@ -352,7 +353,7 @@ class GPTSettings(SizedSettings):
     max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
     tie_embeddings: bool = Field(True, description="output projection = embedding")
     scale_embeddings: bool = Field(False, description="multiply token vectors by sqrt(width)")
-    mask: Literal["causal", "window", "strided", "fixed", "segments"] = Field(
+    mask: Annotated[str, NameIn(MASKS)] = Field(
         "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
     )
     mask_size: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
@@ -391,7 +392,7 @@ class BertSettings(SizedSettings):
     ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("gelu", description="inside the feed-forward layers")
-    norm: Literal["layer", "rms"] = Field("layer", description="which normalisation")
+    norm: TokenNorm = Field("layer", description="which normalisation")
     norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
     norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
     positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
@@ -449,13 +450,13 @@ class TrainingSettings(SettingsModel):
         64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better"
     )
     accumulate: int = Field(1, ge=1, description="batches summed into one update")
-    optimizer: Literal["adam", "adamw", "muon"] = Field(
+    optimizer: Annotated[str, NameIn(OPTIMIZERS)] = Field(
         "adam", description="adamw decays weights apart from the gradient; muon: orthogonal steps for linear layers"
     )
     learning_rate: float | None = Field(
         None, gt=0, le=100, description="peak; not set: 1 / sqrt(width * warmup), the paper's"
     )
-    schedule: Literal["noam", "cosine", "linear", "stable", "constant"] = Field(
+    schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
         "noam", description="shape after the warm-up (stable: the peak, then a linear fall at the end)"
     )
     warmup: int = Field(4000, ge=1, description="steps of linear warm-up")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from regard.recipes.schema import Recipe
+from regard.registry import NameIn
 
 # What JSON leaves as it is, and TOML forbids or a terminal obeys.
 _CONTROL = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -84,8 +86,17 @@ def _lines(section: BaseModel, unset: bool = True) -> list[str]:
         if isinstance(value, BaseModel) or _tables(value):
             continue  # has a table of its own
         if value is not None:
-            rows.append((f"{key} = {toml_value(value)}", field.description or ""))
+            rows.append((f"{key} = {toml_value(value)}", _meaning(field)))
         elif unset:
-            rows.append((f"# {key} =", field.description or ""))
+            rows.append((f"# {key} =", _meaning(field)))
     column = max((len(setting) for setting, _ in rows if len(setting) <= 40), default=0)
     return [f"{setting:<{column}}  # {meaning}" if meaning else setting for setting, meaning in rows]
+
+
+def _meaning(field: FieldInfo) -> str:
+    """The description of a setting and, if it is a name in a registry, the names there are."""
+    meaning = field.description or ""
+    for part in (*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind))):
+        if isinstance(part, NameIn):
+            meaning = f"{meaning} [{', '.join(part.names())}]".lstrip()
+    return meaning

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from regard import torch_private
 from regard.attention import MultiHeadAttention
+from regard.recipes.schema import TrainingSettings
+from regard.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from regard.models import SequenceModel
@@ -24,15 +26,30 @@ TINY = 1e-7
 
 
 def make_optimizer(model: SequenceModel, run: RunDir) -> torch.optim.Optimizer:
-    """Adam, AdamW or Muon as the recipe says; weight decay on matrices only."""
+    """Create the optimizer that the recipe names. A new one is a function here, registered under its name."""
     settings = run.recipe.training
-    if settings.optimizer == "muon":
-        hidden = linear_weights(model)
-        rest = _adam(model, torch.optim.AdamW, settings.betas, settings.weight_decay, without=hidden)
-        return Muon(hidden, rest, settings.weight_decay)
-    if settings.optimizer == "adamw":
-        return _adam(model, torch.optim.AdamW, settings.betas, settings.weight_decay)
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](model, settings)
+    return optimizer
+
+
+@OPTIMIZERS.register("adam")
+def adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Adam, without weight decay."""
     return _adam(model, torch.optim.Adam, settings.betas, 0.0)
+
+
+@OPTIMIZERS.register("adamw")
+def adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only."""
+    return _adam(model, torch.optim.AdamW, settings.betas, settings.weight_decay)
+
+
+@OPTIMIZERS.register("muon")
+def muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Muon for the weights of linear layers, AdamW for the rest."""
+    hidden = linear_weights(model)
+    rest = _adam(model, torch.optim.AdamW, settings.betas, settings.weight_decay, without=hidden)
+    return Muon(hidden, rest, settings.weight_decay)
 
 
 def _adam(
