@@ -171,7 +171,7 @@ class Ours(nn.Module):
         self.body = build(settings, VOCABULARY, VOCABULARY, shared=True)
 
     def forward(self, batch: SeqBatch) -> Tensor:
-        return self.body.loss(batch, SMOOTHING) / batch.num_targets
+        return self.body(batch, SMOOTHING) / batch.num_targets
 
 
 SYSTEMS: dict[str, Callable[[], nn.Module]] = {"regard": Ours, "nn.Transformer": Torch, "Hugging Face Marian": Marian}

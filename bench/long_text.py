@@ -53,7 +53,7 @@ def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, floa
     for _ in range(2):
         start = time.perf_counter()
         with attention.use_backend(kernel):
-            model.loss(batch).backward()
+            model(batch).backward()
         seconds.append(time.perf_counter() - start)
         model.zero_grad()
     return {"first": seconds[0], "seconds": seconds[1], "megabytes": _peak() - before}

@@ -74,7 +74,7 @@ def test_our_loss_and_the_peer_formula_agree_on_the_same_logits() -> None:
     with torch.no_grad():
         mine = model(batch)
         rows = batch.inputs.layout
-        theirs = cpu_training.smoothed(rows.pad(model.body(batch)), cpu_training.padded(batch)[2])
+        theirs = cpu_training.smoothed(rows.pad(model.body.logits(batch)), cpu_training.padded(batch)[2])
     assert mine.item() == pytest.approx(theirs.item(), rel=1e-5)
 
 

@@ -255,7 +255,7 @@ def distance() -> str:
         torch.manual_seed(seed)
         model = build(settings, 100, 100, shared=False)
         source = [4, *torch.randint(5, 100, (words - 1,)).tolist(), EOS]
-        model.loss(SeqBatch.from_lists([source], [[5, EOS]], bos=BOS)).backward()
+        model(SeqBatch.from_lists([source], [[5, EOS]], bos=BOS)).backward()
         return float(model.source_embedding.table.grad[4].norm())
 
     one_way: dict[str, Any] = dict(size="tiny", bidirectional=False, dropout=0.0)
@@ -505,7 +505,7 @@ def last() -> str:
 def gates() -> str:
     here = chapter("Gates")
     with torch.no_grad(), here.Recorder(here.model) as seen:  # the chapter has used its recorder again since
-        here.model(here.asked([here.read]))
+        here.model.logits(here.asked([here.read]))
     mean = seen.values["encoder.0.ahead.gates"][0, : len(here.read)].mean(-1)
     card = Card(760, 330, "What an LSTM lets in, keeps and shows", "Three gates over eight words, as a heat map.")
     for t, word in enumerate(here.read):
@@ -634,7 +634,7 @@ def fill() -> str:
     known = {guess.text.strip(): guess.probability for guess in gap.fill([text], top=9)[0].guesses[0]}
     with torch.no_grad():
         after = before.SeqBatch.of([[]], [[*before.tokenizer.encode("the"), EOS]], begin=BOS)
-        chances = before.model(after)[-1].softmax(-1)
+        chances = before.model.logits(after)[-1].softmax(-1)
     said = {word: float(chances[before.tokenizer.encode(f" {word}")[0]]) for word in ("cat", "dog")}
     card = Card(720, 230, "the ___ sat on the sofa", "Probabilities of cat and dog, for GPT and for BERT, as bars.")
     for left, name, found in ((96, "GPT sees “the”", said), (436, "BERT sees all but the mask", known)):

@@ -108,7 +108,7 @@ def first_gradients(model: SequenceModel, batch: SeqBatch) -> list[float]:
     vectors: list[torch.Tensor] = []
     hook = model.source_embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
     try:
-        logits = model(batch)
+        logits = model.logits(batch)
     finally:
         hook.remove()
     last = batch.inputs.layout.offsets[1:] - 1
@@ -212,7 +212,7 @@ def _seconds(model: SequenceModel, batch: SeqBatch) -> float:
     waits = torch.cuda.synchronize if batch.labels.is_cuda else lambda: None
     waits()
     begun = time.perf_counter()
-    model.loss(batch).backward()
+    model(batch).backward()
     waits()
     spent = time.perf_counter() - begun
     model.zero_grad(set_to_none=True)

@@ -135,7 +135,7 @@ class LoadedRun:
         sources, targets, (truncated,) = encode_pairs([(source, target)], self.tokenizers, self.recipe)
         ((_, batch),) = token_batches(sources, targets, self.recipe)
         with torch.inference_mode():
-            (logprobs,) = score_batch(self.module, batch.to(self.device))
+            (logprobs,) = score_batch(self.module.logits, batch.to(self.device))
         tokens = batch.labels.tolist()[:-1]  # without EOS
         hypothesis = Hypothesis.of(tokens, logprobs, self.recipe.decoding.length_penalty, finished=True)
         return Answer((target,), (hypothesis,), tuple(batch.source.ids.tolist()), truncated)
@@ -150,7 +150,7 @@ class LoadedRun:
         scores: list[list[float]] = [[] for _ in pairs]
         with torch.inference_mode():
             for group, batch in token_batches(sources, targets, self.recipe):
-                for i, logprobs in zip(group, score_batch(self.module, batch.to(self.device)), strict=True):
+                for i, logprobs in zip(group, score_batch(self.module.logits, batch.to(self.device)), strict=True):
                     scores[i] = logprobs
         return scores, truncated
 

@@ -40,7 +40,7 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
     for step in range(steps):
         batch = gaps.mask(clean, generator(1, step + 1))
         optimizer.zero_grad()
-        (model.loss(batch) / batch.num_targets).backward()
+        (model(batch) / batch.num_targets).backward()
         optimizer.step()
     run = RunDir.create(path, chosen)
     run.save_tokenizers(tokenizer, tokenizer)

@@ -66,7 +66,7 @@ class Causal(SequenceModel):
         state = self.start(PackedTokens.from_lists([tokens[:-1]]))
         return self.step(state, torch.tensor([[tokens[-1]]]))[0][0, 0]
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         rows = []
         parts = batch.source.layout.split(batch.source.ids), batch.inputs.layout.split(batch.inputs.ids)
         for source, inputs in zip(*parts, strict=True):

@@ -76,7 +76,7 @@ def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
     source = sources()
     pairs = [ids.tolist() for ids in source.layout.split(source.ids)]
     batch = SeqBatch.from_lists(pairs, [[*pair[:-1][::-1], EOS] for pair in pairs], bos=BOS)
-    for one, other in zip(score(model, batch), score(rough, batch), strict=True):
+    for one, other in zip(score(model.logits, batch), score(rough.logits, batch), strict=True):
         assert other == pytest.approx(one, abs=0.2)
     found = search(rough, SearchRequest(source, DecodingSettings(beam=2, max_extra=3)))
     again = [

@@ -21,7 +21,7 @@ TEXTS = ["the cat sat on the mat " * 40, "", "and the rat ate the cat " * 30, "a
 class Even(SequenceModel):
     """Holds everything equally likely."""
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         return torch.zeros(batch.inputs.layout.size, len(LETTERS))
 
 
@@ -30,7 +30,7 @@ class Copying(SequenceModel):
 
     longest = 0
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         rows = batch.source.layout
         self.longest = max(self.longest, rows.max_len)
         for text in rows.split(batch.source.ids):

@@ -28,14 +28,14 @@ class Bigram(SequenceModel):
         super().__init__()
         self.table = torch.randn(size, size, generator=torch.Generator().manual_seed(1)).double().log_softmax(-1)
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         return self.table[batch.inputs.ids]
 
 
 class Remembering(Bigram):
     """Next-token log-probabilities by the mean of all that the model was shown."""
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         assert batch.source.layout.tokens == 0
         return torch.cat([self.after(ids) for ids in batch.inputs.layout.split(batch.inputs.ids)])
 
@@ -138,7 +138,7 @@ def test_a_gpt_scores_windows_as_it_scores_one_token_at_a_time(positions: str, s
             PackedTokens.from_lists([[]]), PackedTokens.from_lists([seen]), torch.zeros(len(seen), dtype=torch.long)
         )
         with torch.no_grad():
-            return -float(model(batch)[-1].log_softmax(-1)[token])
+            return -float(model.logits(batch)[-1].log_softmax(-1)[token])
 
     losses = [loss for run in runs for loss in one_by_one(after, run, context, stride, None if stream else BOS)]
     found = score(model, LETTERS, TEXTS, context=context, stride=stride, stream=stream)

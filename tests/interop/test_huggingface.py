@@ -371,7 +371,7 @@ def test_probabilities_are_shared_out_among_what_the_model_has(made: Callable[[s
     assert ids_of(tokenizer)[BOS] == ids_of(tokenizer)[EOS] == case.model.config.eos_token_id
     row = PackedTokens.from_lists([tokenizer.encode("the cat sat")])
     with torch.inference_mode():
-        chances = case.run.model()(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids)).softmax(-1)
+        chances = case.run.model().logits(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids)).softmax(-1)
     assert chances[:, [PAD, BOS, UNK]].max() == 0 and chances[:, EOS].min() > 0
 
 

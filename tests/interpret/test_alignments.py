@@ -187,7 +187,7 @@ def slow(
     """One pair by itself, its pieces joined as in the pictures, links drawn in plain Python."""
     sides, _ = encode_side(tokens, [source, target], tag=None, max_len=40, lowercase=False)
     with torch.inference_mode(), Recorder(model) as seen:
-        model(SeqBatch.from_lists([sides[0]], [sides[1]], bos=BOS))
+        model.logits(SeqBatch.from_lists([sides[0]], [sides[1]], bos=BOS))
         layers = [attended.sentence(0) for name, attended in seen.attention.items() if name.endswith("cross_attn")]
     weights = torch.stack(layers)
     weights = weights if view.layer is None else weights[[view.layer]]
@@ -255,7 +255,7 @@ class Echo(SequenceModel):
         super().__init__()
         self.size, self.louder = size, torch.nn.Parameter(torch.tensor(louder))
 
-    def forward(self, batch: SeqBatch) -> torch.Tensor:
+    def logits(self, batch: SeqBatch) -> torch.Tensor:
         logits = torch.zeros(len(batch.inputs.ids), self.size)
         rows = batch.inputs.layout.split(torch.arange(len(logits)))
         for source, places in zip(batch.source.layout.split(batch.source.ids), rows, strict=True):

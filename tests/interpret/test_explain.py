@@ -407,7 +407,7 @@ def test_the_matrix_of_a_translation_equals_a_slow_loop(translating: Model, how:
             for token in word:
                 batch = SeqBatch.from_lists([ids], [[*history[1:], EOS]], bos=BOS)
                 with torch.no_grad():
-                    total += float(functional.log_softmax(translating.module(batch)[-1], -1)[token])
+                    total += float(functional.log_softmax(translating.module.logits(batch)[-1], -1)[token])
                 history.append(token)
             found.append(total)
         return found[1:]  # the tag is given, not chosen
@@ -465,7 +465,7 @@ def test_prompt_by_continuation(tmp_path: Path, documents: str, how: str) -> Non
         ids = [*prompt, *sat, *on]
         row = PackedTokens.from_lists([ids])
         with torch.no_grad():
-            logits = model.module(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
+            logits = model.module.logits(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
         each = [float(functional.log_softmax(logits[k - 1], -1)[ids[k]]) for k in range(len(prompt), len(ids))]
         return np.array([sum(each[: len(sat)]), sum(each[len(sat) :])])
 

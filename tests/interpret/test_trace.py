@@ -60,7 +60,7 @@ def test_weights_times_values_are_what_the_kernel_gave(model: Get, family: str) 
     trace = one.trace(text_for(family))
     batch = _by_hand(one, trace)
     with torch.inference_mode(), Recorder(one.module) as seen:
-        one.module(batch)
+        one.module.logits(batch)
     assert [entry["name"] for entry in trace.header["attention"]] == list(seen.attention)
     for entry in trace.header["attention"]:
         exact = torch.from_numpy(trace.array(entry["array"]))
@@ -429,7 +429,7 @@ def test_a_head_off_is_what_intervening_by_hand_gives(model: Get, family: str) -
         return off
 
     with torch.inference_mode(), intervene(one.module, {f"{name}.weights": silent}):
-        by_hand = one.module(_by_hand(one, plain)).float()
+        by_hand = one.module.logits(_by_hand(one, plain)).float()
     held = changed.header["held"]["logp"]
     labels = ids(plain, "target")[-len(by_hand) :]
     expected = functional.log_softmax(by_hand, -1)[range(len(labels)), labels].tolist()
@@ -470,7 +470,7 @@ def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family:
     with torch.inference_mode():
         said = [token["id"] for token in plain.header["tokens"]["target"]]
         said = said[len(source) :] if side == "inputs" else said
-        logits = one.module(SeqBatch.from_lists([source], [said], bos=BOS)).float()
+        logits = one.module.logits(SeqBatch.from_lists([source], [said], bos=BOS)).float()
     expected = functional.log_softmax(logits, -1)[range(len(said)), said].tolist()
     assert changed.header["held"]["logp"][-len(said) :] == pytest.approx(expected, abs=1e-4)
 
@@ -509,7 +509,7 @@ def test_a_row_replaced_is_looked_at_and_the_output_is_held(model: Get, family: 
         return other
 
     with torch.inference_mode(), intervene(one.module, {f"{entry['name']}.weights": by_hand}):
-        logits = one.module(_by_hand(one, plain)).float()
+        logits = one.module.logits(_by_hand(one, plain)).float()
     exact = changed.array("output.logits")[-len(logits) :]
     np.testing.assert_allclose(exact, logits.numpy(), atol=1e-4, rtol=1e-4)
 

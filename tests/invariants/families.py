@@ -168,7 +168,7 @@ class Case:
 
     def next_logits(self, source: list[int], history: list[int]) -> Tensor:
         """[V] by one full forward pass, for what follows `history` (which begins with the begin mark)."""
-        return self.model(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
+        return self.model.logits(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
 
 
 def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
@@ -212,7 +212,7 @@ def make(
     if any("running" in name for name, _ in model.named_buffers()):  # statistics that fit the model
         with torch.no_grad():
             for _ in range(20):
-                model(made.batch())
+                model.logits(made.batch())
     model.eval()
     return made
 
@@ -227,4 +227,4 @@ def gradients(model: SequenceModel, objective: Tensor) -> dict[str, Tensor]:
 def logits_of(case: Case, batch: SeqBatch) -> list[Tensor]:
     """Per sentence of the batch, [its target's length, V]."""
     with torch.no_grad():
-        return batch.inputs.layout.split(case.model(batch))
+        return batch.inputs.layout.split(case.model.logits(batch))

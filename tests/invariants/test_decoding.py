@@ -93,7 +93,7 @@ def everything(made: Case, source: list[int], longest: int, alpha: float) -> lis
     words = range(FIRST_WORD - 1, made.vocabulary)  # unknown words may be said here: one token more to choose from
     outputs = [tokens for length in range(longest + 1) for tokens in itertools.product(words, repeat=length)]
     targets = [[*tokens, EOS] for tokens in outputs]
-    scored = score(made.model, SeqBatch.from_lists([source] * len(targets), targets, bos=BOS))
+    scored = score(made.model.logits, SeqBatch.from_lists([source] * len(targets), targets, bos=BOS))
     found = []
     for tokens, logprobs in zip(outputs, scored, strict=True):
         finished = len(tokens) < longest

@@ -35,7 +35,7 @@ def test_the_fused_kernel_computes_what_the_plain_one_defines(
     results = []
     for name in ("plain", "fused"):
         with use_backend(name):
-            logits = made.model(batch)
+            logits = made.model.logits(batch)
         real = batch.inputs.layout.tokens
         loss = F.cross_entropy(logits[:real], batch.labels[:real])
         results.append({"logits": logits, **gradients(made.model, loss)})
@@ -55,9 +55,9 @@ def test_sentences_do_not_notice_how_they_are_laid(case: Any, seed: int) -> None
         torch.testing.assert_close(flat, single, atol=1e-5, rtol=1e-5)
     assert len({len(part) for part in together}) > 1  # of several lengths, so that the padded view has padding
     with torch.no_grad():
-        loss = made.model.loss(made.batch(), 0.1).item()
-        singly = [made.model.loss(made.batch(only=[n]), 0.1).item() for n in range(len(together))]
-        assert made.model.loss(made.batch(spare=7), 0.1).item() == pytest.approx(loss, rel=1e-5)
+        loss = made.model(made.batch(), 0.1).item()
+        singly = [made.model(made.batch(only=[n]), 0.1).item() for n in range(len(together))]
+        assert made.model(made.batch(spare=7), 0.1).item() == pytest.approx(loss, rel=1e-5)
     assert sum(singly) == pytest.approx(loss, rel=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_other_tokens_in_the_fill_change_nothing(case: Any, seed: int, training:
     results = []
     for chosen in (batch, with_other_fill(batch, 12)):
         torch.manual_seed(seed)
-        loss = made.model.loss(chosen, smoothing=0.1)
+        loss = made.model(chosen, smoothing=0.1)
         results.append({"loss": loss, **gradients(made.model, loss)})
     for name, tensor in results[0].items():
         assert torch.equal(tensor, results[1][name]), name
@@ -118,10 +118,10 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
 
     with use_backend(name):
         torch.manual_seed(seed)
-        clean = made.model(batch), made.model.loss(batch)
+        clean = made.model.logits(batch), made.model(batch)
         torch.manual_seed(seed)
         with taps.listen(poison):
-            dirty = made.model(batch), made.model.loss(batch)
+            dirty = made.model.logits(batch), made.model(batch)
     assert poisoned >= 2 * len(list(made.model.children()))  # it was there to be read
     tokens = batch.inputs.layout.tokens
     assert torch.equal(clean[0][:tokens], dirty[0][:tokens])
@@ -140,14 +140,14 @@ def test_a_recorder_changes_nothing(case: Any, seed: int, training: bool) -> Non
         torch.manual_seed(seed)
         if record:
             with Recorder(made.model) as seen:
-                logits, loss = made.model(batch), made.model.loss(batch, 0.1)
+                logits, loss = made.model.logits(batch), made.model(batch, 0.1)
                 for attended in seen.attention.values():  # asked for in the midst of the run
                     attended.sentence(0)
                 found = gradients(made.model, loss)
             without = getattr(made.model.settings, "attention", "") == "none"  # a recurrent model that looks at nothing
             assert seen.values and bool(seen.attention) is not without
         else:
-            logits, loss = made.model(batch), made.model.loss(batch, 0.1)
+            logits, loss = made.model.logits(batch), made.model(batch, 0.1)
             found = gradients(made.model, loss)
         state = {"logits": logits, "loss": loss, "random numbers": torch.random.get_rng_state()}
         results.append({**state, **found, **dict(made.model.named_buffers(prefix="buffers"))})
@@ -161,7 +161,7 @@ def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: 
     made: Case = case(seed)
     batch = made.batch(spare=2)
     with torch.no_grad(), Recorder(made.model) as seen:
-        made.model(batch)
+        made.model.logits(batch)
     for name, attended in seen.attention.items():
         offered = attended.offered
         heads = offered.layout.close(offered() @ offered.value)
@@ -203,7 +203,7 @@ def test_recomputing_activations_gives_the_same_gradients(case: Any, seed: int) 
         for layer in layers:
             layer.register_forward_pre_hook(count)
         torch.manual_seed(seed)
-        loss = made.model.loss(made.batch(spare=2), 0.1)
+        loss = made.model(made.batch(spare=2), 0.1)
         found = gradients(made.model, loss)
         random = {"random numbers": torch.random.get_rng_state()}
         results.append({"loss": loss, **found, **dict(made.model.named_buffers(prefix="buffers")), **random})

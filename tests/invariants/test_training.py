@@ -132,7 +132,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
     update = Trainer._update
 
     def listening(self: Trainer, batches: list[SeqBatch]) -> None:
-        loss = self.model.loss
+        loss = self.model.forward
 
         def drawing(*arguments: Any) -> Tensor:
             state = torch.random.get_rng_state()
@@ -140,9 +140,9 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
             torch.random.set_rng_state(state)
             return loss(*arguments)
 
-        monkeypatch.setattr(self.model, "loss", drawing)
+        monkeypatch.setattr(self.model, "forward", drawing)
         update(self, batches)
-        monkeypatch.setattr(self.model, "loss", loss)
+        monkeypatch.setattr(self.model, "forward", loss)
 
     monkeypatch.setattr(Trainer, "_update", listening)
     for seed in (0, 1):

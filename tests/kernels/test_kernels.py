@@ -385,7 +385,7 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
         if ours:
             fuse(model)
         used.clear()
-        loss = model.train().loss(batch)
+        loss = model.train()(batch)
         slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
         found.append([loss.detach(), *(slope for slope in slopes if slope is not None)])
         if kind != "bert":
@@ -400,7 +400,7 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert list(model.state_dict()) == names
     used.clear()
     with torch.no_grad(), Recorder(model) as seen:  # what is recorded is the plain definition
-        recorded = model.train().loss(batch)
+        recorded = model.train()(batch)
     assert not used and torch.equal(recorded, found[0][0])
     assert any(name.endswith("self_attn_residual.stream") for name in seen.values)
 

@@ -94,7 +94,7 @@ def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
     model = bert()
     head, width = model.mlm_head, model.settings.width
     with torch.no_grad():
-        logits = model(gappy(20))
+        logits = model.logits(gappy(20))
         assert logits.shape == (20, 20)
         for text, found in zip(TEXTS, gappy(20).inputs.layout.split(logits), strict=True):
             hidden = F.gelu(F.linear(pytorch_states(model, text), head.dense.weight, head.dense.bias))
@@ -107,7 +107,7 @@ def test_a_class_is_told_by_what_the_first_token_or_the_mean_of_all_has_become(p
     model = bert(target=9, task="classify", pooling=pool)
     pooler, out = model.classifier.pooler, model.classifier.out
     with torch.no_grad():
-        logits = classes().inputs.layout.split(model(classes()))
+        logits = classes().inputs.layout.split(model.logits(classes()))
         for text, found in zip(TEXTS, logits, strict=True):
             states = pytorch_states(model, text)
             spoken = states[0] if pool == "first" else states.mean(0)
@@ -164,10 +164,10 @@ def test_bert_base_has_its_published_109_482_240_parameters() -> None:
 def test_only_the_places_to_be_guessed_count_in_the_loss() -> None:
     model, batch = bert(), gappy(20)
     with torch.no_grad():
-        logp = model(batch).log_softmax(-1)
+        logp = model.logits(batch).log_softmax(-1)
         guessed = [place for place, token in enumerate(batch.labels.tolist()) if token >= 7]
         expected = -sum(logp[place, batch.labels[place]].item() for place in guessed)
-        assert model.loss(batch).item() == pytest.approx(expected, rel=1e-5)
+        assert model(batch).item() == pytest.approx(expected, rel=1e-5)
     assert batch.num_targets == len(guessed) == 6
 
 
@@ -175,7 +175,7 @@ def test_computing_fewer_logits_leaves_loss_and_gradients_as_they_are() -> None:
     model, batch = bert(), gappy(20)
     parameters = list(model.parameters())
     results = []
-    for loss in (model.loss(batch, 0.1), SequenceModel.loss(model, batch, 0.1)):  # ours, and from logits at every place
+    for loss in (model(batch, 0.1), SequenceModel.forward(model, batch, 0.1)):  # ours, and from logits at every place
         results.append([loss, *torch.autograd.grad(loss, parameters)])
     for quick, slow in zip(*results, strict=True):
         torch.testing.assert_close(quick, slow, atol=1e-4, rtol=1e-5)
@@ -202,7 +202,7 @@ def test_after_the_class_comes_the_end_for_certain() -> None:
     model = bert(target=9, task="classify")
     batch = SeqBatch.from_lists(TEXTS, [[4, EOS], [5, 6, 7, EOS], [EOS]], bos=BOS, target_size=12)
     with torch.no_grad():
-        logits = batch.inputs.layout.split(model(batch))
+        logits = batch.inputs.layout.split(model.logits(batch))
     assert [len(part) for part in logits] == [2, 4, 1]
     for part in logits:
         assert part.isfinite().all()
@@ -215,7 +215,7 @@ def test_steps_give_what_a_full_pass_gives() -> None:
     model = bert(target=9, task="classify")
     batch = SeqBatch.from_lists(TEXTS, [[4, 5, EOS]] * 3, bos=BOS)
     with torch.no_grad():
-        whole = torch.stack(batch.inputs.layout.split(model(batch)))  # [N, 3, V]
+        whole = torch.stack(batch.inputs.layout.split(model.logits(batch)))  # [N, 3, V]
         state = model.start(batch.source)
         first, state = model.step(state, torch.full((3, 1), BOS))
         torch.testing.assert_close(first[:, 0], whole[:, 0])
@@ -236,7 +236,7 @@ def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
         ),
     )
     with torch.no_grad():
-        logits = torch.stack([part[0] for part in classes().inputs.layout.split(model(classes()))])
+        logits = torch.stack([part[0] for part in classes().inputs.layout.split(model.logits(classes()))])
     for hypotheses, row in zip(found, logits, strict=True):
         best = (row[4:].topk(3).indices + 4).tolist()
         assert [h.tokens for h in hypotheses] == [(token,) for token in best]
@@ -305,7 +305,7 @@ def test_a_tiny_classifier_learns_which_words_matter() -> None:
     for _ in range(150):
         batch = some_texts(32, generator)
         optimizer.zero_grad()
-        (model.loss(batch) / batch.num_targets).backward()
+        (model(batch) / batch.num_targets).backward()
         optimizer.step()
     fresh = some_texts(300, generator)
     found = search(model.eval(), SearchRequest(fresh.source, DecodingSettings(beam=1)))
@@ -328,7 +328,7 @@ def test_a_tiny_fill_model_learns_a_rule_that_needs_both_sides() -> None:
     batch = SeqBatch(read, read, clean.ids, middle)
     for _ in range(150):
         optimizer.zero_grad()
-        loss = model.loss(batch) / batch.num_targets
+        loss = model(batch) / batch.num_targets
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.05

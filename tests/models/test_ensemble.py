@@ -90,7 +90,7 @@ def test_a_search_scores_what_it_finds_as_the_whole_pass_does(
         for hypothesis in hypotheses:
             length = len(hypothesis.logprobs)
             target = [*hypothesis.tokens, 2][:length]
-            (logprobs,) = score(model.module, SeqBatch.from_lists([ids], [target], bos=BOS))
+            (logprobs,) = score(model.module.logits, SeqBatch.from_lists([ids], [target], bos=BOS))
             assert hypothesis.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 

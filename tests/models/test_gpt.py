@@ -58,7 +58,7 @@ def text(*lengths: int, seed: int = 1) -> list[list[int]]:
 def alone(gpt: GPT, tokens: list[int]) -> Tensor:
     """[n, V]: the logits at every place of one text, by a full pass."""
     row = PackedTokens.from_lists([tokens])
-    return gpt(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
+    return gpt.logits(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
 
 
 # -- size --------------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch)
     found = []
     for name in ("plain", "fused", "block_sparse"):
         with use_backend(name):
-            found.append(made(batch))
+            found.append(made.logits(batch))
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(found[2], found[0])
 
@@ -219,7 +219,7 @@ def test_a_pair_is_one_text_the_source_and_then_the_target(positions: str, mask:
     made = model(positions=positions, mask=mask)
     sources, targets = text(4, 0, 6), text(3, 5, 1, seed=2)
     batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=13, target_size=12)
-    logits = made(batch)
+    logits = made.logits(batch)
     assert not logits[9:].any()  # fill
     for source, target, found in zip(sources, targets, batch.inputs.layout.split(logits), strict=True):
         torch.testing.assert_close(found, alone(made, [*source, BOS, *target[:-1]])[len(source) :])
@@ -235,7 +235,7 @@ def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
         joined.embedding.table[:VOCABULARY] = made.embedding.table
         joined.embedding.table[VOCABULARY:] = made.source_embedding.table
     target = text(4)[0]
-    found = made(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
+    found = made.logits(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
     expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BOS, *target[:-1]])
     torch.testing.assert_close(found, expected[3:, :VOCABULARY])
     state = made.start(PackedTokens.from_lists([[29, 3, 17]]))
@@ -247,7 +247,7 @@ def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     monkeypatch.setattr(made, "_through", lambda x, r: rows.append(r) or x)
     batch = SeqBatch.from_lists([[], []], [[5, EOS], [6, 7, EOS]], bos=BOS, source_size=3, target_size=7)
-    made(batch)
+    made.logits(batch)
     assert rows == [batch.inputs.layout]
 
 

@@ -44,15 +44,15 @@ def test_a_batch_is_read_twice(name: str) -> None:
     for ours in (True, False):
         torch.manual_seed(3)
         if ours:
-            loss = model.loss(batch, 0.1, 5.0)
+            loss = model(batch, 0.1, 5.0)
         else:
-            one, other = model(batch), model(batch)
+            one, other = model.logits(batch), model.logits(batch)
             assert not torch.allclose(one, other)
             loss = r_drop_loss(one, other, batch.labels, counted, 0.1, 5.0)
         found.append([loss, *torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)])
     torch.testing.assert_close(*([x for x in each if x is not None] for each in found))
     torch.manual_seed(3)
-    apart = sum(cross_entropy(model(batch), batch.labels, counted, 0.1) for _ in range(2)) / 2
+    apart = sum(cross_entropy(model.logits(batch), batch.labels, counted, 0.1) for _ in range(2)) / 2
     assert found[0][0] > apart + 1e-3  # to disagree costs something
 
 
@@ -77,7 +77,7 @@ def test_an_update_reads_as_often_as_the_recipe_says(readings: int) -> None:
     update([batch, batch], 3, 0.0)
     assert passes == 2 * readings
     torch.manual_seed(settings.seed * 1_000_003 + 3)  # what is dropped depends on the seed and the step
-    expected = sum(model.loss(batch, 0.1, settings.r_drop).item() for _ in range(2))
+    expected = sum(model(batch, 0.1, settings.r_drop).item() for _ in range(2))
     assert update.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -85,4 +85,4 @@ def test_an_update_reads_as_often_as_the_recipe_says(readings: int) -> None:
 def test_without_dropout_both_readings_are_one(name: str) -> None:
     model, batch = made(name)
     model.eval()
-    torch.testing.assert_close(model.loss(batch, 0.1, 5.0), model.loss(batch, 0.1))
+    torch.testing.assert_close(model(batch, 0.1, 5.0), model(batch, 0.1))

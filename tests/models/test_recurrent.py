@@ -105,7 +105,7 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
     model = made(cell=cell, attention="none")
     batch = pairs(spare=3)
     with torch.no_grad(), Recorder(model) as seen:
-        model(batch)
+        model.logits(batch)
         rows = batch.source.layout
         sentences = rows.split(model.source_embedding(batch.source.ids))
         summary = model.encode(batch.source)[1]
@@ -133,7 +133,7 @@ def test_gates_of_decoding_steps_are_those_of_the_whole_pass(cell: str, attentio
     model = made(cell=cell, attention=attention, decoder_layers=2)
     batch = SeqBatch.from_lists(SOURCES, [[13, 14, EOS]] * 4, bos=BOS)
     with torch.no_grad(), Recorder(model) as whole:
-        model(batch)
+        model.logits(batch)
     with torch.no_grad(), Recorder(model) as steps:
         state = model.start(batch.source)
         for token in (BOS, 13, 14):
@@ -228,7 +228,7 @@ def test_what_is_seen_is_the_mean_of_what_was_read_by_weights_that_sum_to_one(ce
     model = made(cell=cell, attention=attention)
     batch = pairs(spare=2)
     with torch.no_grad(), Recorder(model) as seen:
-        model(batch)
+        model.logits(batch)
         source = batch.source.layout.split(model.encode(batch.source)[0])
     (name,) = seen.attention
     assert name == ("decoder.0.cross_attn" if attention == "additive" else "readout.cross_attn")
@@ -249,7 +249,7 @@ def test_scores_of_finished_states(attention: str) -> None:
     model = made(attention=attention)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
-        model(batch)
+        model.logits(batch)
         source = batch.source.layout.split(model.encode(batch.source)[0])
     states = batch.inputs.layout.split(seen.values["decoder.0.stream"])
     matrix = model.readout.cross_attn.score.weight if attention == "bilinear" else torch.eye(8, dtype=torch.float64)
@@ -264,7 +264,7 @@ def test_additive_attention_by_hand(cell: str) -> None:
     model = made(cell=cell, attention="additive", tie_embeddings=False)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
-        logits = batch.inputs.layout.split(model(batch))
+        logits = batch.inputs.layout.split(model.logits(batch))
         encoded, summary = model.encode(batch.source)
     layer, score = model.decoder[0], model.decoder[0].cross_attn.score
     for n, read in enumerate(batch.source.layout.split(encoded)):
@@ -295,13 +295,13 @@ def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: st
         return torch.zeros_like(weights).index_fill(-1, torch.tensor([0]), 1.0)
 
     with torch.no_grad(), intervene(model, {name: first}), Recorder(model) as seen:
-        changed = model(batch)
+        changed = model.logits(batch)
         state, steps = model.start(batch.source), []
         for token in (BOS, 13, 14, 15):
             logits, state = model.step(state, torch.full((2, 1), token))
             steps.append(logits)
     with torch.no_grad():
-        assert (model(batch) - changed).abs().max() > 1e-3
+        assert (model.logits(batch) - changed).abs().max() > 1e-3
     torch.testing.assert_close(torch.cat(steps, 1).flatten(0, 1), changed)
     assert seen.attention[name.removesuffix(".weights")].sentence(0)[..., 0].eq(1).all()
 
@@ -318,14 +318,14 @@ def test_written_gates_change_the_whole_pass_as_they_change_each_step(cell: str,
 
     with torch.no_grad(), intervene(model, {"decoder.0.cell.gates": half}):
         with Recorder(model) as whole:
-            changed = model(batch)
+            changed = model.logits(batch)
         state, steps = model.start(batch.source), []
         with Recorder(model) as each:
             for token in (BOS, 13, 14, 15):
                 logits, state = model.step(state, torch.full((2, 1), token))
                 steps.append(logits)
     with torch.no_grad():
-        assert (model(batch) - changed).abs().max() > 1e-3
+        assert (model.logits(batch) - changed).abs().max() > 1e-3
     torch.testing.assert_close(torch.cat(steps, 1).flatten(0, 1), changed)
     looked = torch.cat([attended.sentence(0) for attended in each.history[f"{name}.weights"]], 1)  # type: ignore[union-attr]
     torch.testing.assert_close(whole.attention[name].sentence(0), looked)
@@ -335,10 +335,10 @@ def test_written_gates_change_the_whole_pass_as_they_change_each_step(cell: str,
 def test_without_attention_one_vector_is_all_that_the_decoder_gets(feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for attention in ATTENTIONS:
         model, batch = made(attention=attention, feed=feed), pairs()
-        before = model(batch)
+        before = model.logits(batch)
         encoded, summary = model.encode(batch.source)
         monkeypatch.setattr(model, "encode", lambda source, e=encoded, s=summary: (e + 1, s))
-        same = torch.equal(model(batch), before)
+        same = torch.equal(model.logits(batch), before)
         assert same is (attention == "none"), attention
 
 
@@ -404,7 +404,7 @@ def test_steps_are_the_whole_pass(cell: str, attention: str, feed: str, tied: bo
         [SOURCES[0]] * 2 + [SOURCES[2]] * 2, [[*beam, EOS] for own in written for beam in own], bos=BOS
     )
     with torch.no_grad():
-        expected = torch.stack(batch.inputs.layout.split(model(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
+        expected = torch.stack(batch.inputs.layout.split(model.logits(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
         state = model.start(SeqBatch.from_lists(SOURCES[:3], [[EOS]] * 3, bos=BOS).source)
         state = state.keep(torch.tensor([2, 0])).reorder(torch.tensor([[0, 0], [0, 0]])).keep(torch.tensor([1, 0]))
         for t in range(4):
@@ -420,8 +420,8 @@ def test_encoder_and_decoder_may_differ_in_width(attention: str) -> None:
     for width, encoder_width, embedding in ((8, 14, 5), (16, 6, 9)):
         model = made(attention=attention, width=width, encoder_width=encoder_width, embedding=embedding, feed="every")
         batch = pairs(spare=1)
-        assert model(batch).shape == (len(batch.labels), 20)
-        model.loss(batch).backward()
+        assert model.logits(batch).shape == (len(batch.labels), 20)
+        model(batch).backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -443,7 +443,7 @@ def test_heads_share_the_width_where_there_are_heads() -> None:
 def test_without_dropout_training_draws_no_random_numbers(attention: str) -> None:
     model = made(attention=attention, encoder_layers=2, decoder_layers=2).train()
     before = torch.random.get_rng_state()
-    model.loss(pairs()).backward()
+    model(pairs()).backward()
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -453,7 +453,7 @@ def test_the_gradients_are_those_of_finite_differences(attention: str) -> None:
     aims = torch.randn(batch.num_targets, 20, dtype=torch.float64)
 
     def aim() -> Tensor:
-        return (model(batch)[: batch.num_targets] * aims).sum()
+        return (model.logits(batch)[: batch.num_targets] * aims).sum()
 
     aim().backward()
     for name, parameter in model.named_parameters():
@@ -485,13 +485,13 @@ def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     for _ in range(300):
         batch = next(stream)
         optimizer.zero_grad()
-        (model.loss(batch) / batch.num_targets).backward()
+        (model(batch) / batch.num_targets).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()
     batch = next(stream)
     with torch.no_grad(), Recorder(model) as seen:
-        right = (model(batch).argmax(-1) == batch.labels).float().mean().item()
+        right = (model.logits(batch).argmax(-1) == batch.labels).float().mean().item()
     assert right > 0.98  # a guess is right one time in seven
     tables = [seen.attention["decoder.0.cross_attn"].sentence(n)[0] for n in range(len(batch.source.layout))]
     near = [row[max(i - 1, 0) : i + 2].sum().item() for table in tables for i, row in enumerate(table)]

@@ -94,7 +94,7 @@ def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activa
     sources = [[5, 6, EOS], [7, 8, 9, 10, 11, EOS], [EOS]]
     targets = [[12, 13, 14, 15, EOS], [EOS], [16, 17, EOS]]
     batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=12, target_size=13)
-    logits = model(batch)
+    logits = model.logits(batch)
 
     table, rows, source_rows = model.source_embedding.table, batch.inputs.layout, batch.source.layout
 
@@ -117,19 +117,19 @@ def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activa
     loss = nn.functional.cross_entropy(
         expected[rows.padded_is_token].float(), batch.labels[: rows.tokens], label_smoothing=0.1, reduction="sum"
     )
-    assert model.loss(batch, 0.1).item() == pytest.approx(loss.item(), rel=1e-5)
+    assert model(batch, 0.1).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_the_loss_is_the_smoothed_cross_entropy_written_out() -> None:
     torch.manual_seed(2)
     model = randomised(Transformer(settings(), 9, 9))
     batch = SeqBatch.from_lists([[5, EOS], [6, 7, EOS]], [[8, EOS], [EOS]], bos=BOS, target_size=6)
-    logp = model(batch).log_softmax(-1)
+    logp = model.logits(batch).log_softmax(-1)
     labels = [8, EOS, EOS]
     expected = 0.0
     for place, label in enumerate(labels):
         expected -= 0.8 * logp[place, label].item() + 0.2 * sum(logp[place].tolist()) / 9
-    assert model.loss(batch, 0.2).item() == pytest.approx(expected, rel=1e-5)
+    assert model(batch, 0.2).item() == pytest.approx(expected, rel=1e-5)
 
 
 # -- how many parameters -----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_tying_and_sharing_tables(tied: bool, shared: bool, tables: Any) -> None
     assert count(model) == tables(source, target) * 16 + formula(16, 24, 2, final_norms=True)
     same = model.source_embedding.table is model.target_embedding.table
     assert same is shared
-    assert model(SeqBatch.from_lists([[39, EOS]], [[29, EOS]], bos=BOS)).shape == (2, target)
+    assert model.logits(SeqBatch.from_lists([[39, EOS]], [[29, EOS]], bos=BOS)).shape == (2, target)
 
 
 def test_tying_really_ties() -> None:
@@ -199,10 +199,10 @@ def test_tying_really_ties() -> None:
     batch = SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS)
     for tied in (True, False):
         model = randomised(Transformer(settings(tie_embeddings=tied), 20, 20))
-        before = model(batch)
+        before = model.logits(batch)
         with torch.no_grad():
             model.source_embedding.table[17] *= 2  # a token that is neither in the source nor in the target
-        after = model(batch)
+        after = model.logits(batch)
         factor = torch.ones(20)
         factor[17] = 2 if tied else 1
         torch.testing.assert_close(after, before * factor)
@@ -254,7 +254,7 @@ def test_fractions_stay_between_0_and_1_in_the_encoder_and_follow_the_source_in_
     batch = SeqBatch.from_lists(
         [[5, 6, 7, EOS], [EOS]], [[8, EOS], [9, 10, EOS]], bos=BOS, source_size=7, target_size=6
     )
-    model(batch)
+    model.logits(batch)
     source, target = heard
     assert source.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 0, 0, 0])
     assert target.tolist() == pytest.approx([0, 1 / 3, 0, 1, 2, 0])  # of the source's 4 tokens, and of its 1
@@ -281,13 +281,13 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 def test_logits_do_not_depend_on_what_comes_later() -> None:
     torch.manual_seed(5)
     model = randomised(Transformer(settings(), 20, 20))
-    one = model(SeqBatch.from_lists([[5, EOS]], [[6, 7, 8, EOS]], bos=BOS))
-    other = model(SeqBatch.from_lists([[5, EOS]], [[6, 7, 19, EOS]], bos=BOS))
+    one = model.logits(SeqBatch.from_lists([[5, EOS]], [[6, 7, 8, EOS]], bos=BOS))
+    other = model.logits(SeqBatch.from_lists([[5, EOS]], [[6, 7, 19, EOS]], bos=BOS))
     torch.testing.assert_close(one[:3], other[:3])
     assert (one[3] - other[3]).abs().max() > 0.01
 
 
 def test_the_logits_of_fill_are_zero_so_that_no_gradient_starts_there() -> None:
     model = randomised(Transformer(settings(), 20, 20))
-    logits = model(SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS, source_size=4, target_size=5))
+    logits = model.logits(SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS, source_size=4, target_size=5))
     assert logits[:2].abs().min() > 0 and not logits[2:].any()

@@ -93,7 +93,7 @@ def test_a_forward_pass_takes_what_the_formula_says(case: str) -> None:
         use_backend("plain"),
         torch.no_grad(),
     ):  # fused kernels are not counted
-        module.loss(batch)
+        module(batch)
     assert flops.forward(settings, batch, VOCABULARY) == counter.get_total_flops()
 
 
@@ -103,5 +103,5 @@ def test_the_gradients_take_twice_as_much_again() -> None:
     settings = settings_of(model, False, True)
     module = build(settings, VOCABULARY, VOCABULARY, shared=True)
     with FlopCounterMode(display=False) as counter, use_backend("plain"):
-        module.loss(batch).backward()
+        module(batch).backward()
     assert flops.update(settings, batch, VOCABULARY) == counter.get_total_flops()

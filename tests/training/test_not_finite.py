@@ -47,7 +47,7 @@ class Spoiler:
         self.weights: list[dict[str, Tensor]] = []  # after each update
         self.moments: list[dict[str, Tensor]] = []
         self.batches: list[list[SeqBatch]] = []
-        update, loss = Trainer._update, SequenceModel.loss
+        update, loss = Trainer._update, SequenceModel.forward
 
         def recording(trainer: Trainer, batches: list[SeqBatch]) -> None:
             calls = 0
@@ -59,7 +59,7 @@ class Spoiler:
                 return SPOILT[kind](plain) if trainer.progress.step == step and calls == len(batches) else plain
 
             with patch.context() as inner:
-                inner.setattr(SequenceModel, "loss", spoiling)
+                inner.setattr(SequenceModel, "forward", spoiling)
                 update(trainer, batches)
             self.batches.append(batches)
             self.weights.append(now(trainer))

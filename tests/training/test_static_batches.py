@@ -98,7 +98,7 @@ def made(name: str) -> tuple[SequenceModel, StaticBatchShape[SeqBatch], list[Seq
 
 def loss_and_gradients(model: SequenceModel, batch: SeqBatch) -> list[Tensor]:
     model.zero_grad()
-    loss = model.loss(batch, 0.1)
+    loss = model(batch, 0.1)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
@@ -300,7 +300,7 @@ def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch:
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert len(said) == 2 and said[0] == "compiling the training step"
     assert "no such instruction" in said[1] and "much more" not in said[1]
-    monkeypatch.setattr(model, "loss", fails)
+    monkeypatch.setattr(model, "forward", fails)
     assert accelerate.for_training(model, TrainingSettings(), CPU, "captured", batch, said.append) == "plain"
     assert len(said) == 3 and "cannot be captured here" in said[2]
 
@@ -334,12 +334,12 @@ def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pyte
     assert len(ran) == 2 * (2 + 1 + 1) + 1 and compile.losses.linear_cross_entropy in ran
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     ran.clear()
-    model.eval().loss(batches[0])
+    model.eval()(batches[0])
     copied = copy.deepcopy(model).train()
     assert not ran
     with torch.no_grad():
         copied.encoder[0].self_attn.out_proj.bias += 1.0  # type: ignore[union-attr, index]
-    assert not torch.equal(copied.loss(batches[0]), model.loss(batches[0]))  # a copy computes with its own weights
+    assert not torch.equal(copied(batches[0]), model(batches[0]))  # a copy computes with its own weights
     assert ran
 
 
@@ -355,7 +355,7 @@ def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(na
             with instead:
                 assert any(w.dtype == torch.bfloat16 for w in model.parameters()) == (not found)
                 with torch.autocast("cpu", torch.bfloat16):
-                    loss = model.loss(batch, 0.1)
+                    loss = model(batch, 0.1)
                 loss.backward()
             found.append([loss.detach(), *(w.grad for w in model.parameters() if w.grad is not None)])
         assert all(slope.dtype == torch.float32 for slope in found[0])
@@ -374,12 +374,12 @@ def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
     def gradients() -> list[Tensor]:
         model.zero_grad()
         with halves.active(), torch.autocast("cpu", torch.bfloat16):
-            model.loss(batch).backward()
+            model(batch).backward()
         return [w.grad.clone() for w in weights if w.grad is not None]
 
     expected = gradients()
     with pytest.raises(ZeroDivisionError), halves.active(), torch.autocast("cpu", torch.bfloat16):
-        model.loss(batch).backward()
+        model(batch).backward()
         raise ZeroDivisionError
     assert all(map(operator.is_, model.parameters(), weights))
     assert all(copy.grad is None for copy in halves.copies)
@@ -403,7 +403,7 @@ def test_layers_that_do_not_learn_are_handed_nothing() -> None:
         if isinstance(module, torch.nn.Linear):
             module.requires_grad_(False)
     with Bf16Weights(model).active(), torch.autocast("cpu", torch.bfloat16):
-        model.loss(shape.unflatten(shape.flatten(batches[0]))).backward()
+        model(shape.unflatten(shape.flatten(batches[0]))).backward()
     assert all((w.grad is None) != w.requires_grad for w in model.parameters())
 
 

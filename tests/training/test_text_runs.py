@@ -123,7 +123,7 @@ def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
     watch = make_validator(recipe, run.tokenizers, setup.held_out(recipe.data, "valid"), CPU)
 
     class Knowing(SequenceModel):
-        def forward(self, batch: SeqBatch) -> torch.Tensor:
+        def logits(self, batch: SeqBatch) -> torch.Tensor:
             return torch.nn.functional.one_hot(batch.labels, 30).float() * 100
 
     look = watch.validate(Knowing())
@@ -253,8 +253,8 @@ def test_a_batch_that_was_not_finite_is_written_down(
 ) -> None:
     model = BERT if kind == "gaps" else GPT
     recipe = small(tmp_path, model, {"documents": "stream"} if kind == "stream" else {})
-    monkeypatch.setattr(SequenceModel, "loss", lambda self, batch, *_: self(batch).sum() * math.nan)
-    monkeypatch.setattr("regard.models.bert.Bert.loss", SequenceModel.loss)
+    monkeypatch.setattr(SequenceModel, "forward", lambda self, batch, *_: self.logits(batch).sum() * math.nan)
+    monkeypatch.setattr("regard.models.bert.Bert.forward", SequenceModel.forward)
     with pytest.raises(UserError, match="not finite at step 1"):
         go(recipe, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["pairs"]

@@ -32,7 +32,7 @@ class Table(SequenceModel):
         self.rows = nn.Parameter(logits.clone())
         self.bias = nn.Parameter(torch.zeros(logits.shape[1]))
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         return self.rows + self.bias
 
 
@@ -55,7 +55,7 @@ def random_logits(places: int, seed: int = 0) -> Tensor:
 def test_the_loss_is_the_librarys_and_the_formulas(smoothing: float) -> None:
     """- sum over tokens of (1 - e) log p(label) + e / V sum over the vocabulary of log p"""
     logits = random_logits(5)
-    loss = Table(logits).loss(two_pairs(), smoothing)
+    loss = Table(logits)(two_pairs(), smoothing)
     library = F.cross_entropy(logits, torch.tensor(LABELS), label_smoothing=smoothing, reduction="none").sum()
     assert torch.equal(loss, library)
     by_hand = 0.0
@@ -72,8 +72,8 @@ def test_fill_is_never_counted(rubbish: float) -> None:
     logits = torch.cat([random_logits(5), torch.full((3, WORDS), rubbish)])
     model, batch = Table(logits), two_pairs(size=8)
     assert batch.num_targets == 5
-    loss = model.loss(batch, 0.1)
-    assert torch.equal(loss, Table(random_logits(5)).loss(two_pairs(), 0.1))
+    loss = model(batch, 0.1)
+    assert torch.equal(loss, Table(random_logits(5))(two_pairs(), 0.1))
     loss.backward()
     assert model.rows.grad is not None
     assert model.rows.grad[:5].abs().min() > 0
@@ -85,10 +85,10 @@ def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
     half = random_logits(5).bfloat16()
 
     class Half(Table):
-        def forward(self, batch: SeqBatch) -> Tensor:
+        def logits(self, batch: SeqBatch) -> Tensor:
             return half
 
-    loss = Half(half).loss(two_pairs(), 0.1)
+    loss = Half(half)(two_pairs(), 0.1)
     exact = F.cross_entropy(half.double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum").item()
     coarse = F.cross_entropy(half, torch.tensor(LABELS), label_smoothing=0.1, reduction="sum").item()
     assert loss.dtype == torch.float32
@@ -100,7 +100,7 @@ def test_the_loss_of_a_transformer_under_autocast_is_in_float32(tmp_path: Path) 
     torch.manual_seed(0)
     model = build(small(tmp_path).model, WORDS, WORDS, True).eval()
     with autocast("bf16", CPU):
-        logits, loss = model(two_pairs()), model.loss(two_pairs(), 0.1)
+        logits, loss = model.logits(two_pairs()), model(two_pairs(), 0.1)
     assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
     expected = F.cross_entropy(logits.double(), torch.tensor(LABELS), label_smoothing=0.1, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -237,7 +237,7 @@ def test_recomputed_blocks_keep_an_eighth_of_the_bytes_or_less_for_the_backward_
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model.loss(batch)
+            loss = model(batch)
         kept.append(sum(sizes.values()))
         del loss
     print(f"bytes kept: {kept[0]:,} plain, {kept[1]:,} recomputed")

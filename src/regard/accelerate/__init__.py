@@ -143,7 +143,7 @@ def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, devi
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
         with random, bf16(), autocast(settings.precision, device):
-            model.loss(batch, settings.label_smoothing, settings.r_drop).backward()
+            model(batch, settings.label_smoothing, settings.r_drop).backward()
     finally:
         model.zero_grad(set_to_none=True)
         for buffer, was in zip(model.buffers(), before, strict=True):

@@ -31,9 +31,9 @@ def compile_parts(model: SequenceModel) -> None:
 
 def remove_compiled(model: SequenceModel) -> None:
     """Undo `compile_parts`."""
-    for part in (*_parts(model), model):
-        for name in ("forward", "linear_cross_entropy"):
-            part.__dict__.pop(name, None)
+    for part in _parts(model):
+        part.__dict__.pop("forward", None)
+    model.__dict__.pop("linear_cross_entropy", None)
 
 
 def is_compiled(model: SequenceModel) -> bool:

@@ -120,7 +120,7 @@ class MaskFiller:
         mask, silent = self.tokenizer.tag(MASK), sorted({*self.tokenizer.forbidden(), EOS})
         row = PackedTokens.from_lists(read).to(next(self.model.parameters()).device)
         with torch.inference_mode():
-            chances = self.model(SeqBatch(row, row, row.ids))[row.ids == mask].float().softmax(-1)  # [gaps, V]
+            chances = self.model.logits(SeqBatch(row, row, row.ids))[row.ids == mask].float().softmax(-1)  # [gaps, V]
             chances[:, silent] = -1.0  # marks and line breaks are never a guess
             best = chances.topk(min(top, len(self.tokenizer) - len(silent)))
         counts = [tokens.count(mask) for tokens in read]

@@ -162,13 +162,13 @@ def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:
     return captured(model, precision)
 
 
-def score(model: Callable[[SeqBatch], Tensor], batch: SeqBatch) -> list[list[float]]:
+def score(logits_of: Callable[[SeqBatch], Tensor], batch: SeqBatch) -> list[list[float]]:
     """The log-probability of every target token of every pair, that of EOS last, given those before it.
 
-    `model(batch)` gives logits [T, V], as a `SequenceModel` does; the arithmetic after it is in float32.
+    `logits_of` gives logits [T, V], as `SequenceModel.logits` does; the arithmetic after it is in float32.
     """
     rows = batch.inputs.layout
     with torch.no_grad():
-        logits = model(batch)[: rows.tokens].float()
+        logits = logits_of(batch)[: rows.tokens].float()
         logp = -functional.cross_entropy(logits, batch.labels[: rows.tokens], reduction="none")
     return [sentence.tolist() for sentence in rows.split(logp)]

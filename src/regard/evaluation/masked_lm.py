@@ -51,7 +51,7 @@ def masked_lm_score(
             row = PackedTokens.from_lists([read[i] for i in group])
             labels, counted = (torch.tensor([x for i in group for x in side[i]]) for side in (clean, gaps))
             batch = SeqBatch(row, row, labels, counted).to(device)
-            logits, answers = model(batch)[batch.loss_mask].float(), batch.labels[batch.loss_mask]
+            logits, answers = model.logits(batch)[batch.loss_mask].float(), batch.labels[batch.loss_mask]
             loss += functional.cross_entropy(logits, answers, reduction="sum").item()
             right += int((logits.argmax(-1) == answers).sum())
             total += len(answers)

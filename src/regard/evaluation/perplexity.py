@@ -106,7 +106,7 @@ class WindowBatches:
         nats, tokens, unknown = 0.0, 0, 0
         with torch.no_grad():
             for batch in self.batches:
-                nats += model.loss(batch.to(device)).item()
+                nats += model(batch.to(device)).item()
                 tokens += batch.num_targets
                 unknown += int((batch.labels == UNK)[batch.loss_mask].sum())
                 if progress is not None:

@@ -118,15 +118,15 @@ def _logits(
         if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # without a head: what would go into it
             return theirs(**inputs).last_hidden_state[0], ours.encode(row)
         fed = row if settings.task == "fill" else PackedTokens.from_lists([[BOS]])
-        found = ours(SeqBatch(row, fed, fed.ids))
+        found = ours.logits(SeqBatch(row, fed, fed.ids))
         if settings.task == "classify":
             columns = range(target.first, len(target))
     elif isinstance(settings, GPTSettings):
-        found = ours(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
+        found = ours.logits(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
     else:
         answer = _random(target, min(len(tokens) + 2, settings.max_positions - 2), draw)
         batch = SeqBatch.from_lists([tokens], [[*answer, EOS]], bos=BOS)
-        found = ours(batch)
+        found = ours.logits(batch)
         inputs = {**inputs, "decoder_input_ids": torch.tensor([_theirs(batch.inputs.ids.tolist(), target)])}
     return theirs(**inputs).logits.flatten(0, -2), found[:, torch.tensor(list(columns))]
 

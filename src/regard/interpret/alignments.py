@@ -231,7 +231,7 @@ def explained_words(
     def asked(sources: list[list[int]]) -> np.ndarray:
         batch = SeqBatch.from_lists(sources, [target.tokens] * len(sources), bos=BOS).to(device)
         with torch.inference_mode():
-            return np.array(score(model, batch)) @ into
+            return np.array(score(model.logits, batch)) @ into
 
     box = BlackBox(asked, tuple(map(str, told)), reading.masked, tuple(map(str, range(target.count))))
     shares = np.zeros((target.count, source.count))

@@ -21,7 +21,7 @@ class NoAttention(UserError):
 def cross_attention(model: SequenceModel, batch: SeqBatch) -> np.ndarray:
     """Run a teacher-forced pass and return the weights of every cross-attention: [L, N, H, T, S], padded."""
     with torch.inference_mode(), Recorder(model) as seen:
-        model(batch)
+        model.logits(batch)
         layers = [attended.offered() for name, attended in seen.attention.items() if name.endswith("cross_attn")]
     if not layers:
         raise NoAttention("this model does not attend to its source: there are no weights to show or to align words by")

@@ -34,7 +34,7 @@ class Recorder:
     """Records every tap of a model while its context lasts, and never changes what the model computes.
 
     >>> with Recorder(model) as seen:                              # doctest: +SKIP
-    ...     model(batch)
+    ...     model.logits(batch)
     >>> seen.attention["decoder.0.cross_attn"].sentence(0).shape        # doctest: +SKIP
     torch.Size([4, 6, 7])
 

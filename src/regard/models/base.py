@@ -124,7 +124,7 @@ class DecoderState:
 
 
 class SequenceModel(nn.Module):
-    """Base class of all models: a family implements `features` (or `loss`), `start` and `step`.
+    """Base class of all models: a family implements `features` (or `forward`), `start` and `step`.
 
     It registers itself (`@MODELS.register("gpt")`) and names the class of its settings, which recipes are checked with.
     """
@@ -133,25 +133,49 @@ class SequenceModel(nn.Module):
     has_static_state = False  # whether decoding states have a form of constant shapes, for CUDA graphs
     is_decoder_only = False  # whether the source is a prompt, which the output continues in the same cache
     can_restart = False  # whether a static state can be reused for other sources (`restart`)
-    static_shapes = False  # whether `loss` on static batches never waits for the device, as CUDA graphs require
+    static_shapes = False  # whether `forward` on static batches never waits for the device, as CUDA graphs require
     # What `accelerate` replaces by faster equivalents: the output projection, and that projection with the loss.
     linear: LinearFn = staticmethod(F.linear)  # type: ignore[arg-type]
     linear_cross_entropy = staticmethod(losses.linear_cross_entropy)
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def forward(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+        """The training loss: label-smoothed cross-entropy, summed over the targets that count, in float32.
+
+        (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
+        the batch is passed through the model twice (`losses.r_drop_loss`). The loss is what `forward` returns, so that
+        wrappers which synchronise gradients see the whole pass; it is a sum, since only the trainer knows how many
+        targets all processes have together.
+        """
+        loss_mask = batch.inputs.layout.is_token if batch.loss_mask is None else batch.loss_mask
+        projection = self.lm_head()
+        if projection is None:
+            logits = self.logits(batch)
+            if r_drop:
+                return losses.r_drop_loss(logits, self.logits(batch), batch.labels, loss_mask, smoothing, r_drop)
+            return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)
+        hidden = self.features(batch)
+        if r_drop:
+            hidden = torch.stack([hidden, self.features(batch)])
+        elif taps.has_listeners():  # the fused loss never holds all logits: compute them for the listener
+            written = taps.offer(self, "logits", taps.Deferred(lambda: F.linear(hidden, *projection)))
+            if written is not None:
+                return losses.cross_entropy(written, batch.labels, loss_mask, smoothing)
+        return self.linear_cross_entropy(hidden, *projection, batch.labels, loss_mask, smoothing, r_drop)
+
+    def logits(self, batch: SeqBatch) -> Tensor:
         """Logits [T, V] for every target token, teacher-forced."""
-        return self.logits(self.features(batch))
+        return self.project(self.features(batch))
 
     def features(self, batch: SeqBatch) -> Tensor:
         """[T, D] features before the output projection; zeros for padding, so that no gradient reaches it."""
         raise NotImplementedError  # implemented by each family
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
         raise NotImplementedError  # implemented by each family
 
     def lm_head(self) -> tuple[Tensor, Tensor | None] | None:
-        """W [V, D] and bias [V] if `logits(h)` is exactly W h + bias; else None."""
+        """W [V, D] and bias [V] if `project(h)` is exactly W h + bias; else None."""
         return None
 
     def start(self, source: PackedTokens) -> Any:
@@ -183,25 +207,3 @@ class SequenceModel(nn.Module):
     def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Load another run's weights. A family may leave out the head of that run's task."""
         tensor_io.load_into_model(self, tensors, origin)
-
-    def loss(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
-        """Label-smoothed cross-entropy, summed over the target tokens that count, in float32.
-
-        (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
-        the batch is passed through the model twice (`losses.r_drop_loss`).
-        """
-        loss_mask = batch.inputs.layout.is_token if batch.loss_mask is None else batch.loss_mask
-        projection = self.lm_head()
-        if projection is None:
-            logits = self(batch)
-            if r_drop:
-                return losses.r_drop_loss(logits, self(batch), batch.labels, loss_mask, smoothing, r_drop)
-            return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)
-        hidden = self.features(batch)
-        if r_drop:
-            hidden = torch.stack([hidden, self.features(batch)])
-        elif taps.has_listeners():  # the fused loss never holds all logits: compute them for the listener
-            written = taps.offer(self, "logits", taps.Deferred(lambda: F.linear(hidden, *projection)))
-            if written is not None:
-                return losses.cross_entropy(written, batch.labels, loss_mask, smoothing)
-        return self.linear_cross_entropy(hidden, *projection, batch.labels, loss_mask, smoothing, r_drop)

@@ -134,10 +134,10 @@ class Bert(SequenceModel):
         x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), real=rows.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
-    def forward(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: SeqBatch) -> Tensor:
         """Logits at every place: of the source row to fill it in; of the target row to classify."""
         if self.settings.task == "fill":
-            return super().forward(batch)
+            return super().logits(batch)
         return self._named(self._classes(self.encode(batch.source), batch.source.layout), batch)
 
     def _named(self, classes: Tensor, batch: SeqBatch) -> Tensor:
@@ -151,7 +151,7 @@ class Bert(SequenceModel):
         """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
         x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
-            return self.logits(self.mlm_head(x))
+            return self.project(self.mlm_head(x))
         return self._named(self._classes(x, batch.source.layout), batch)
 
     def features(self, batch: SeqBatch) -> Tensor:
@@ -161,17 +161,19 @@ class Bert(SequenceModel):
     def lm_head(self) -> tuple[Tensor, Tensor | None] | None:
         return (self.embedding.table, self.mlm_head.bias) if self.settings.task == "fill" else None
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.mlm_head.bias))
 
-    def loss(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+    def forward(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """As every family's; where only some places are to be guessed, only their logits are computed."""
         whole = self.settings.task == "classify" or batch.loss_mask is None or r_drop > 0
         if whole or isinstance(batch.source.layout, StaticPackedLayout):
-            return super().loss(batch, smoothing, r_drop)  # of static rows nothing may depend on how many places count
+            return super().forward(
+                batch, smoothing, r_drop
+            )  # of static rows nothing may depend on how many places count
         hidden = self.mlm_head(self.encode(batch.source)[batch.loss_mask])
         labels = batch.labels[batch.loss_mask]
-        return losses.cross_entropy(self.logits(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
+        return losses.cross_entropy(self.project(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
     def _classes(self, x: Tensor, rows: PackedLayout) -> Tensor:
         """[S, D] -> [N, V] the logits of each text's class."""

@@ -65,8 +65,8 @@ class Ensemble(SequenceModel):
         self.is_decoder_only = any(kinds)
         self.can_restart = all(member.can_restart for member in members)
 
-    def forward(self, batch: SeqBatch) -> Tensor:
-        return mean_logprobs(member(batch) for member in self.members)
+    def logits(self, batch: SeqBatch) -> Tensor:
+        return mean_logprobs(member.logits(batch) for member in self.members)
 
     def start(self, source: PackedTokens) -> EnsembleState:
         return EnsembleState([member.start(source) for member in self.members])

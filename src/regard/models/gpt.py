@@ -140,14 +140,14 @@ class GPT(SequenceModel):
     def lm_head(self) -> tuple[Tensor, None] | None:
         return None if self.settings.unused else (self._table(), None)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         logits = self.linear(hidden, self._table())
         if self.settings.unused:
             logits = logits.index_fill(-1, self.unused, NEG_LOGIT)
         return taps.tap(self, "logits", logits)
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
-        return self.logits(self.decoder.last_norm(stream))
+        return self.project(self.decoder.last_norm(stream))
 
     def start(self, source: PackedTokens) -> DecoderState:
         """The prompts go in together, the shorter ones with padding before them, so that all end together."""
@@ -167,7 +167,7 @@ class GPT(SequenceModel):
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         state.tree.enter(None, tokens.device)
         x = self._extend(state, self.embedding, tokens.flatten())  # [N, K] -> [N*K, D]
-        return self.logits(x).unflatten(0, tokens.shape), state
+        return self.project(x).unflatten(0, tokens.shape), state
 
     def _extend(self, state: DecoderState, embedding: nn.Module, ids: Tensor) -> Tensor:
         """Feed tokens that the tree knows of, [N*K] of a step or [N, T] of prompts: [..., D]."""
@@ -193,4 +193,4 @@ class GPT(SequenceModel):
         for segment in ids.split(self.mask.length, dim=1):
             state.trim(self.mask.memory)
             state.tree.enter(segment.shape[1], ids.device)
-            yield self.logits(self._extend(state, self.embedding, segment))
+            yield self.project(self._extend(state, self.embedding, segment))

@@ -367,12 +367,12 @@ class Recurrent(SequenceModel):
     def lm_head(self) -> tuple[Tensor, None]:
         return self.target_embedding.table if self.settings.tie_embeddings else self.output, None
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         return taps.tap(self, "logits", self.linear(hidden, *self.lm_head()))
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
         """Of a recurrent model, only what is read out speaks: [..., features of the output projection]."""
-        return self.logits(stream)
+        return self.project(stream)
 
     def static_state(self, state: RecurrentState, shape: StaticShape) -> RecurrentState:
         return state.fixed(shape)
@@ -399,4 +399,4 @@ class Recurrent(SequenceModel):
             else:
                 assert isinstance(layer, DecoderLayer)
                 x, state.layers[number] = layer.step(self._between(x) if number else x, states)
-        return self.logits(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state
+        return self.project(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state

@@ -64,11 +64,11 @@ class Transformer(SequenceModel):
         table = self.target_embedding.table if self.settings.tie_embeddings else self.output
         return table, self.output_bias if self.settings.output_bias else None
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         return taps.tap(self, "logits", self.linear(hidden, *self.lm_head()))
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
-        return self.logits(self.decoder.last_norm(stream))
+        return self.project(self.decoder.last_norm(stream))
 
     def start(self, source: PackedTokens) -> DecoderState:
         memory = self.encode(source)
@@ -88,7 +88,7 @@ class Transformer(SequenceModel):
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
         x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
         x = self.decoder(x, state.own, state.cross)
-        return self.logits(x).unflatten(0, tokens.shape), state
+        return self.project(x).unflatten(0, tokens.shape), state
 
 
 def _lengths(rows: PackedLayout, of: PackedLayout) -> Tensor:

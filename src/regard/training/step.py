@@ -71,7 +71,7 @@ class TrainingStep:
 
     def _backward(self, batch: SeqBatch) -> None:
         with autocast(self.settings.precision, self.device):
-            loss = self.model.loss(batch, self.settings.label_smoothing, self.settings.r_drop)
+            loss = self.model(batch, self.settings.label_smoothing, self.settings.r_drop)
         (loss * self.scalars[0]).backward()
         self.loss += loss.detach()
 

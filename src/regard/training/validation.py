@@ -114,7 +114,7 @@ class Validator:
             model.train(training)
 
     def _measure(self, model: SequenceModel) -> Validation:
-        total = sum(model.loss(batch).item() for batch in self._batches)
+        total = sum(model(batch).item() for batch in self._batches)
         return self._translate(model, total / sum(batch.num_targets for batch in self._batches))
 
     def _translate(self, model: SequenceModel, loss: float) -> Validation:
@@ -197,7 +197,7 @@ class MaskedLMValidator(Validator):
     def _measure(self, model: SequenceModel) -> Validation:
         total, right, gaps = 0.0, 0, sum(batch.num_targets for batch in self._batches)
         for batch in self._batches:
-            logits = model(batch)[batch.loss_mask].float()
+            logits = model.logits(batch)[batch.loss_mask].float()
             labels = batch.labels[batch.loss_mask]
             total += F.cross_entropy(logits, labels, reduction="sum").item()
             right += int((logits.argmax(-1) == labels).sum())
@@ -208,7 +208,7 @@ class MaskedLMValidator(Validator):
         batch = self._batches[0]
         if not self.recipe.training.validate_lines or batch.loss_mask is None:
             return []
-        guessed = torch.where(batch.loss_mask, model(batch).argmax(-1), batch.source.ids)
+        guessed = torch.where(batch.loss_mask, model.logits(batch).argmax(-1), batch.source.ids)
         rows = [batch.source.layout.split(ids) for ids in (batch.source.ids, batch.labels, guessed)]
         show = self.tokenizers[0].token_texts
         texts = [[join_tokens(show(ids.tolist()[1:-1])) for ids in row[:SAMPLES]] for row in rows]

@@ -162,7 +162,7 @@ def _translation(loaded: LoadedRun, text: str, target: str | None, hiding: Maski
     def asked(sources: list[list[int]]) -> Numbers:
         batch = SeqBatch.from_lists(sources, [said] * len(sources), bos=BOS).to(loaded.device)
         with torch.inference_mode():
-            return np.array(score(loaded.module, batch)) @ into
+            return np.array(score(loaded.module.logits, batch)) @ into
 
     def attention() -> Numbers | None:
         try:
@@ -200,7 +200,7 @@ def _continuation(loaded: LoadedRun, text: str, target: str | None, hiding: Mask
         following = PackedTokens.from_lists([[*prompt[1:], *said] for prompt in before]).ids
         batch = SeqBatch(PackedTokens.from_lists([[] for _ in before]), inputs, following).to(loaded.device)
         with torch.inference_mode():
-            return np.array([logprobs[-len(said) :] for logprobs in score(loaded.module, batch)]) @ into
+            return np.array([logprobs[-len(said) :] for logprobs in score(loaded.module.logits, batch)]) @ into
 
     def attention() -> Numbers | None:
         row = PackedTokens.from_lists([[*view, *said[:-1]]])
@@ -221,7 +221,7 @@ def _classes(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMo
         """[B, classes] log-probabilities among the classes."""
         batch = SeqBatch.from_lists(sources, [[classes.first, EOS]] * len(sources), bos=BOS).to(loaded.device)
         with torch.inference_mode():
-            logits = loaded.module(batch)[batch.inputs.layout.offsets[:-1], classes.first :]
+            logits = loaded.module.logits(batch)[batch.inputs.layout.offsets[:-1], classes.first :]
             return functional.log_softmax(logits.float(), -1).double().cpu().numpy()
 
     likeliest = np.argsort(-all_classes(sources)[0], kind="stable")[:CLASSES].tolist()
@@ -252,7 +252,7 @@ def _gaps(loaded: LoadedRun, text: str, target: str | None, hiding: MaskingMode)
         """[B, gaps, V] log-probabilities."""
         row = PackedTokens.from_lists(rows).to(loaded.device)
         with torch.inference_mode():
-            logits = loaded.module(SeqBatch(row, row, row.ids))[row.ids == mask]
+            logits = loaded.module.logits(SeqBatch(row, row, row.ids))[row.ids == mask]
             return functional.log_softmax(logits.float(), -1).unflatten(0, (len(rows), -1))
 
     silent = sorted({*tokenizer.forbidden(), EOS})
@@ -277,7 +277,7 @@ def _attention_given(
 ) -> Numbers | None:
     """[parts] the self-attention that the output's positions `rows` gave to each part, mean of layers and heads."""
     with torch.inference_mode(), Recorder(loaded.module) as seen:
-        loaded.module(batch)
+        loaded.module.logits(batch)
         layers = [attended.sentence(0).float().mean(0)[rows].sum(0) for attended in seen.attention.values()]  # [K]
     if not layers:
         return None

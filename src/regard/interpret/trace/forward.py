@@ -100,7 +100,7 @@ def run_passes(loaded: LoadedRun, task: TraceTask, tokens: list[int], asked: Tra
 
 def _scores(loaded: LoadedRun, batch: SeqBatch) -> Tensor:
     cancel.check()
-    found: Tensor = loaded.module(batch.to(loaded.device))
+    found: Tensor = loaded.module.logits(batch.to(loaded.device))
     return found.float()
 
 
@@ -135,7 +135,7 @@ def one_pass(
     cancel.check()
     batch = task.batch(tokens, said.tokens).to(loaded.device)
     with changing.applied(loaded.module, changes), Recorder(loaded.module) as seen:
-        logits = loaded.module(batch)
+        logits = loaded.module.logits(batch)
     if task.one_row:  # every place predicts the next, those of the source too
         last = [value for name, value in seen.values.items() if name.endswith("feed_forward_residual.stream")][-1]
         logits = loaded.module.logit_lens(last, batch)
