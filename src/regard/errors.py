@@ -1,31 +1,39 @@
-"""The one kind of failure a user is meant to read: a sentence, and an exit status."""
+"""The failures that the command line reports to users as one line and an exit status."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters but tab and line feed, overrides of the writing direction, and halves of surrogate pairs.
+# Control characters except tab and line feed, overrides of the writing direction, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class RegardWarning(UserWarning):
-    """Something the user should know that does not stop the work; the command line prints it as one line."""
+    """A problem that does not stop the work; the command line prints it as one line."""
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints its text as one line and exits with status 2."""
+    """An error that the user can correct. The command line prints its text as one line and exits with status 2."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal stopped the work, and what was complete is saved; `status` is the exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def printable(text: str) -> str:
-    r"""Escape what a terminal would obey instead of showing it. For text that may come from foreign files.
+    r"""Escape control characters, which a terminal would act on. For text that may come from foreign files.
 
     >>> print(printable("\x1b[2Jgone"))
     \x1b[2Jgone
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: Exception) -> str:
-    """Of what somebody else's error says, which may be pages."""
+    """The first line of an error's message, at most 200 characters; messages of libraries can be pages long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__

@@ -78,11 +78,11 @@ def _write_recipe(family: str, home: Path, file: Path) -> int:
 
 
 def _train(recipe: Path, home: Path, *sets: str) -> int:
-    from regard.cli import _run
+    from regard.cli import run
 
     os.environ["REGARD_CACHE"] = str(home / "cache")
     changes = [word for entry in sets for word in ("--set", entry)]
-    return _run(["train", str(recipe), "--out", str(home / "run"), "--device", "cpu", *changes], False)
+    return run(["train", str(recipe), "--out", str(home / "run"), "--device", "cpu", *changes], False)
 
 
 def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Random) -> tuple[bool, str]:
@@ -100,7 +100,7 @@ def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Ran
     if outcome.status == 0 or not came:
         return False, outcome.fault((0,)) if outcome.status else ""
     polite = {128 + by, -by} if by != signal.SIGKILL else {-by}
-    if outcome.status not in polite or "fault in regard" in outcome.err or "Traceback" in outcome.err:
+    if outcome.status not in polite or "bug in regard" in outcome.err or "Traceback" in outcome.err:
         return True, outcome.fault(tuple(polite)) or "another exit status"
     in_the_loop = moment in ("before the first save", "before the first validation", "in an update", "while validating")
     if by != signal.SIGKILL and in_the_loop and not (home / "run" / "resume.safetensors").exists():

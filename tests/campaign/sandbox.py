@@ -36,7 +36,7 @@ class Outcome:
         """Why this must not be, in a line; nothing if all is well."""
         if self.hung:
             return "hangs"
-        if "a fault in regard" in self.err or "Traceback" in self.err:
+        if "a bug in regard" in self.err or "Traceback" in self.err:
             return self.err.strip().splitlines()[-1][:300]
         if self.status not in statuses:
             return f"exit status {self.status}: {self.err[-200:]!r}"
@@ -65,7 +65,8 @@ def prepare() -> None:
     import regard.training.setup
 
     torch.set_num_threads(1)
-    regard.cli.app.command()
+    for name in regard.cli.app.VERBS:
+        regard.cli.app.verb(name)
 
 
 def call(function: Callable[[], int], scratch: Path, stdin: bytes = b"", seconds: float = HANGING) -> Outcome:
@@ -118,9 +119,9 @@ def _become(function: Callable[[], int], names: Sequence[Path]) -> None:
 
 def regard(words: Sequence[object], scratch: Path, stdin: bytes = b"", seconds: float = HANGING) -> Outcome:
     """A command line of regard."""
-    from regard.cli import _run
+    from regard.cli import run
 
-    return call(partial(_run, [str(word) for word in words], False), scratch, stdin, seconds)
+    return call(partial(run, [str(word) for word in words], False), scratch, stdin, seconds)
 
 
 @dataclass

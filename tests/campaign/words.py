@@ -47,9 +47,9 @@ def _make(scratch: Path) -> int:
 
 def _verbs() -> dict[str, list[Any]]:
     """The verbs and their parameters."""
-    from regard.cli.app import command
+    from regard.cli.app import VERBS, verb
 
-    return {name: verb.params for name, verb in command().commands.items()}
+    return {name: verb(name).params for name in VERBS}
 
 
 def _words(verbs: dict[str, list[Any]], random: Random, scratch: Path, home: Path) -> list[str]:

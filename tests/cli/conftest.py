@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.cli import _run
+from regard.cli import run
 
 TINY = [
     "model.width=16",
@@ -68,7 +68,7 @@ def regard(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def call(*words: object, debug: bool = False) -> Outcome:
         capsys.readouterr()
-        status = _run([str(word) for word in words], debug)
+        status = run([str(word) for word in words], debug)
         return Outcome(status, *capsys.readouterr())
 
     return call
@@ -90,7 +90,7 @@ def train_copy(tiny: Sequence[str]) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory, train_copy: list[str]) -> Path:
     """A run that every test reads and none writes to."""
     path = tmp_path_factory.mktemp("cli") / "run"
-    assert _run([*train_copy, "--quiet", "--device", "cpu", "--out", str(path)], debug=True) == 0
+    assert run([*train_copy, "--quiet", "--device", "cpu", "--out", str(path)], debug=True) == 0
     return path
 
 

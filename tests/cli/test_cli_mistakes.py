@@ -393,7 +393,7 @@ def test_a_fault_of_ours_asks_for_a_report(regard, trained, monkeypatch):
     def fault(*_, **__):
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("regard.api.load", fault)
+    monkeypatch.setattr("regard.cli.translate.load", fault)
     result = regard("translate", trained, "a")
     assert (result.status, result.err.count("\n")) == (1, 1)
     assert "ZeroDivisionError: two lines" in result.err and "--debug" in result.err
@@ -405,7 +405,7 @@ def test_out_of_memory_says_what_to_lower(regard, trained, monkeypatch):
     def fault(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("regard.api.load", fault)
+    monkeypatch.setattr("regard.cli.translate.load", fault)
     assert "batch_tokens" in regard("translate", trained, "a").complaint
 
 
@@ -471,13 +471,13 @@ def test_escape_sequences_in_a_recipe_are_shown_and_not_obeyed(regard: Callable,
 
 
 def test_a_terminal_shows_translations_escaped_and_a_pipe_gets_them_as_they_are(monkeypatch: Any) -> None:
-    from regard.cli import options
+    from regard.cli.output import text_output
 
     for terminal, wanted in ((True, r"a\x1b[2J" + "\n"), (False, "a\x1b[2J\n")):
         stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal, raising=False)
         monkeypatch.setattr("sys.stdout", stream)
-        options.text_output().write("a\x1b[2J\n")
+        text_output().write("a\x1b[2J\n")
         stream.flush()
         assert stream.buffer.getvalue().decode() == wanted  # type: ignore[attr-defined]
 

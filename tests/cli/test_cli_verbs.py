@@ -14,11 +14,9 @@ from xml.etree import ElementTree
 import pytest
 import sacrebleu
 
-from regard.cli.app import command
+from regard.cli.app import VERBS, verb
 from regard.recipes import load, names
 from regard.resuming import MAY_CHANGE
-
-VERBS = ["train", "translate", "evaluate", "draw", "recipes", "fetch"]
 
 
 def _plain(text: str) -> str:
@@ -26,22 +24,23 @@ def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_every_verb_is_tested_here():
-    assert set(command().commands) >= set(VERBS)
-
-
-@pytest.mark.parametrize("verb", sorted(command().commands))
-def test_the_help_of_every_verb_shows_an_example(regard, verb):
-    result = regard(verb, "--help")
+@pytest.mark.parametrize("name", VERBS)
+def test_the_help_of_every_verb_shows_an_example(regard, name):
+    result = regard(name, "--help")
     assert result.status == 0 and result.err == ""
-    assert "Example" in result.out and f"  regard {verb}" in _plain(result.out)
-    assert regard(verb, "-h").out == result.out
+    assert "Example" in result.out and f"  regard {name}" in _plain(result.out)
+    assert regard(name, "-h").out == result.out
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_list_of_verbs_quotes_the_help_of_each(name):
+    assert VERBS[name] == " ".join(verb(name).help.partition("\n\n")[0].split())
 
 
 def test_the_help_lists_the_verbs_and_says_how_to_start(regard):
     result = regard("--help")
     assert result.status == 0
-    assert all(f" {verb} " in _plain(result.out) for verb in VERBS)
+    assert all(f" {name} " in _plain(result.out) for name in VERBS)
     assert "regard train en-es" in _plain(result.out)
 
 
@@ -63,10 +62,39 @@ def test_help_is_quick():
     assert min(seconds) < 0.5
 
 
-def test_help_imports_nothing_heavy():
-    code = "import sys; from regard.cli import _run; _run(['--help'], False); print(*sys.modules, sep='\\n')"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "numpy", "sacrebleu", "tokenizers"} & set(loaded)
+def _imported(*words: str) -> set[str]:
+    """The modules that `regard WORDS` imports, in a process of its own."""
+    code = f"import sys; from regard.cli import run; run({[*words]}, True); print('loaded:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("loaded:")[2].split())
+
+
+def test_listing_the_verbs_imports_none_of_them():
+    loaded = _imported("--help")
+    assert not {f"regard.cli.{name}" for name in VERBS} & loaded and not {"torch", "numpy", "pydantic"} & loaded
+
+
+@pytest.mark.parametrize("words", [("recipes",), ("fetch",), ("fetch", "--help")])
+def test_verbs_that_need_no_model_do_not_import_torch(words):
+    loaded = _imported(*words)
+    assert f"regard.cli.{words[0]}" in loaded and not {"torch", "numpy"} & loaded
+
+
+def test_a_mistyped_verb_is_answered_with_the_nearest(regard):
+    assert regard("trian").complaint == "No such command 'trian'. Did you mean 'train'? (see regard --help)"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("tr", {"train", "translate"}), ("fetch --q", {"--quiet"})],
+)
+def test_the_shell_completes_verbs_and_options(typed, expected):
+    words = ["regard", *typed.split()]
+    asked = {"_REGARD_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "regard"], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == expected and done.stderr == ""
 
 
 def test_version(regard):

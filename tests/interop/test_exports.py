@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_huggingface import BOUND, ENGLISH, OWN, gpt2_folder, marian_folder, own_run, texts, transformers
 
 from regard.api import load
-from regard.cli import _run
+from regard.cli import run as run_command
 from regard.errors import UserError
 from regard.interop import export_run, import_folder
 from regard.interop.check import largest_difference
@@ -142,14 +142,14 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
 ) -> None:
     folder, run = tmp_path / "theirs", tmp_path / "run"
     marian_folder(folder).half().save_pretrained(folder)
-    assert _run(["import", str(folder), "--out", str(run), "--check", "-q"], debug=True) == 0
+    assert run_command(["import", str(folder), "--out", str(run), "--check", "-q"], debug=True) == 0
     out = tmp_path / "out"
     stored = load_file(run / "model.safetensors")
     assert stored["encoder.0.feed_forward.w_in.weight"].dtype == torch.float32
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
     capsys.readouterr()
-    assert _run(["import", str(folder), "--out", str(out), "--check", "-q"], debug=False) == 2
+    assert run_command(["import", str(folder), "--out", str(out), "--check", "-q"], debug=False) == 2
     assert "architectures names 'GPT2LMHeadModel', which is no class" in capsys.readouterr().err and not out.exists()
 
 
@@ -158,7 +158,7 @@ def test_a_failed_check_of_an_export_leaves_no_folder(
 ) -> None:
     monkeypatch.setattr("regard.interop.check.BOUND", -1.0)
     command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
-    assert _run(command, debug=False) == 2
+    assert run_command(command, debug=False) == 2
     assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 

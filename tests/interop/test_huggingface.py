@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.cli import _run
+from regard.cli import run as run_command
 from regard.errors import UserError
 from regard.interop import export_run, import_folder
 from regard.interop.check import largest_difference
@@ -658,12 +658,12 @@ def test_settings_and_files_that_do_not_fit_are_named(copied: Path) -> None:
 
 def test_both_verbs_check_themselves(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
-    assert _run(["import", str(copied), "--out", str(run), "--check"], debug=True) == 0
+    assert run_command(["import", str(copied), "--out", str(run), "--check"], debug=True) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("largest difference of the logits: ") and "regard generate" in captured.err
-    assert _run(["export", str(run), "--to", "huggingface", "--out", str(out), "--check"], debug=True) == 0
+    assert run_command(["export", str(run), "--to", "huggingface", "--out", str(out), "--check"], debug=True) == 0
     assert capsys.readouterr().out.startswith("largest difference of the logits: ")
-    assert _run(["import", str(copied), "--out", str(run)], debug=False) == 2
+    assert run_command(["import", str(copied), "--out", str(run)], debug=False) == 2
     assert "choose another --out" in capsys.readouterr().err
 
 
@@ -673,10 +673,10 @@ def test_importing_needs_no_transformers_and_checking_says_so(
     folder = made("marian").folder
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert _run(["import", str(folder), "--out", str(tmp_path / "run"), "-q"], debug=True) == 0
-    assert _run(["import", str(folder), "--out", str(tmp_path / "again"), "-q", "--check"], debug=False) == 2
+    assert run_command(["import", str(folder), "--out", str(tmp_path / "run"), "-q"], debug=True) == 0
+    assert run_command(["import", str(folder), "--out", str(tmp_path / "again"), "-q", "--check"], debug=False) == 2
     assert "--check needs transformers: pip install 'regard[formats]'" in capsys.readouterr().err
-    assert _run(["translate", str(tmp_path / "run"), "the cat", "--device", "cpu"], debug=False) == 2
+    assert run_command(["translate", str(tmp_path / "run"), "the cat", "--device", "cpu"], debug=False) == 2
     assert "needs sentencepiece: pip install 'regard[formats]'" in capsys.readouterr().err
 
 
@@ -704,9 +704,9 @@ def test_an_imported_run_is_fine_tuned_and_exported_in_their_order(made: Callabl
     ]
     words = [word for change in changes for word in ("--set", change)]
     recipe, out = case.run.path / "recipe.toml", tmp_path / "tuned"
-    assert _run(["train", str(recipe), "--out", str(out), "-q", "--device", "cpu"], debug=False) == 2  # no data
+    assert run_command(["train", str(recipe), "--out", str(out), "-q", "--device", "cpu"], debug=False) == 2  # no data
     command = ["train", str(recipe), "--from", str(case.run.path), *words, "--out", str(out), "-q", "--device", "cpu"]
-    assert _run(command, debug=True) == 0
+    assert run_command(command, debug=True) == 0
     folder = export_run(RunDir(out), tmp_path / "theirs")
     assert json.loads((folder / "vocab.json").read_text()) == json.loads((case.folder / "vocab.json").read_text())
     assert largest_difference(RunDir(out), folder) <= BOUND

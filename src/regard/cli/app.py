@@ -1,63 +1,69 @@
-"""The verbs of `regard`, put together. Nothing heavy is imported until a verb runs."""
+"""The verbs of `regard`, as a lazy command group.
+
+A verb's module is imported when the verb is called or asked for its help, not to list the verbs: most import torch,
+which takes a second or two.
+"""
 
 from __future__ import annotations
 
+import keyword
+from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from regard import __version__
-from regard.cli import (
-    bench,
-    compare,
-    draw,
-    evaluate,
-    explain,
-    export,
-    fetch,
-    fill,
-    generate,
-    import_,
-    look,
-    recipes,
-    train,
-    translate,
-    verify,
-)
 
 HELP = ["-h", "--help"]
+MARKUP: Literal["markdown"] = "markdown"
+
+# The list that `regard --help` shows. A test compares each line with the first paragraph of the verb's own help.
+VERBS = {
+    "train": "Train a model from raw text: vocabulary, training, validation, all into one run directory.",
+    "translate": "Translate sentences, a file, or standard input: as many lines come out as went in.",
+    "generate": "Continue a text, with a run that was trained on plain text.",
+    "fill": "Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the "
+    "best ones.",
+    "evaluate": "Score a run on held-out pairs or held-out text, or a file of translations against references.",
+    "compare": "Score several runs on the same held-out pairs: one table, and a plot of quality against source length.",
+    "look": "Look inside runs, live, on a page in the browser.",
+    "draw": "Draw what happens in a model while it reads a text: attention, gates, the way to the next token.",
+    "explain": "Which words the output depends on, with the model as a black box (RISE).",
+    "bench": "Measure how fast a run trains and decodes on this machine, and what that is of what the machine can do.",
+    "recipes": "List the built-in recipes, or print one whole: every setting resolved, with a comment beside it.",
+    "fetch": "Download a public data set. A broken download goes on where it stopped.",
+    "import": "Make a run of somebody else's model, to translate, generate, fill, evaluate and look into as any other.",
+    "export": "Write a run in somebody else's layout.",
+    "verify": "Compare every file of a run with its checksum, and its tokens in the cache.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists placeholders that know a verb's name and first paragraph; resolves to the verb itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, summary in VERBS.items():
+            self.add_command(TyperCommand(name, help=summary, rich_markup_mode=MARKUP))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and verb(name), rest
+
 
 app = typer.Typer(
     name="regard",
+    cls=LazyGroup,
     help="Train attention models, put them to work, and see what they attend to.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
     epilog="Start with `regard train en-es`, then `regard translate runs/en-es 'this cat is very large'`.",
     context_settings={"help_option_names": HELP},
 )
-
-for verb in (
-    train,
-    translate,
-    generate,
-    fill,
-    evaluate,
-    compare,
-    look,
-    draw,
-    explain,
-    bench,
-    recipes,
-    fetch,
-    import_,
-    export,
-    verify,
-):
-    name = verb.__name__.rsplit(".", 1)[-1]
-    app.command(name.rstrip("_"))(getattr(verb, name))  # `import` is a word of Python's own
 
 
 def _version(wanted: bool) -> None:
@@ -78,10 +84,23 @@ def _options(
 
 @cache
 def command() -> Any:
-    """The parser that these verbs make."""
-    top: Any = typer.main.get_command(app)
-    for one in (top, *top.commands.values()):
-        for option in (*one.params, one.get_help_option(typer.Context(one, help_option_names=HELP))):
-            if getattr(option, "is_flag", False):
-                option.metavar = ""  # or the help shows a type beside what takes no value
-    return top
+    """The parser of `regard`, whose verbs are not imported yet."""
+    return _hide_flag_types(typer.main.get_command(app))
+
+
+@cache
+def verb(name: str) -> Any:
+    """The parser of a verb; imports its module."""
+    function = f"{name}_" if keyword.iskeyword(name) else name
+    alone = typer.Typer(rich_markup_mode=MARKUP, add_completion=False)
+    alone.command(name)(getattr(import_module(f"regard.cli.{function}"), function))
+    return _hide_flag_types(typer.main.get_command(alone))
+
+
+def _hide_flag_types(parser: Any) -> Any:
+    """Clear the metavar of flags: the help would show a type beside an option that takes no value."""
+    options: Iterable[Any] = (*parser.params, parser.get_help_option(typer.Context(parser, help_option_names=HELP)))
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return parser

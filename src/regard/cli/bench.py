@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from regard import devices
+from regard.benchmark import DecodingSpeed, TrainingSpeed, decoding_speed, training_speed
 from regard.cli import options
-
-if TYPE_CHECKING:
-    from regard.benchmark import DecodingSpeed, TrainingSpeed
+from regard.cli.output import note
+from regard.cli.progress import counted
+from regard.run_dir import RunDir
 
 
 def bench(
@@ -35,11 +37,6 @@ def bench(
 
         regard bench runs/en-es --steps 20 --json
     """
-    from regard import devices
-    from regard.benchmark import decoding_speed, training_speed
-    from regard.cli.progress import counted
-    from regard.run_dir import RunDir
-
     chosen, where = RunDir(run), devices.pick(device)
     recipe, found = chosen.recipe, options.folder(data)
     if found is not None:
@@ -47,7 +44,7 @@ def bench(
 
     def say(line: str) -> None:
         if not quiet:
-            options.note(line)
+            note(line)
 
     training = None
     if recipe.data.imported is None:

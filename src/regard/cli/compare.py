@@ -7,16 +7,35 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from regard.cli import options
-
-if TYPE_CHECKING:
-    from regard.evaluation.compare import Bucket, Metric, RunScores
-    from regard.run_dir import RunDir
-    from regard.viz.charts import Chart
+from regard.api import load
+from regard.cli import decoders, options
+from regard.cli.evaluate import held_out_pairs
+from regard.cli.output import written
+from regard.cli.progress import counted
+from regard.data.corpora import read_lines
+from regard.errors import UserError
+from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
+from regard.evaluation.compare import (
+    METRICS,
+    Bucket,
+    Metric,
+    RunScores,
+    TrainingSummary,
+    distinct_names,
+    measure,
+    parse_buckets,
+    rows,
+)
+from regard.evaluation.compare import buckets as by_length
+from regard.files import errno_text
+from regard.run_dir import RunDir
+from regard.viz import charts
+from regard.viz.charts import Chart, Point, Series
+from regard.viz.terminal import capabilities
 
 
 def compare(
@@ -53,12 +72,6 @@ def compare(
 
         regard compare runs/ladder-* --metric exact --buckets 5,10,15 --out ladder.svg
     """
-    from regard.cli.evaluate import held_out_pairs
-    from regard.errors import UserError
-    from regard.evaluation.compare import METRICS, distinct_names, parse_buckets
-    from regard.evaluation.compare import buckets as by_length
-    from regard.run_dir import RunDir
-
     if metric not in METRICS:
         raise UserError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
     if out is not None and out.suffix.lower() != ".svg":
@@ -75,25 +88,19 @@ def compare(
     for run, name in zip(opened, names, strict=True):
         outputs, standing = _stand(run, name, pairs, groups, cast("Metric", metric), lowercase, settings, device, quiet)
         if moses is not None:
-            from regard.evaluation import moses_tokenized_bleu
-
             standing = replace(standing, moses=moses_tokenized_bleu(outputs, made, language=moses))
         standings.append(standing)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
     chart = _chart(standings, groups, metric, _what(opened[0], split, source))
     if out is not None:
-        from regard.viz import charts
-
-        with options.written(out) as file:
+        with written(out) as file:
             file.write(charts.svg(chart))
     _print(opened, standings, groups, chart, metric, as_json)
 
 
 def _check(runs: list[RunDir]) -> None:
     """Whether the runs can stand side by side at all, before anything is translated."""
-    from regard.errors import UserError
-
     first = runs[0]
     for run in runs:
         if run.recipe.data.is_text:
@@ -107,10 +114,6 @@ def _check(runs: list[RunDir]) -> None:
 
 def _moses_references(references: list[str], language: str | None, file: Path | None) -> list[str]:
     """Made before anything is translated, so that what is missing for them is told at once."""
-    from regard.data.corpora import read_lines
-    from regard.errors import UserError
-    from regard.evaluation import moses_tokenize
-
     if language is None:
         if file is not None:
             raise UserError("--moses-reference needs --moses LANG")
@@ -128,16 +131,11 @@ def _stand(
     settings: dict[str, object], device: str, quiet: bool,
 ) -> tuple[list[str], RunScores]:  # fmt: skip
     """Translate with one run, and score it."""
-    from regard.api import load
-    from regard.cli.progress import counted
-    from regard.evaluation import score_texts
-    from regard.evaluation.compare import RunScores, TrainingSummary, measure
-
     model = load(run.path, device=device)
     logprobs, _ = model.score_pairs(pairs)
     tokens = sum(map(len, logprobs))
     with counted(f"translating with {name}", len(pairs), quiet) as progress:
-        answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
+        answers = decoders.translator(model, settings)([source for source, _ in pairs], progress=progress)
     outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
     return outputs, RunScores(
         name=name,
@@ -151,9 +149,6 @@ def _stand(
 
 
 def _make(folder: Path | None) -> None:
-    from regard.errors import UserError
-    from regard.files import errno_text
-
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +158,7 @@ def _make(folder: Path | None) -> None:
 
 def _save(folder: Path | None, name: str, lines: list[str]) -> None:
     if folder is not None:
-        with options.written(folder / f"{name.replace('/', '-')}.txt") as file:
+        with written(folder / f"{name.replace('/', '-')}.txt") as file:
             file.writelines(line + "\n" for line in lines)
 
 
@@ -177,9 +172,6 @@ def _what(run: RunDir, split: str, source: Path | None) -> str:
 
 
 def _chart(standings: list[RunScores], groups: list[Bucket], metric: str, what: str) -> Chart:
-    from regard.evaluation.compare import METRICS
-    from regard.viz.charts import Chart, Point, Series
-
     series = tuple(
         Series(s.name, tuple(Point(g.mean, m.score, m.low, m.high) for g, m in zip(groups, s.by_length, strict=True)))
         for s in standings
@@ -199,10 +191,6 @@ def _chart(standings: list[RunScores], groups: list[Bucket], metric: str, what: 
 def _print(
     runs: list[RunDir], standings: list[RunScores], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
 ) -> None:
-    from regard.evaluation.compare import rows
-    from regard.viz import charts
-    from regard.viz.terminal import capabilities
-
     same = len({run.tokenizers[1].to_json() for run in runs}) == 1
     scores, moses = standings[0].scores, standings[0].moses
     if as_json:

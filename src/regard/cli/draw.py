@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from regard.api import load
 from regard.cli import options
-
-if TYPE_CHECKING:
-    from regard.interpret.trace import Trace
-    from regard.viz.views import MapChoice, Picture
+from regard.cli.output import note
+from regard.errors import UserError
+from regard.interpret import position_study
+from regard.interpret.trace import Trace
+from regard.run_dir import RunDir
+from regard.viz import terminal, views
+from regard.viz.views import MapChoice, Picture, files
 
 
 class ViewOption(StrEnum):
@@ -118,10 +122,6 @@ def draw(
 
         regard draw runs/en-es --view curves --out curves.svg
     """
-    from regard.errors import UserError
-    from regard.viz import views
-    from regard.viz.views import files
-
     path = None if out is None or str(out) == "-" else out
     if path is not None:
         files.checked(path, traced=view not in TEXTLESS)
@@ -162,9 +162,6 @@ def _idle(view: ViewOption | None, given: dict[str, object]) -> str | None:
 
 def _choice(part: PartOption | None, layer: int | None, head: str | None, pieces: bool) -> MapChoice:
     """People count from 1."""
-    from regard.errors import UserError
-    from regard.viz.views import MapChoice
-
     if head not in (None, "mean", "best") and not (head.isascii() and head.isdigit() and int(head) > 0):
         raise UserError(f"--head {head}: give a number from 1, mean or best")
     chosen = None if head in (None, "mean") else "best" if head == "best" else int(head) - 1
@@ -172,28 +169,18 @@ def _choice(part: PartOption | None, layer: int | None, head: str | None, pieces
 
 
 def _trace(run: Path, text: str, target: str | None, weights: str, device: str) -> Trace:
-    from regard.api import load
-
     trace = load(run, weights=weights, device=device).trace(text, target)
     if trace.header["text"]["cut"]:
-        options.note("regard: warning: the text is longer than the model reads and was cut")
+        note("regard: warning: the text is longer than the model reads and was cut")
     return trace
 
 
 def _curves(paths: list[Path]) -> Picture:
-    from regard.run_dir import RunDir
-    from regard.viz import views
-
     return views.curves([RunDir(path) for path in paths])
 
 
 def _positions(run: Path, kind: str | None, text: str | None, weights: str, device: str) -> Picture:
     """The run's own positions, or named ones as wide as the run's; as many as the text has tokens."""
-    from regard.api import load
-    from regard.errors import UserError
-    from regard.interpret import position_study
-    from regard.viz import views
-
     model = load(run, weights=weights, device=device)
     own = getattr(model.run.recipe.model, "positions", None)
     if kind is None and own is None:
@@ -206,13 +193,11 @@ def _positions(run: Path, kind: str | None, text: str | None, weights: str, devi
 
 
 def _show(picture: Picture, path: Path | None, theme: Theme) -> None:
-    from regard.viz import terminal
-
     if path is None:
         width, colour = terminal.capabilities(sys.stdout)
         return typer.echo(picture.text(width=width, colour=colour))
     missing = picture.save(path, theme=theme.value)
     if missing:
-        options.note(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader")
+        note(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader")
     said = "" if picture.trace is None else f": {picture.trace.header['text']['target']}"
-    options.note(f"{path}{said}")
+    note(f"{path}{said}")

@@ -6,18 +6,21 @@ import json
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from regard.cli import options
+from regard.api import load
+from regard.cli import decoders, options
 from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
-from regard.cli.explain import MaskMethodOption
-
-if TYPE_CHECKING:
-    from regard.evaluation import TextScores
-    from regard.recipes.schema import DataSettings
+from regard.cli.output import written
+from regard.cli.progress import counted
+from regard.data.corpora import held_out, read_lines
+from regard.errors import UserError
+from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
+from regard.recipes.schema import DataSettings
+from regard.run_dir import RunDir
 
 MASKS = 200  # of an explanation: hundreds of sentences are explained, and single links need no error bars
 
@@ -84,7 +87,8 @@ def evaluate(
         int | None, typer.Option(min=4, help="For --explanations: ask with so many words hidden. [default: 200]")
     ] = None,
     how: Annotated[
-        MaskMethodOption | None, typer.Option(help="For --explanations: how words are hidden. [default: unknown]")
+        options.MaskMethodOption | None,
+        typer.Option(help="For --explanations: how words are hidden. [default: unknown]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     weights: options.Weights = "best",
@@ -121,11 +125,6 @@ def evaluate(
 
         regard evaluate --outputs out.txt --reference ref.txt
     """
-    from regard.data.corpora import read_lines
-    from regard.errors import UserError
-    from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
-    from regard.run_dir import RunDir
-
     together = {"with": others or None}
     if alignment:
         _idle("with --alignment", **together)
@@ -155,7 +154,7 @@ def evaluate(
     _idle("but for a run that was trained on plain text", text=text, stride=stride)
     with ExitStack() as stack:
         saved = (
-            stack.enter_context(options.written(save)) if save is not None else None
+            stack.enter_context(written(save)) if save is not None else None
         )  # opened first: a wrong path fails at once
         perplexity = None
         if run is None:
@@ -186,8 +185,6 @@ def evaluate(
 
 
 def _files(outputs: Path | None, source: Path | None, reference: Path | None) -> tuple[list[str], list[str]]:
-    from regard.errors import UserError
-
     if outputs is None or reference is None:
         raise UserError("give a RUN, or --outputs with --reference")
     if source is not None:
@@ -196,9 +193,6 @@ def _files(outputs: Path | None, source: Path | None, reference: Path | None) ->
 
 
 def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    from regard.data.corpora import read_lines
-    from regard.errors import UserError
-
     left, right = list(read_lines(one)), list(read_lines(other))
     if len(left) != len(right):
         raise UserError(f"not line-aligned: {one} has {len(left)} lines, {other} has {len(right)}")
@@ -209,8 +203,6 @@ def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
 
 def _data(run: Path, folder: Path | None) -> DataSettings:
     """The run's data settings, its files looked up in the folder of --data."""
-    from regard.run_dir import RunDir
-
     settings = RunDir(run).recipe.data
     found = options.folder(folder)
     return settings if found is None else settings.model_copy(update={"folder": str(found)})
@@ -218,8 +210,6 @@ def _data(run: Path, folder: Path | None) -> DataSettings:
 
 def _idle(where: str, **given: object) -> None:
     """An option that was given and would change nothing is a mistake."""
-    from regard.errors import UserError
-
     for name in options.changed(**given):
         raise UserError(f"--{name.replace('_', '-')} has no effect {where}")
 
@@ -232,9 +222,6 @@ def _other(precision: str) -> str | None:
 def held_out_pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
-    from regard.data.corpora import held_out
-    from regard.errors import UserError
-
     if (source is None) != (reference is None):
         raise UserError("--source and --reference go together")
     if source is not None and reference is not None:
@@ -251,15 +238,12 @@ def _translate(
     quiet: bool,
     settings: dict[str, object],
 ) -> tuple[list[str], float]:
-    from regard.api import load
-    from regard.cli.progress import counted
-
     model = load(*runs, weights=weights, device=device, precision=precision)
     logprobs, _ = model.score_pairs(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
     with counted("translating", len(pairs), quiet) as progress:
-        answers = options.translator(model, settings)([source for source, _ in pairs], progress=progress)
+        answers = decoders.translator(model, settings)([source for source, _ in pairs], progress=progress)
     return [answer.texts[0] for answer in answers], perplexity
 
 

@@ -7,19 +7,30 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import typer
 
-from regard.cli import options
+from regard import accelerate, devices
+from regard.cli.output import note
 from regard.cli.progress import counted
-
-if TYPE_CHECKING:
-    from regard.interpret.alignments import Alignments, AttentionView
-    from regard.interpret.explain.models import MaskMethod
-    from regard.metrics.alignment import Aligned, AlignmentScore
-    from regard.models import SequenceModel
-    from regard.run_dir import RunDir
+from regard.data.corpora import corpora
+from regard.errors import UserError
+from regard.interpret.alignments import (
+    LEASTS,
+    SPEAKING,
+    Alignments,
+    AttentionView,
+    measure,
+    measure_explanations,
+)
+from regard.interpret.cross_attention import NoAttention
+from regard.interpret.explain import Sampling
+from regard.interpret.explain.models import MaskMethod
+from regard.metrics.alignment import Aligned, AlignmentScore, built_in, read_aligned
+from regard.models import SequenceModel
+from regard.run_dir import RunDir
+from regard.viz.charts import columned
 
 ROWS = {
     "predicting": "the row that predicts a word speaks for it (it reads what comes before)",
@@ -47,8 +58,6 @@ class AlignmentOptions:
     @property
     def leasts(self) -> tuple[float, ...]:
         """What a link has to weigh at least; several: to be chosen among."""
-        from regard.interpret.alignments import LEASTS
-
         if self.least == "auto":
             return LEASTS
         return (float(self.least or 0),)
@@ -79,10 +88,6 @@ def evaluate_alignment(
     run: RunDir, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
     """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
-    from regard import accelerate, devices
-    from regard.interpret.alignments import measure
-    from regard.interpret.cross_attention import NoAttention
-
     _check(run, given)
     named = _pairs(run, split, given, quiet)
     place = devices.pick(device)
@@ -112,9 +117,6 @@ def _explain(
     run: RunDir, model: SequenceModel, test: AlignmentSet, given: AlignmentOptions, quiet: bool
 ) -> AlignmentScore | None:
     """MaskMethod well explanations align the pairs that are reported, if that was asked for."""
-    from regard.interpret.alignments import measure_explanations
-    from regard.interpret.explain import Sampling
-
     if given.masks is None:
         return None
     with counted(f"explaining {test.name}", len(test.pairs), quiet) as progress:
@@ -131,8 +133,6 @@ def _explain(
 
 
 def _check(run: RunDir, given: AlignmentOptions) -> None:
-    from regard.errors import UserError
-
     if run.recipe.data.is_text:
         raise UserError(f"{run.path} was trained on plain text: it has no source to align words with")
     if given.rows is not None and given.rows not in ROWS:
@@ -152,8 +152,6 @@ def _check(run: RunDir, given: AlignmentOptions) -> None:
 
 
 def _check_least(given: AlignmentOptions) -> None:
-    from regard.errors import UserError
-
     if given.threshold is not None:
         raise UserError("--threshold says already what a link has to weigh: leave --least out")
     if given.least == "auto":
@@ -170,9 +168,6 @@ def _check_least(given: AlignmentOptions) -> None:
 
 def _pairs(run: RunDir, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
     """The pairs that views are chosen on, if any, and last those that are reported; each with a name."""
-    from regard.data.corpora import corpora
-    from regard.errors import UserError
-    from regard.metrics.alignment import built_in, read_aligned
 
     def read(gold: Path, source: Path, reference: Path) -> tuple[str, list[Aligned]]:
         warn = partial(_warn, quiet=quiet)
@@ -191,13 +186,11 @@ def _pairs(run: RunDir, split: str, given: AlignmentOptions, quiet: bool) -> lis
 
 def _warn(text: str, quiet: bool) -> None:
     if not quiet:
-        options.note(f"regard: warning: {text}")
+        note(f"regard: warning: {text}")
 
 
 def _lines(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions) -> list[tuple[str, AttentionView]]:
     """What the table shows: the view that was asked for; or the best head, each layer's mean, the mean of all."""
-    from regard.interpret.alignments import SPEAKING, AttentionView
-
     if test.found is None:
         return []
     open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
@@ -229,8 +222,6 @@ def _lines(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions
 
 
 def _exists(option: str, number: int | None, most: int, what: str) -> None:
-    from regard.errors import UserError
-
     if number is not None and number > most:
         raise UserError(f"{option} {number}: this model has {most} {what}{'s' if most > 1 else ''}")
 
@@ -254,8 +245,6 @@ def _print(
     dev: AlignmentSet | None,
     given: AlignmentOptions,
 ) -> None:
-    from regard.viz.charts import columned
-
     heads = ["attention", "", "rows", "AER", "precision", "recall", *(["dev AER"] if dev is not None else [])]
     rows = []
     for name, view in lines:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from regard import accelerate, devices
 from regard.cli.progress import counted
-
-if TYPE_CHECKING:
-    from regard.recipes.schema import BertSettings, DataSettings
-    from regard.run_dir import RunDir
+from regard.data.corpora import held_out
+from regard.errors import UserError
+from regard.evaluation.masked_lm import masked_lm_score
+from regard.evaluation.perplexity import text_perplexity
+from regard.recipes.schema import BertSettings, DataSettings
+from regard.run_dir import RunDir
 
 
 def evaluate_text(
@@ -28,8 +30,6 @@ def evaluate_text(
     quiet: bool,
 ) -> None:
     """Perplexity of held-out text (or of a file), or, where the model fills in gaps, how well it does that."""
-    from regard.recipes.schema import BertSettings
-
     documents = _documents(data, split, text)
     if isinstance(run.recipe.model, BertSettings):
         _gaps(run, run.recipe.model, documents, stride, weights, device, as_json, quiet)
@@ -38,8 +38,6 @@ def evaluate_text(
 
 
 def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
-    from regard.data.corpora import held_out
-
     if text is not None:
         data, split = data.model_copy(update={"test": [str(text)], "folder": None}), "test"
     return [document for _, document in held_out(data, split)]
@@ -48,9 +46,6 @@ def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
 def _perplexity(
     run: RunDir, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
-    from regard import accelerate, devices
-    from regard.evaluation.perplexity import text_perplexity
-
     context, place = run.recipe.model.max_positions, devices.pick(device)
     moved = max(context // 2, 1) if stride is None else stride
     model = run.model(place, weights)
@@ -88,10 +83,6 @@ def _gaps(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from regard import accelerate, devices
-    from regard.errors import UserError
-    from regard.evaluation.masked_lm import masked_lm_score
-
     if stride is not None:
         raise UserError("--stride is for models that continue text; this one fills in gaps")
     place = devices.pick(device)

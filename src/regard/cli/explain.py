@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from regard.api import load
 from regard.cli import options
-
-if TYPE_CHECKING:
-    from regard.interpret.explain import Curve, Explanation
-    from regard.interpret.explain.models import ExplainRequest
-    from regard.interpret.explain.rise import Numbers
-
-
-class MaskMethodOption(StrEnum):
-    unknown = "unknown"
-    drop = "drop"
+from regard.cli.output import note, written
+from regard.cli.progress import counted
+from regard.errors import UserError
+from regard.interpret.explain import Curve, Explanation, Sampling
+from regard.interpret.explain import curves as trace
+from regard.interpret.explain import text as drawn
+from regard.interpret.explain.curve import charts as of_curves
+from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
+from regard.interpret.explain.rise import Numbers
+from regard.viz import charts, explanations, scene, terminal
+from regard.viz.charts import columned
+from regard.viz.maps import visible
 
 
 def explain(
@@ -40,8 +43,8 @@ def explain(
     keep: Annotated[float, typer.Option(help="How likely a word is kept, from 0.01 to 0.99.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other selections.")] = 0,
     how: Annotated[
-        MaskMethodOption, typer.Option(help="Put the unknown token in a hidden word's place, or leave it out.")
-    ] = MaskMethodOption.unknown,
+        options.MaskMethodOption, typer.Option(help="Put the unknown token in a hidden word's place, or leave it out.")
+    ] = options.MaskMethodOption.unknown,
     pieces: Annotated[bool, typer.Option("--pieces", help="Hide tokens as the model sees them, not words.")] = False,
     span: Annotated[int, typer.Option(min=1, help="Hide this many neighbouring words together.")] = 1,
     curves: Annotated[bool, typer.Option("--curves", help="Deletion and insertion curves as well.")] = False,
@@ -65,13 +68,6 @@ def explain(
 
         regard explain runs/stories 'Once upon a time' --how drop --json
     """
-    from regard.api import load
-    from regard.cli.progress import counted
-    from regard.errors import UserError
-    from regard.interpret.explain import Sampling
-    from regard.interpret.explain import curves as trace
-    from regard.interpret.explain.models import MaskingMode, ask
-
     options.readable(TEXT=text, **{"--target": target})
     if out is not None and out.suffix.lower() != ".svg":
         raise UserError(f"{out}: only .svg files can be drawn (without --out it is shown in the terminal)")
@@ -82,16 +78,16 @@ def explain(
     hiding = MaskingMode(how.value, "pieces" if pieces else "words", span)
     asked = ask(load(run, weights=weights, device=device), text, target=target, hiding=hiding)
     if asked.cut and not quiet:
-        options.note("regard: warning: the text is longer than the model reads and was cut")
+        note("regard: warning: the text is longer than the model reads and was cut")
     parts = len(asked.box.parts)
     with counted("asking", 2**parts if sampling.enumerates(parts) else masks, quiet) as progress:
         found = asked.explain(progress, **settings)
     traced = trace(asked.box, _orders(asked, found), seed=seed) if curves else []
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     if out is not None:
-        with options.written(out) as file:
+        with written(out) as file:
             file.write(_picture(asked, found, traced))
-        options.note(f"{out}: {asked.said}")
+        note(f"{out}: {asked.said}")
     elif as_json:
         typer.echo(_json(text, asked, found, traced))
     else:
@@ -105,9 +101,6 @@ def _orders(asked: ExplainRequest, found: Explanation) -> dict[str, Numbers]:
 
 
 def _picture(asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
-    from regard.interpret.explain.curve import charts as of_curves
-    from regard.viz import charts, explanations, scene
-
     curves = of_curves(traced, asked.score) if traced else []
     return scene.stacked([explanations.scene(found), *map(charts.scene, curves)]).svg()
 
@@ -129,13 +122,6 @@ def _json(text: str, asked: ExplainRequest, found: Explanation, traced: list[Cur
 
 def _shown(text: str, asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
     """For the terminal: what was said, the words with their bars, the matrix, the areas, and what it all means."""
-    import textwrap
-
-    from regard.interpret.explain import text as drawn
-    from regard.viz import terminal
-    from regard.viz.charts import columned
-    from regard.viz.maps import visible
-
     width, colour = terminal.capabilities(sys.stdout)
     hidden = "replaced by the unknown token" if asked.hiding.how == "unknown" else "left out"
     sure = f"all {found.calls} selections, so exact" if found.exact else f"{found.calls} calls, ± one standard error"

@@ -10,6 +10,9 @@ import typer
 
 from regard.cli import options
 from regard.cli.import_ import say_difference
+from regard.cli.output import note
+from regard.interop import export_run
+from regard.run_dir import RunDir
 
 
 class ExportFormat(StrEnum):
@@ -40,11 +43,8 @@ def export(
 
         regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
-    from regard.interop import export_run
-    from regard.run_dir import RunDir
-
     folder = export_run(RunDir(run), out)
     if check:
         say_difference(run, folder, made=folder)
     if not quiet:
-        options.note(f"{folder} is ready for transformers")
+        note(f"{folder} is ready for transformers")

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
+from regard.data.fetch import fetch as download
+from regard.data.fetch import sets
 
 
 def fetch(
@@ -31,9 +33,6 @@ def fetch(
 
         regard fetch multi30k --to ~/data && regard train multi30k-en-de --data ~/data/multi30k
     """
-    from regard.data.fetch import fetch as download
-    from regard.data.fetch import sets
-
     if name is None:
         for known in sets().values():
             typer.echo(f"{known.name:<16}{known.description}")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from regard.api import load
 from regard.cli import options
 from regard.cli.inputs import Input, Line
-from regard.cli.translate import Form
-
-if TYPE_CHECKING:
-    from regard.decoding.fill_mask import Filled
+from regard.cli.output import note, text_output
+from regard.decoding.fill_mask import Filled
 
 
 def fill(
@@ -22,7 +21,9 @@ def fill(
         list[str] | None, typer.Argument(metavar="TEXT", help="Texts with [MASK] in them. None: standard input.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Show this many guesses for each gap, best first.")] = 5,
-    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a text.")] = Form.text,
+    form: Annotated[
+        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a text.")
+    ] = options.OutputFormat.text,
     weights: options.Weights = "best",
     errors: options.Errors = None,
     device: options.Device = "auto",
@@ -42,16 +43,13 @@ def fill(
 
         regard fill runs/stories-bert --top 3 --format jsonl < texts.txt
     """
-    from regard.api import load
-    from regard.decoding.fill_mask import Filled
-
     for one in text or []:
         options.readable(TEXT=one)
     filler = load(run, weights=weights, device=device).filler()
     source = Input(text, on_error=errors)
     if source.interactive:
-        options.note("Type a text with [MASK] in it and press Enter; Ctrl-D ends.")
-    out = options.text_output()
+        note("Type a text with [MASK] in it and press Enter; Ctrl-D ends.")
+    out = text_output()
     for chunk in source.chunks():
         chunk.warn()
         found = iter(filler([line for line in chunk.texts if line.strip()], top=top, lenient=not text))
@@ -60,16 +58,16 @@ def fill(
             filled = Filled(line.text, line.wanted, ()) if blank else next(found)
             if not line.skipped:
                 _warn(number, filled, filler.longest - 2)
-            for written in _json(line, filled) if form is Form.jsonl else _plain(filled):
+            for written in _json(line, filled) if form is options.OutputFormat.jsonl else _plain(filled):
                 out.write(written + "\n")
         out.flush()
 
 
 def _warn(number: int, filled: Filled, most: int) -> None:
     if filled.truncated:
-        options.note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
+        note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
     elif filled.source.strip() and not filled.guesses:
-        options.note(f"regard: warning: line {number} has no [MASK] to fill in")
+        note(f"regard: warning: line {number} has no [MASK] to fill in")
 
 
 def _plain(filled: Filled) -> Iterator[str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from regard.cli import options
+from regard.api import load
+from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, Line
-from regard.cli.translate import Form
-
-if TYPE_CHECKING:
-    from regard.decoding.generate import Generation, Generator
+from regard.cli.output import note, text_output
+from regard.cli.progress import counted
+from regard.decoding.generate import Generation, Generator
+from regard.errors import UserError
 
 BETWEEN = "---"  # the line between two texts
 
@@ -44,7 +45,9 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token; nothing is random.")] = False,
-    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a prompt.")] = Form.text,
+    form: Annotated[
+        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a prompt.")
+    ] = options.OutputFormat.text,
     stream: Annotated[
         bool | None,
         typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
@@ -74,9 +77,6 @@ def generate(
 
         regard generate runs/stories --greedy --format jsonl < prompts.txt
     """
-    from regard.api import load
-    from regard.errors import UserError
-
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
     for text in prompt or []:
         options.readable(PROMPT=text)
@@ -86,20 +86,20 @@ def generate(
     if greedy and (random or samples > 1):
         idle = next(iter(random), "samples").replace("_", "-")
         raise UserError(f"--{idle} has no effect with --greedy, which draws nothing at random")
-    if stream and (form is Form.jsonl or samples > 1):
+    if stream and (form is options.OutputFormat.jsonl or samples > 1):
         raise UserError(
             "--stream shows one plain text after the other: it goes with neither --format jsonl nor --samples"
         )
     settings = options.changed(repetition_penalty=repetition_penalty, **random)
     settings |= {"method": "beam", "beam": 1} if greedy else {}
-    continuer = options.generator(
+    continuer = decoders.generator(
         load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
     )
     source = Input(prompt, on_error=errors)
     if source.interactive and not quiet:
-        options.note("Type the beginning of a text and press Enter; Ctrl-D ends.")
+        note("Type the beginning of a text and press Enter; Ctrl-D ends.")
     shown = sys.stdout.isatty() if stream is None else stream
-    job = _GenerateJob(continuer, samples, tokens, stops, form, shown and form is Form.text, quiet)
+    job = _GenerateJob(continuer, samples, tokens, stops, form, shown and form is options.OutputFormat.text, quiet)
     for chunk in source.chunks():
         if not quiet:
             chunk.warn()
@@ -115,13 +115,13 @@ class _GenerateJob:
         samples: int,
         tokens: int,
         stop: Sequence[str],
-        form: Form,
+        form: options.OutputFormat,
         stream: bool,
         quiet: bool,
     ) -> None:
         self.continuer, self.samples, self.tokens, self.stop = continuer, samples, tokens, stop
         self.form, self.stream, self.quiet = form, stream, quiet
-        self.out = options.text_output()
+        self.out = text_output()
         self.texts = 0  # written so far
 
     def answer(self, chunk: Chunk) -> None:
@@ -134,7 +134,6 @@ class _GenerateJob:
                 else:
                     self._as_it_comes(number, line.text)
             return
-        from regard.cli.progress import counted
 
         with counted("writing", len(prompts) * self.samples, self.quiet) as progress:
             found = self.continuer(
@@ -142,7 +141,7 @@ class _GenerateJob:
             )
         for number, (line, one) in enumerate(zip(chunk.lines, found, strict=True), first + 1):
             self._warn(number, one)
-            if self.form is Form.jsonl:
+            if self.form is options.OutputFormat.jsonl:
                 self.out.write(_json(line, one) + "\n")
                 continue
             for text in one.texts:
@@ -178,7 +177,7 @@ class _GenerateJob:
         if found.truncated and not self.quiet:
             most = self.continuer.longest
             what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
-            options.note(f"regard: warning: {what}")
+            note(f"regard: warning: {what}")
 
 
 def _json(line: Line, found: Generation) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from regard.cli import options
+from regard.cli.output import note, ready
+from regard.interop import import_folder
+from regard.interop.check import checked
+from regard.run_dir import RunDir
 
 
 def import_(
@@ -34,22 +39,15 @@ def import_(
 
         regard train runs/gpt2/recipe.toml --from runs/gpt2 --out runs/b --set data.text=a.txt --set data.held_out=0.1
     """
-    from regard.interop import import_folder
-
     run = import_folder(folder, out)
     if check:
         say_difference(run.path, folder, made=run.path)
     if not quiet:
-        options.note(f"{run.recipe.about}; {options.ready(run)}")
+        note(f"{run.recipe.about}; {ready(run)}")
 
 
 def say_difference(run: Path, folder: Path, made: Path) -> None:
     """Print how far apart the two models' logits are; too far is an error, which removes what was just made."""
-    import shutil
-
-    from regard.interop.check import checked
-    from regard.run_dir import RunDir
-
     try:
         found = checked(RunDir(run), folder)
     except BaseException:

@@ -9,22 +9,16 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
 import typer
 
+from regard.cli.options import OnError
+from regard.data.corpora import decode_lines, read_bytes, split_lines
+
 CHUNK_LINES = 2048  # the most lines answered together
-
-
-class OnError(StrEnum):
-    """What to do with a line that is not valid UTF-8."""
-
-    REPLACE = "replace"
-    SKIP = "skip"
-    STOP = "stop"
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,6 @@ class Input:
         self, texts: Sequence[str] | None = None, file: Path | None = None, on_error: OnError | None = None
     ) -> None:
         """`on_error` is by default to stop at bad bytes of a file, and to replace those of standard input."""
-        from regard.data.corpora import read_bytes
-
         self.done = 0  # lines read so far
         self._file = file
         self._arriving = False
@@ -104,8 +96,6 @@ class Input:
 
     def count(self) -> int | None:
         """Count the lines of the file, which takes a pass over it; None if the input is no file."""
-        from regard.data.corpora import read_bytes
-
         if self._file is None or not self._file.is_file():
             return None
         return sum(1 for _ in read_bytes(self._file))
@@ -118,8 +108,6 @@ def _is_file(stream: IO[str] | None) -> bool:
 
 def _standard_input() -> Iterator[bytes]:
     """Its lines, past Python's buffer: that is locked while a thread waits in it, and the program could not end."""
-    from regard.data.corpora import split_lines
-
     if sys.stdin is None:
         return
     descriptor = sys.stdin.fileno()
@@ -127,8 +115,6 @@ def _standard_input() -> Iterator[bytes]:
 
 
 def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[Line]:
-    from regard.data.corpora import decode_lines
-
     faults: list[str] = []
 
     def note(error: UnicodeDecodeError) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
+from regard.cli.output import note
+from regard.server import serve
 
 
 def look(
@@ -44,12 +46,10 @@ def look(
 
         regard look runs/stories --port 8000 --no-browser
     """
-    from regard.server import serve
-
     paths, text = _apart(runs)
     options.readable(TEXT=text)
     server = serve.open_server(paths, text=text, device=device, host=host, port=port, token=token)
-    options.note(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)")
+    note(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)")
     server.run(browser=browser)
 
 

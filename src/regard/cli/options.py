@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Protocol, TypeVar
+from typing import Annotated
 
 import typer
 
-from regard.cli.inputs import OnError
-from regard.errors import RegardWarning
-
-if TYPE_CHECKING:
-    from regard.api import Model
-    from regard.decoding.generate import Generator
-    from regard.decoding.translate import Translator
-    from regard.run_dir import RunDir
+from regard.errors import RegardWarning, UserError
 
 
-class TextOutput(Protocol):
-    """Where lines of text go."""
+class OutputFormat(StrEnum):
+    """What each line of output holds."""
 
-    def write(self, text: str, /) -> int: ...
+    text = "text"
+    jsonl = "jsonl"
 
-    def flush(self) -> None: ...
+
+class OnError(StrEnum):
+    """What to do with a line that is not valid UTF-8."""
+
+    REPLACE = "replace"
+    SKIP = "skip"
+    STOP = "stop"
 
 
-Made = TypeVar("Made")
+class MaskMethodOption(StrEnum):
+    """What stands in the place of a hidden word."""
+
+    unknown = "unknown"
+    drop = "drop"
+
+
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/en-es.", show_default=False)
 ]
@@ -112,31 +115,6 @@ Data = Annotated[
 ]
 
 
-class _Escaping:
-    """Standard output that is a terminal: text is shown, and what is no text in it is not obeyed."""
-
-    def write(self, text: str) -> int:
-        from regard.errors import printable
-
-        return sys.stdout.write(printable(text))
-
-    def flush(self) -> None:
-        sys.stdout.flush()
-
-
-def text_output() -> TextOutput:
-    """Standard output for text that a model wrote: as it is in a file or a pipe, escaped in a terminal."""
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    return _Escaping() if sys.stdout.isatty() else sys.stdout
-
-
-def note(text: str) -> None:
-    """Say something on standard error; names and settings in it may come from foreign files."""
-    from regard.errors import printable
-
-    typer.echo(printable(text), err=True)
-
-
 def changed(**settings: object) -> dict[str, object]:
     """Only the settings that were given."""
     return {key: value for key, value in settings.items() if value is not None}
@@ -144,8 +122,6 @@ def changed(**settings: object) -> dict[str, object]:
 
 def folder(data: Path | None) -> Path | None:
     """The folder of `--data`, which has to be there."""
-    from regard.errors import UserError
-
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: {'not a folder' if data.exists() else 'no such folder'}")
     return data
@@ -153,69 +129,6 @@ def folder(data: Path | None) -> Path | None:
 
 def readable(**texts: str | None) -> None:
     """Text from the command line has to be UTF-8; other bytes reach Python as halves of surrogate pairs."""
-    from regard.errors import UserError
-
     for name, text in texts.items():
         if text is not None and any("\ud800" <= sign <= "\udfff" for sign in text):
             raise UserError(f"{name}: not valid UTF-8: {text!a}")
-
-
-def translator(model: Model, settings: dict[str, object]) -> Translator:
-    """A translator with the settings that were given."""
-    return _made(model.translator, settings)
-
-
-def generator(model: Model, settings: dict[str, object]) -> Generator:
-    """What continues texts with the settings that were given."""
-    return _made(model.generator, settings)
-
-
-def _made(make: Callable[..., Made], settings: dict[str, object]) -> Made:
-    """Make it with these settings; one that cannot be is an error that names its option."""
-    from regard.errors import UserError
-    from regard.recipes.errors import SettingFault
-
-    for name, value in settings.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{_option(name)} {value}: must be a finite number")
-    try:
-        return make(**settings)
-    except SettingFault as fault:
-        raise UserError(f"{_option(fault.name)} {fault.value}: {fault.rule}") from None
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def ready(run: RunDir) -> str:
-    """That a run can be used, and how."""
-    recipe = run.recipe
-    if recipe.fills:
-        use = f"fill {run.path} 'the [MASK] sat on the mat'"
-    elif recipe.data.is_text:
-        use = f"generate {run.path} 'Once upon a time'"
-    else:
-        use = f"translate {run.path} 'a sentence'"
-    return f"{run.path} is ready: regard {use}"
-
-
-@contextmanager
-def written(path: Path) -> Iterator[IO[str]]:
-    """A text file that appears whole when the block ends well; a device or a pipe is written to as it is."""
-    from regard.errors import UserError
-    from regard.files import atomic_write, errno_text
-
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it")
-    if path.exists() and not path.is_file():
-        try:
-            with open(path, "w", encoding="utf-8", newline="\n") as file:
-                yield file
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise UserError(f"{path} could not be written: {errno_text(error)}") from error
-        return
-    with atomic_write(path.resolve()) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        yield file

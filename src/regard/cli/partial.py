@@ -16,16 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from regard.errors import UserError
+from regard.errors import Interrupted, UserError
 from regard.files import errno_text, write_text
-
-
-class Stopped(KeyboardInterrupt):
-    """The process was asked to stop; `status` is the exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class PartialOutput:
@@ -152,8 +144,8 @@ def kept(path: Path, made_with: Mapping[str, Any], resume: bool) -> Iterator[Par
         except UserError as error:
             raise UserError(f"{error}{part.hint if part else ''}") from error
         except KeyboardInterrupt as stop:
-            status = stop.status if isinstance(stop, Stopped) else 130
-            raise Stopped(f"stopped{part.hint if part else ''}", status) from None
+            status = stop.status if isinstance(stop, Interrupted) else 130
+            raise Interrupted(f"stopped{part.hint if part else ''}", status) from None
         finally:
             if part is not None:
                 part.close()
@@ -164,7 +156,7 @@ def _signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped("stopped", 128 + number)
+        raise Interrupted("stopped", 128 + number)
 
     before: dict[int, Any] = {}
     with suppress(ValueError):  # only the main thread may

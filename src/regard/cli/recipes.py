@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from regard.errors import UserError
+from regard.recipes import describe, load, names
+
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="A built-in recipe or a TOML file.", show_default=False)] = None,
@@ -21,9 +24,6 @@ def recipes(
 
         regard recipes en-es > mine.toml && regard train mine.toml
     """
-    from regard.errors import UserError
-    from regard.recipes import describe, load, names
-
     if name is not None:
         typer.echo(describe(load(name, set_ or [])), nl=False)
         return

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
+from regard.cli.output import note, ready
+from regard.recipes import load
 from regard.resuming import MAY_CHANGE
+from regard.training.setup import train as run_training
 
 
 def train(
@@ -44,9 +47,6 @@ def train(
 
         regard train mine.toml --out runs/mine
     """
-    from regard.recipes import load
-    from regard.training.setup import train as run_training
-
     changes = list(set_ or [])
     if options.folder(data) is not None:
         changes.append(f"data.folder={Path(str(data)).resolve()}")
@@ -56,7 +56,7 @@ def train(
     target = out if out is not None else Path("runs") / Path(recipe).stem
     run = run_training(chosen, target, device=device, start_from=start_from, quiet=quiet)
     if not quiet:
-        options.note(options.ready(run))
+        note(ready(run))
 
 
 train.__doc__ = (train.__doc__ or "").replace("MAY_CHANGE", ", ".join(MAY_CHANGE))

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from regard.cli import options
+from regard import __version__, tensor_io
+from regard.api import Model, load
+from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, Line
-
-if TYPE_CHECKING:
-    from regard.api import Model
-    from regard.decoding.translate import Answer, Translator
-
-
-class Form(StrEnum):
-    """What each line of output holds."""
-
-    text = "text"
-    jsonl = "jsonl"
+from regard.cli.output import note, text_output, written
+from regard.cli.partial import kept
+from regard.cli.progress import counted
+from regard.decoding.translate import Answer, Translator
+from regard.errors import UserError
+from regard.text import UNK
 
 
 def translate(
@@ -40,7 +37,9 @@ def translate(
         bool, typer.Option("--resume", help="Continue an interrupted --output FILE from its FILE.part.")
     ] = False,
     errors: options.Errors = None,
-    form: Annotated[Form, typer.Option("--format", help="Plain text, or a JSON object a line.")] = Form.text,
+    form: Annotated[
+        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a line.")
+    ] = options.OutputFormat.text,
     nbest: Annotated[
         int,
         typer.Option(
@@ -91,12 +90,6 @@ def translate(
 
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
-    from dataclasses import replace
-
-    from regard.api import load
-    from regard.errors import UserError
-    from regard.text import UNK
-
     for sentence in text or []:
         options.readable(TEXT=sentence)
     options.readable(**{"--prefix": prefix})
@@ -121,19 +114,19 @@ def translate(
     idle = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
     if idle and not sample and usual.method != "sample":
         raise UserError(f"--{next(iter(idle)).replace('_', '-')} has no effect without --sample")
-    translator = replace(options.translator(model, settings), seed=seed)
+    translator = replace(decoders.translator(model, settings), seed=seed)
     tags = options.changed(source_tag=source_tag, target_tag=target_tag)
     translator = replace(translator, **tags)  # type: ignore[arg-type]
     if prefix is not None and UNK in translator.tokenizers[1].encode(prefix):
         raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], input, errors)
     if source.interactive and not quiet:
-        options.note("Type a sentence and press Enter; Ctrl-D ends.")
+        note("Type a sentence and press Enter; Ctrl-D ends.")
     job = _TranslateJob(translator, form, nbest, prefix, quiet)
     if output is None:
         _to_stdout(job, source)
     elif output.exists() and not output.is_file() and not output.is_dir():
-        with options.written(output) as out:  # a device or a pipe
+        with written(output) as out:  # a device or a pipe
             for chunk in source.chunks():
                 out.writelines(line + "\n" for line in job.answer(chunk))
                 out.flush()
@@ -142,7 +135,7 @@ def translate(
 
 
 def _to_stdout(job: _TranslateJob, source: Input) -> None:
-    out = options.text_output()
+    out = text_output()
     for chunk in source.chunks():
         for line in job.answer(chunk):
             out.write(line + "\n")
@@ -150,14 +143,11 @@ def _to_stdout(job: _TranslateJob, source: Input) -> None:
 
 
 def _to_file(job: _TranslateJob, source: Input, path: Path, made_with: dict[str, Any], resume: bool) -> None:
-    from regard.cli.partial import kept
-    from regard.cli.progress import counted
-
     with kept(path, made_with, resume) as out:
         if out.lines:
             out.skip(line.text for line in source.skip(out.lines))
             if not job.quiet:
-                options.note(f"resuming after line {out.lines:,}")
+                note(f"resuming after line {out.lines:,}")
         quiet = job.quiet or source.interactive
         with counted("translating", source.count, quiet, done=source.done) as progress:
             for chunk in source.chunks():
@@ -166,8 +156,6 @@ def _to_file(job: _TranslateJob, source: Input, path: Path, made_with: dict[str,
 
 def _made_with(model: Model, job: _TranslateJob) -> dict[str, Any]:
     """What the output depends on besides the input."""
-    from regard import __version__, tensor_io
-
     translator = job.translator
     return {
         "version": __version__,
@@ -187,7 +175,9 @@ def _made_with(model: Model, job: _TranslateJob) -> dict[str, Any]:
 class _TranslateJob:
     """Turns chunks of input lines into lines of output."""
 
-    def __init__(self, translator: Translator, form: Form, nbest: int, prefix: str | None, quiet: bool) -> None:
+    def __init__(
+        self, translator: Translator, form: options.OutputFormat, nbest: int, prefix: str | None, quiet: bool
+    ) -> None:
         self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
 
     def answer(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
@@ -202,12 +192,12 @@ class _TranslateJob:
         for number, (line, answer) in enumerate(zip(chunk.lines, answers, strict=True), chunk.first + 1):
             if answer.truncated and not self.quiet:
                 most = self.translator.room.source
-                options.note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
+                note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
             yield from self._lines(line, answer)
 
     def _lines(self, line: Line, answer: Answer) -> Iterator[str]:
         scores = [round(h.score, 4) for h in answer.hypotheses] or [0.0]
-        if self.form is Form.jsonl:
+        if self.form is options.OutputFormat.jsonl:
             found = [{"text": t, "score": s} for t, s in zip(answer.texts, scores, strict=True)]
             entry: dict[str, object] = {"source": line.text, **found[0], "truncated": answer.truncated}
             if line.error is not None:

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
+from regard.errors import UserError
+from regard.verify import accept
+from regard.verify import verify as findings
 
 
 def verify(
@@ -26,10 +29,6 @@ def verify(
 
         regard verify runs/en-es --accept-edit
     """
-    from regard.errors import UserError
-    from regard.verify import accept
-    from regard.verify import verify as findings
-
     if accept_edit:
         accept(run)
     bad = 0

@@ -191,7 +191,7 @@ def _say_what_is_wrong(app: FastAPI) -> None:
         return _json({"error": str(error.detail)}, error.status_code)
 
     def broken(_: Request, error: Exception) -> Response:
-        return _json({"error": f"a fault in regard: {type(error).__name__}: {error}"}, 500)
+        return _json({"error": f"a bug in regard: {type(error).__name__}: {error}"}, 500)
 
     for kind in STATUS:
         app.add_exception_handler(kind, refused)

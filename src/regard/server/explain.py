@@ -97,7 +97,7 @@ class Explainer:
         except UserError as error:
             tell({"error": str(error)})
         except Exception as error:
-            tell({"error": f"a fault in regard: {type(error).__name__}: {error}"})
+            tell({"error": f"a bug in regard: {type(error).__name__}: {error}"})
         finally:
             self._free.release()
             tell(None)

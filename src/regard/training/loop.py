@@ -19,7 +19,7 @@ import torch
 from regard import tensor_io
 from regard.data.packing import BatchStream
 from regard.data.prefetch import Prefetched
-from regard.errors import UserError
+from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock, write_text
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
@@ -33,14 +33,6 @@ from regard.training.validation import Validation, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite
-
-
-class Interrupted(Exception):
-    """Training was asked to stop, and has saved; `status` is the exit status that says by which signal."""
-
-    def __init__(self, step: int, status: int) -> None:
-        super().__init__(f"stopped after step {step}; the same command goes on from there")
-        self.status = status
 
 
 @contextmanager
@@ -153,7 +145,9 @@ class Trainer:
                     self._save()
                 if signals and not last:
                     self.writer.wait()
-                    raise Interrupted(progress.step, 128 + signals[0])
+                    raise Interrupted(
+                        f"stopped after step {progress.step}; the same command continues", 128 + signals[0]
+                    )
             self._finish()
 
     def should_save(self) -> bool:
