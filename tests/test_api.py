@@ -141,6 +141,12 @@ def test_attention_is_a_distribution_over_the_source_for_each_output_token(model
         np.testing.assert_allclose(one.weights, attention.weights[1, 2], atol=1e-6)
 
 
+def test_results_are_pictures_in_a_notebook(model: Model) -> None:
+    assert model.translate("a b c").attention._repr_html_().startswith("<svg")
+    assert (model.explain("a b c", masks=8)._repr_html_() or "").startswith("<svg")
+    assert "<iframe" in (model.trace("a b c")._repr_html_() or "")
+
+
 def test_attention_does_not_change_what_follows(model: Model) -> None:
     before = model.score([("a b c", "c b a")])
     _ = model.translate("a b c").attention

@@ -34,8 +34,12 @@ from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
 from regard.text import EOS, UNK
 from regard.training.setup import train as train_recipe
-from regard.viz import svg
+from regard.viz import explanations, svg
 from regard.viz.maps import Map
+from regard.viz.views import notebook
+
+Explanation.draw_html = explanations.draw
+Trace.draw_html = notebook.html
 
 
 @dataclass(frozen=True)

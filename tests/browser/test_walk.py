@@ -15,7 +15,7 @@ from onscreen import SENTENCE, Site, Visit, announced, holds, table, until
 import regard
 from regard.decoding.sampling import fold, kept, keys, uniforms
 from regard.recipes.schema import DecodingSettings
-from regard.viz.maps import visible
+from regard.text.display import visible
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

@@ -135,7 +135,7 @@ def test_explanations_are_a_line_of_their_own_and_are_those_of_regard_explain(re
     assert [f"{found[name]:.2f}" for name in ("aer", "precision", "recall")] == line.split()[-3:]
     model, links = load(trained, device="cpu"), []
     for text in LINES:
-        shares = model.explain(text, target=text, masks=40).to_map().weights[:-1]  # without the end mark
+        shares = model.explain(text, target=text, masks=40).shares()[:-1]  # without the end mark
         links.append({(i, j) for j, i in np.argwhere(linked(shares)).tolist()})
     gold = read_aligned(*[files[k] for k in (1, 3, 5)])
     assert asdict(score_links(links, [pair.gold for pair in gold])) == pytest.approx(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.text.display import columns
 from regard.viz.charts import Chart, Point, Scale, Series, columned, svg, table, terminal
 from regard.viz.charts.picture import HEIGHT, apart
-from regard.viz.maps import columns
 
 SVG = "{http://www.w3.org/2000/svg}"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

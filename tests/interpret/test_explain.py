@@ -19,8 +19,8 @@ import regard
 from regard import tensor_io
 from regard.api import Model
 from regard.errors import UserError
-from regard.interpret.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, stream, text
-from regard.interpret.explain.curve import area, charts
+from regard.interpret.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, stream
+from regard.interpret.explain.curve import area
 from regard.interpret.explain.models import MaskedInput, MaskingMode, ask
 from regard.interpret.explain.rise import BLOCK, draw_masks
 from regard.packed import PackedTokens, SeqBatch
@@ -28,7 +28,7 @@ from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.text import BOS, EOS, UNK
 from regard.text import train as learn
-from regard.viz import explanations
+from regard.viz import explanation_text, explanations
 from regard.viz.charts import scene as chart_scene
 from regard.viz.colours import NEITHER, signed_rgb
 from regard.viz.grid import scene
@@ -299,7 +299,7 @@ def test_curves_of_a_sum_by_hand() -> None:
     # at random every part is equally likely to come next: a straight line
     assert chance.deletion == pytest.approx([7, 14 / 3, 7 / 3, 0], abs=0.2)
     assert chance.insertion == pytest.approx(7 - chance.deletion)
-    deletion, insertion = charts([best, worst, chance], "score")
+    deletion, insertion = explanations.curve_charts([best, worst, chance], "score")
     assert [point.y for point in deletion.series[0].points] == [7, 3, 1, 0] and len(insertion.series) == 3
 
 
@@ -537,9 +537,7 @@ def small(exact: bool = True) -> Explanation:
 
 
 def test_shares_of_what_spoke_for_each_output() -> None:
-    found = small().to_map()
-    assert found.queries == ("el", "gato") and found.keys == ("the", "<b>&", "sat")
-    assert found.weights == pytest.approx(np.array([[1, 0, 0], [0, 1 / 3, 2 / 3]]))
+    assert small().shares() == pytest.approx(np.array([[1, 0, 0], [0, 1 / 3, 2 / 3]]))
 
 
 def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> None:
@@ -579,7 +577,7 @@ def test_bars_carry_their_error_bars_and_pictures_can_be_stacked() -> None:
     whiskers = [item for item in drawn.items if isinstance(item, Line) and item.stroke == "card"]
     assert len(whiskers) == 3 and "two standard errors" in drawn.svg()
     curve = Curve("importance", np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 2.0]))
-    below = stacked([drawn, *map(chart_scene, charts([curve], "score"))])
+    below = stacked([drawn, *map(chart_scene, explanations.curve_charts([curve], "score"))])
     assert all(isinstance(item, Group) for item in below.items) and len(below.items) == 3
     offsets = [item.y for item in below.items if isinstance(item, Group)]
     assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[1] > 100
@@ -589,7 +587,7 @@ def test_bars_carry_their_error_bars_and_pictures_can_be_stacked() -> None:
 @pytest.mark.parametrize("colour", ["none", "256", "truecolor"])
 @pytest.mark.parametrize("width", [10, 20, 30, 80])
 def test_the_matrix_in_a_terminal_keeps_to_its_width(colour: Colour, width: int) -> None:
-    drawn = text.matrix(small(), width=width, colour=colour)
+    drawn = explanation_text.matrix(small(), width=width, colour=colour)
     plain = re.sub("\x1b\\[[0-9;]*m", "", drawn)
     assert (plain == drawn) == (colour == "none")
     assert max(map(len, plain.splitlines())) <= max(width, 12)
@@ -602,7 +600,7 @@ def test_the_matrix_in_a_terminal_keeps_to_its_width(colour: Colour, width: int)
 @pytest.mark.parametrize("exact", [True, False])
 def test_bars_in_a_terminal_keep_to_its_width(exact: bool) -> None:
     for width in (40, 60, 120):
-        lines = text.bars(small(exact), width=width, colour="none").splitlines()
+        lines = explanation_text.bars(small(exact), width=width, colour="none").splitlines()
         assert [line.split()[:2] for line in lines] == [["the", "+1.00"], ["<b>&", "+0.50"], ["sat", "+0.75"]]
         assert max(map(len, lines)) <= width
         assert all(("± 0.40" in line) == ("░" in line) == (not exact) for line in lines)
@@ -610,6 +608,6 @@ def test_bars_in_a_terminal_keep_to_its_width(exact: bool) -> None:
 
 def test_a_bar_points_where_its_sign_does() -> None:
     found = Explanation(("up", "down"), *(np.array([2.0, -1.0]), np.zeros(2)) * 2, 1.0, 0.0, 4, True)
-    up, down = text.bars(found, width=60, colour="none").splitlines()
+    up, down = explanation_text.bars(found, width=60, colour="none").splitlines()
     assert up.index("│") < up.index("█") and down.index("│") > down.index("█")
     assert up.count("█") == pytest.approx(2 * down.count("█"), abs=1)

@@ -11,9 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from regard.text.display import columns, labels, shorten, visible
 from regard.viz import svg, terminal
 from regard.viz.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb, xterm256
-from regard.viz.maps import Map, columns, labels, shorten, visible
+from regard.viz.maps import Map
 from regard.viz.scene import PAD
 
 SVG = "{http://www.w3.org/2000/svg}"

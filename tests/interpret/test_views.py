@@ -26,11 +26,11 @@ from regard.errors import UserError
 from regard.interpret import position_study
 from regard.interpret.trace import Trace
 from regard.run_dir import RunDir
+from regard.text.display import columns
 from regard.text.tokenizers import join_tokens
 from regard.viz import matplotlib_backend, standalone, views
 from regard.viz.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
 from regard.viz.grid import Grid
-from regard.viz.maps import columns
 from regard.viz.scene import MANY, Cells, Scene, png
 from regard.viz.terminal import SHADES
 from regard.viz.views import MapChoice

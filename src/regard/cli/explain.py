@@ -17,13 +17,11 @@ from regard.cli.progress import counted
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling
 from regard.interpret.explain import curves as trace
-from regard.interpret.explain import text as drawn
-from regard.interpret.explain.curve import charts as of_curves
 from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
 from regard.interpret.explain.rise import Numbers
-from regard.viz import charts, explanations, scene, terminal
+from regard.text.display import visible
+from regard.viz import charts, explanation_text, explanations, scene, terminal
 from regard.viz.charts import columned
-from regard.viz.maps import visible
 
 
 def explain(
@@ -101,7 +99,7 @@ def _orders(asked: ExplainRequest, found: Explanation) -> dict[str, Numbers]:
 
 
 def _picture(asked: ExplainRequest, found: Explanation, traced: list[Curve]) -> str:
-    curves = of_curves(traced, asked.score) if traced else []
+    curves = explanations.curve_charts(traced, asked.score) if traced else []
     return scene.stacked([explanations.scene(found), *map(charts.scene, curves)]).svg()
 
 
@@ -129,10 +127,13 @@ def _shown(text: str, asked: ExplainRequest, found: Explanation, traced: list[Cu
     parts = [
         f"{clean}\n",
         f"Change in the {asked.score} by each word ({sure}):\n",
-        drawn.bars(found, width=width, colour=colour),
+        explanation_text.bars(found, width=width, colour=colour),
     ]
     if len(found.outputs) > 1:
-        parts += ["Change in the log-probability of each output:\n", drawn.matrix(found, width=width, colour=colour)]
+        parts += [
+            "Change in the log-probability of each output:\n",
+            explanation_text.matrix(found, width=width, colour=colour),
+        ]
     if traced:
         rows = [[c.name, f"{c.deletion_area:.2f}", f"{c.insertion_area:.2f}"] for c in traced]
         parts.append(

@@ -235,7 +235,7 @@ def explained_words(
 
     box = BlackBox(asked, tuple(map(str, told)), reading.masked, tuple(map(str, range(target.count))))
     shares = np.zeros((target.count, source.count))
-    shares[:, told] = explain(box, **asdict(sampling)).to_map().weights
+    shares[:, told] = explain(box, **asdict(sampling)).shares()
     return shares
 
 

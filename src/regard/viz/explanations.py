@@ -6,12 +6,16 @@ which people with the common colour deficiencies can tell apart; and every numbe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from regard.interpret.explain.curve import Curve
 from regard.interpret.explain.rise import Explanation
+from regard.text.display import labels, shorten
 from regard.viz import scene as scenes
+from regard.viz.charts import Chart, Series
 from regard.viz.colours import Ramp, signed_rgb
 from regard.viz.grid import Grid
 from regard.viz.grid import scene as grid_scene
-from regard.viz.maps import labels, shorten
 from regard.viz.scene import (
     PAD,
     Item,
@@ -98,6 +102,23 @@ def bars(explanation: Explanation) -> Scene:
         SceneText(PAD, bottom + 46, NOTE, 11, "quiet"),
     ]
     return Scene(width, height, _title(explanation), _about(explanation), tuple(items))
+
+
+def curve_charts(curves: Sequence[Curve], score: str) -> tuple[Chart, Chart]:
+    """Draw deletion and insertion curves as two charts, with a line for each order."""
+    parts = len(curves[0].deletion) - 1
+    percent = [100 * k / parts for k in range(parts + 1)]
+    deletion = [
+        Series.of(f"{curve.name}, area {curve.deletion_area:.2f}", percent, curve.deletion.tolist()) for curve in curves
+    ]
+    insertion = [
+        Series.of(f"{curve.name}, area {curve.insertion_area:.2f}", percent, curve.insertion.tolist())
+        for curve in curves
+    ]
+    return (
+        Chart("Deletion: most important hidden first (lower is better)", "hidden (%)", score, tuple(deletion)),
+        Chart("Insertion: most important shown first (higher is better)", "shown (%)", score, tuple(insertion)),
+    )
 
 
 def _whisker(low: float, high: float, y: float) -> tuple[Line, Line]:

@@ -12,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from regard.text.display import labels, shorten
 from regard.viz import scene as scenes
 from regard.viz.colours import WEIGHTS, Ramp, readable_ink
-from regard.viz.maps import Map, labels, shorten
+from regard.viz.maps import Map
 from regard.viz.scene import PAD, Cells, Group, Item, Rect, Scene, SceneText, isolated, text_width
 
 LONGEST = 20  # columns of a label; the rest of a longer token is in the tooltips

@@ -1,27 +1,14 @@
-"""One attention map: the weights, the tokens on its two axes, and how to write those tokens so that they can be read.
-
-Nothing here knows how a map is drawn; `svg.draw` and `terminal.draw` take a `Map` and do that.
-"""
+"""An attention map: the weights and the tokens on its two axes. `svg.draw` and `terminal.draw` draw it."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
+from regard.text.display import looks_special, space_at
 from regard.text.tokenizers import join_tokens
-
-_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z]+\]")
-_JOINERS = "\u200c\u200d"  # zero-width (non-)joiner: part of how Persian, Hindi and emoji are spelt
-
-
-def looks_like_mark(piece: str) -> bool:
-    """Whether a piece is a special mark, such as `</s>`, `<2de>` or `[CLS]`, and so never part of a word."""
-    return _MARK.fullmatch(piece.strip()) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +39,7 @@ class Map:
         if not (np.isfinite(weights).all() and weights.min() >= 0.0 and weights.max() <= 1.001):
             raise ValueError("attention weights lie between 0 and 1")
 
-    def to_words(self, is_mark: Callable[[str], bool] = looks_like_mark) -> Map:
+    def to_words(self, is_mark: Callable[[str], bool] = looks_special) -> Map:
         """Merge the pieces of each word, on both axes.
 
         A piece begins a word if it is the first one, begins with white space, is a special mark or follows one;
@@ -90,79 +77,3 @@ def _words(pieces: Sequence[str], is_mark: Callable[[str], bool]) -> list[list[i
         words[-1].append(i)
         after_mark = mark
     return words
-
-
-def space_at(pieces: Sequence[str], i: int) -> bool:
-    """Whether white space begins with this piece; up to four may share its bytes."""
-    return join_tokens(pieces[i : i + 4])[:1].isspace()
-
-
-def labels(tokens: Sequence[str], words: bool = False) -> tuple[str, ...]:
-    """How the tokens of one axis are written: nothing invisible, nothing that a screen would obey.
-
-    The space that begins a word is left out where every token is a whole word, and written ␣ where some tokens are
-    continuations, since there it tells the two apart: `(" l", "arge")` gives `("␣l", "arge")`. `words`: they are known
-    to be whole words, though a space may not begin each.
-    """
-    if words or all(
-        _spaced(token) or looks_like_mark(token) or looks_like_mark(before) for before, token in pairwise(tokens)
-    ):
-        tokens = [token[1:] if _spaced(token) and token.strip() else token for token in tokens]
-    return tuple(visible(token) for token in tokens)
-
-
-def _spaced(token: str) -> bool:
-    """Whether a space of any width begins it, but no other white space: a line break is worth seeing."""
-    return token[:1].isspace() and unicodedata.category(token[0]) == "Zs"
-
-
-def visible(token: str) -> str:
-    """A token with every invisible character shown: space ␣, newline ␊, escape ␛, an empty token ∅."""
-    if not token:
-        return "∅"
-    text = "".join(_visible_character(c) for c in token)
-    return "◌" + text if unicodedata.combining(text[0]) else text
-
-
-def _visible_character(c: str) -> str:
-    code, category = ord(c), unicodedata.category(c)
-    if c == " ":
-        return "␣"
-    if code < 0x20:
-        return chr(0x2400 + code)  # the block of control pictures
-    if code == 0x7F:
-        return "␡"
-    if category == "Cs" or code & 0xFFFE == 0xFFFE:
-        return "\ufffd"  # half a surrogate pair, or no character at all: XML and UTF-8 both refuse it
-    if c not in _JOINERS and category in ("Cc", "Cf", "Zl", "Zp", "Zs"):
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    return c
-
-
-def clusters(text: str) -> list[str]:
-    """The text cut where a reader would: accents, joiners and variation marks stay with the sign before them."""
-    out: list[str] = []
-    for c in text:
-        if out and (unicodedata.category(c) in ("Mn", "Me", "Cf") or out[-1][-1] == "\u200d"):
-            out[-1] += c
-        else:
-            out.append(c)
-    return out
-
-
-def columns(text: str) -> int:
-    """How many columns of a terminal the text takes: East Asian wide signs two, accents none."""
-    return sum(2 if unicodedata.east_asian_width(cluster[0]) in "WF" else 1 for cluster in clusters(text))
-
-
-def shorten(text: str, room: int) -> str:
-    """The text itself if it fits into `room` columns, else as much of it as does and an ellipsis."""
-    if columns(text) <= room:
-        return text
-    kept, used = "", 1
-    for cluster in clusters(text):
-        used += columns(cluster)
-        if used > room:
-            break
-        kept += cluster
-    return (kept + "…") if room > 0 else ""

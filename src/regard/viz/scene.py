@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from regard.viz.maps import clusters, visible
+from regard.text.display import clusters, visible
 
 Theme = Literal["light", "dark", "auto"]
 Anchor = Literal["start", "middle", "end"]

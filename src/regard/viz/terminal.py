@@ -18,9 +18,10 @@ from typing import IO, Literal
 
 import numpy as np
 
+from regard.text.display import clusters, columns, shorten
 from regard.viz.colours import DARK_INK, readable_ink, xterm256
 from regard.viz.grid import Grid, whole
-from regard.viz.maps import Map, clusters, columns, shorten
+from regard.viz.maps import Map
 from regard.viz.scene import clean
 
 Colour = Literal["truecolor", "256", "none"]

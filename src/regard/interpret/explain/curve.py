@@ -14,7 +14,6 @@ import numpy as np
 
 from regard.decoding.sampling import fold, keys
 from regard.interpret.explain.rise import Asker, BlackBox, Masks, Numbers
-from regard.viz.charts import Chart, Series
 
 SHUFFLES = 16
 RANDOM = "random order"
@@ -73,26 +72,3 @@ def _hidden_first(order: np.ndarray) -> Masks:
     """[n + 1, n] masks with 0, 1, ... n parts hidden in this order."""
     place = np.argsort(order)  # when each part's turn comes
     return place[None, :] >= np.arange(len(order) + 1)[:, None]
-
-
-def charts(found: Sequence[Curve], score: str) -> tuple[Chart, Chart]:
-    """Deletion and insertion, a line an order."""
-    parts = len(found[0].deletion) - 1
-    xs = [100 * k / parts for k in range(parts + 1)]
-    deletion = Chart(
-        "Deletion: the most important hidden first (the lower the better)",
-        "hidden (%)",
-        score,
-        tuple(
-            Series.of(f"{curve.name}, area {curve.deletion_area:.2f}", xs, curve.deletion.tolist()) for curve in found
-        ),
-    )
-    insertion = Chart(
-        "Insertion: the most important shown first (the higher the better)",
-        "shown (%)",
-        score,
-        tuple(
-            Series.of(f"{curve.name}, area {curve.insertion_area:.2f}", xs, curve.insertion.tolist()) for curve in found
-        ),
-    )
-    return deletion, insertion

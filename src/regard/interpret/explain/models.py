@@ -23,9 +23,9 @@ from regard.interpret.recorder import Recorder
 from regard.packed import PackedTokens, SeqBatch
 from regard.runs import LoadedRun
 from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
+from regard.text.display import labels, space_at
 from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
-from regard.viz.maps import labels, space_at
 
 MaskMethod = Literal["unknown", "drop"]
 Unit = Literal["words", "pieces"]

@@ -18,16 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.sampling import keys
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.viz.maps import Map
+from regard.interpret.notebook import NotebookDisplay
 
 Masks = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
@@ -120,7 +118,7 @@ class BlackBox:
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(NotebookDisplay):
     """What the answer depended on while parts of the input were hidden.
 
     `importance[i]` ([n], or [n, O] for several outputs) is by how much part i raises the score, on average over what
@@ -147,18 +145,15 @@ class Explanation:
         """The parts, the most important for the whole answer first; equals in their own order."""
         return np.argsort(-self.overall, kind="stable").tolist()
 
-    def to_map(self) -> Map:
-        """Each output's positive importance as shares that sum to one, [O, n]: drawn and judged like attention.
+    def shares(self) -> Numbers:
+        """Normalise the positive importances of each output to sum to one: [O, n], comparable to attention weights.
 
-        What spoke against an output is left out; a row in which nothing spoke for it is zeros.
+        Negative importances count as zero; an output without positive ones has a row of zeros.
         """
-        from regard.viz.maps import Map
-
         rows = self.importance.T if self.importance.ndim == 2 else self.importance[None]
         positive = rows.clip(min=0.0)
         total = positive.sum(1, keepdims=True)
-        shares = np.divide(positive, total, out=np.zeros_like(positive), where=total > 0)
-        return Map(shares, self.outputs or ("score",), self.features, self.title)
+        return np.divide(positive, total, out=np.zeros_like(positive), where=total > 0)
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain numbers and texts."""
@@ -176,11 +171,6 @@ class Explanation:
             "keep": self.keep,
             "score": self.score,
         }
-
-    def _repr_html_(self) -> str:
-        from regard.viz.explanations import draw
-
-        return draw(self)
 
 
 def explain(

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.interpret.explain.models import group
 from regard.text import UNK, Tokenizer
-from regard.viz.maps import labels
+from regard.text.display import labels
 
 
 @dataclass(frozen=True)

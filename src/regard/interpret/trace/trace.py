@@ -19,6 +19,7 @@ import torch
 
 from regard import tensor_io
 from regard.errors import UserError
+from regard.interpret.notebook import NotebookDisplay
 
 FORMAT, VERSION = "regard-trace", 1
 STEP = 1 / 255  # between two values that uint8 tells apart
@@ -29,7 +30,7 @@ Made = Callable[[], np.ndarray]
 Layers = list[dict[str, Any]]
 
 
-class Trace:
+class Trace(NotebookDisplay):
     """What was recorded of one run: `header` is plain JSON, `array(name)` the numbers behind it, `layers` what each
     layer would say.
 
@@ -102,12 +103,6 @@ class Trace:
         return sum(
             int(np.prod(about["shape"])) * np.dtype(about["dtype"]).itemsize for about in self.header["arrays"].values()
         )
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it: the page in a frame, and a picture for where frames are not shown."""
-        from regard.viz.views.notebook import html
-
-        return html(self)
 
     def _named(self, name: str) -> tuple[str, int | None]:
         whole, _, row = name.partition("/")

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
+from regard.text.display import columns, shorten
 from regard.viz.charts.chart import COLOURS, Chart, marked, value_label, x_label
 from regard.viz.colours import xterm256
-from regard.viz.maps import columns, shorten
 from regard.viz.scene import clean
 from regard.viz.terminal import RESET, Colour
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from regard.interpret.trace import Trace
+from regard.text.display import columns, shorten
 from regard.viz import scene as scenes
 from regard.viz.colours import WEIGHTS
 from regard.viz.grid import strip, whole
-from regard.viz.maps import columns, shorten
 from regard.viz.scene import MANY, PAD, Cells, Item, Rect, Scene, SceneText, text_width
 from regard.viz.terminal import Colour, painted, shade_of
 from regard.viz.views.choice import PARTS, part_title

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from regard.interpret.trace import Trace
+from regard.text.display import columns, labels, shorten, visible
 from regard.text.tokenizers import join_tokens
 from regard.viz import scene as scenes
 from regard.viz.colours import Ramp
 from regard.viz.grid import Grid
-from regard.viz.maps import columns, labels, shorten, visible
 from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_width, title_width
 from regard.viz.terminal import Colour
 from regard.viz.views.picture import Picture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regard.interpret.explain.rise import Explanation
+from regard.text.display import columns, labels, shorten
 from regard.viz import explanations
 from regard.viz.colours import signed_rgb, xterm256
 from regard.viz.explanations import number
-from regard.viz.maps import columns, labels, shorten
 from regard.viz.terminal import RESET, Colour, grid
 
 SURE, UNSURE = "█", "░"
