@@ -16,14 +16,9 @@ from statistics import median
 
 import torch
 
-from regard import accelerate, devices
-from regard.data.corpora import held_out
+from regard import accelerate, devices, tasks
 from regard.data.packing import BatchStream, StreamPosition
 from regard.data.prefetch import Prefetched
-from regard.data.token_cache import build
-from regard.decoding.fill_mask import MaskFiller
-from regard.decoding.generate import Generator
-from regard.decoding.translate import Translator
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
@@ -33,7 +28,6 @@ from regard.training.checkpoint import EMA
 from regard.training.optimizers import make_optimizer
 
 LINES = 64  # held-out sentences or prompts, decoded over and over
-NEW_TOKENS = 64  # a prompt is continued by
 PIECES = 20  # of a made-up text
 Progress = Callable[[int], None]
 Say = Callable[[str], None]
@@ -108,11 +102,11 @@ def training_speed(
     `recipe` is the run's own, but for where its files are looked up.
     """
     settings = recipe.training
-    stores = build(recipe, *run.tokenizers)
+    task = tasks.of(recipe)
     model = _weights(run, device).train()
     how, static = setup.plan_updates(run, model, device)
-    packer, batches = setup.streams(recipe, stores, static, run.tokenizers[0])
-    how, shape = setup.choose_backend(how, packer, batches, model, settings, device, say)
+    batches = task.stream(run, task.dataset(run), static)
+    how, shape = setup.choose_backend(how, batches, model, settings, device, say)
     average = EMA(model, settings.ema) if settings.ema else None
     update = step.make_step(model, make_optimizer(model, run), average, settings, device, shape, say)
     if device.type == "cuda":
@@ -215,7 +209,7 @@ def decoding_speed(
     """Decode held-out lines as the recipe says, again and again for so many seconds."""
     texts, model = _texts(run, recipe), _weights(run, device).eval()
     accelerate.for_inference(model)  # as for every loaded run
-    what, decode = _decoder(run, model, texts)
+    what, decode = tasks.of(recipe).workload(run, model, texts)
     decode()  # what allocates comes first
     _finish(device)
     done, tokens, begin = 0, 0, time.perf_counter()
@@ -234,33 +228,9 @@ def _texts(run: RunDir, recipe: Recipe) -> list[str]:
         random, tokenizer = Random(1), run.tokenizers[0]
         pieces = range(tokenizer.first, len(tokenizer))
         return [tokenizer.decode([random.choice(pieces) for _ in range(PIECES)]) for _ in range(LINES)]
-    texts = [target if recipe.data.is_text else source for source, target in held_out(recipe.data, "valid")]
-    return [text[:400] for text in texts[:LINES]]
-
-
-def _decoder(run: RunDir, model: SequenceModel, texts: list[str]) -> tuple[str, Callable[[], int]]:
-    """What this run does with texts, in words, and a call that does it and says how many tokens came out."""
-    recipe = run.recipe
-    if recipe.fills:
-        fill = MaskFiller.for_recipe(model, run.tokenizers[0], recipe)
-        cut, room = run.tokenizers[0], recipe.model.max_positions // 2
-        short = [cut.decode(cut.encode(text)[:room]) for text in texts]  # what the model has places for
-        gaps = [" ".join(["[MASK]", *text.split()[1:]]) for text in short]
-        return "texts with a gap filled in", lambda: len(fill(gaps, top=1)) * 0
-    if recipe.data.is_text:
-        go_on = Generator.for_recipe(model, run.tokenizers, recipe)
-        prompts = [" ".join(text.split()[:6]) for text in texts]
-        return (
-            f"prompts continued by up to {NEW_TOKENS} tokens",
-            lambda: sum(len(found.hypotheses[0].tokens) for found in go_on(prompts, tokens=NEW_TOKENS)),
-        )
-    translate = Translator.for_recipe(model, run.tokenizers, recipe)
-    beam = recipe.decoding.beam
-    what = "sampled" if recipe.decoding.method == "sample" else "greedy" if beam == 1 else f"beam {beam}"
-    return (
-        f"sentences, {what}",
-        lambda: sum(len(a.hypotheses[0].tokens) + a.hypotheses[0].finished for a in translate(texts) if a.hypotheses),
-    )
+    task = tasks.of(recipe)
+    texts = [source if task.has_source else target for source, target in task.held_out("valid")[:LINES]]
+    return [text[:400] for text in texts]
 
 
 def _weights(run: RunDir, device: torch.device) -> SequenceModel:

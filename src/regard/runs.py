@@ -130,7 +130,7 @@ class LoadedRun:
 
     def force(self, source: str, target: str) -> Answer:
         """Decode a source into a given target, with the log-probabilities that the model gives it."""
-        from regard.training.validation import encode_pairs, token_batches
+        from regard.tasks.text import encode_pairs, token_batches
 
         sources, targets, (truncated,) = encode_pairs([(source, target)], self.tokenizers, self.recipe)
         ((_, batch),) = token_batches(sources, targets, self.recipe)
@@ -142,7 +142,7 @@ class LoadedRun:
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[float]], list[bool]]:
         """Compute the log-probability of each target token (EOS last), and which pairs were truncated."""
-        from regard.training.validation import encode_pairs, token_batches
+        from regard.tasks.text import encode_pairs, token_batches
 
         if self.recipe.fills:
             raise UserError(f"{self.run.path} is a masked language model: it gives pairs no probabilities")

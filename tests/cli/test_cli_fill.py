@@ -35,7 +35,7 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
     model = build(chosen.model, len(tokenizer), len(tokenizer), True)
     texts = [[BOS, *tokenizer.encode(text), EOS] for text in TEXTS] * 8
     clean = SeqBatch.from_lists([[] for _ in texts], texts, bos=BOS)
-    gaps = MaskingPolicy(0.3, mask_id=tokenizer.tag("<mask>"), first_piece=tokenizer.first, vocabulary=len(tokenizer))
+    gaps = MaskingPolicy(0.3, mask_id=tokenizer.tag("<mask>"), first_id=tokenizer.first, vocabulary=len(tokenizer))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
         batch = gaps.mask(clean, generator(1, step + 1))

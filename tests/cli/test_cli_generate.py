@@ -202,9 +202,9 @@ def test_another_text_can_be_scored(regard: Command, text_run: Path, tmp_path: P
 
 def test_accuracy_of_a_run_that_fills_in_gaps(regard: Command, gap_run: Path) -> None:
     entry = json.loads(regard("evaluate", gap_run, "--json").out)
-    assert 0 <= entry["accuracy"] <= 100 and entry["loss"] > 0 and 1 <= entry["gaps"] < len(TEXT)
+    assert 0 <= entry["accuracy"] <= 100 and entry["loss"] > 0 and 1 <= entry["masks"] < len(TEXT)
     assert regard("evaluate", gap_run, "--json").out == regard("evaluate", gap_run, "--json").out
-    assert f"of {entry['gaps']:,} gaps" in regard("evaluate", gap_run).out
+    assert f"of {entry['masks']:,} masks" in regard("evaluate", gap_run).out
 
 
 def test_options_that_would_change_nothing_are_mistakes(

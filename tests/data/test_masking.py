@@ -19,7 +19,7 @@ MASK, FIRST, SIZE = 4, 5, 1000  # the mask's id, the first piece's, and the voca
 
 
 def gaps(share: float) -> MaskingPolicy:
-    return MaskingPolicy(share, mask_id=MASK, first_piece=FIRST, vocabulary=SIZE)
+    return MaskingPolicy(share, mask_id=MASK, first_id=FIRST, vocabulary=SIZE)
 
 
 def text_batch(texts: list[list[int]], size: int | None = None) -> SeqBatch:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.evaluation.masked_lm import masked_lm_score
+from regard.metrics.masked_lm import masked_lm_score
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.text import BOS, EOS, train
@@ -42,14 +42,14 @@ def test_a_model_that_knows_nothing_has_the_loss_of_an_even_guess() -> None:
     found = masked_lm_score(Even(), LETTERS, TEXTS, longest=50, share=0.15, device="cpu")
     assert found.loss == pytest.approx(math.log(len(LETTERS)), rel=1e-6)
     tokens = sum(map(len, TEXTS))
-    assert abs(found.gaps - 0.15 * tokens) < 4 * math.sqrt(0.15 * 0.85 * tokens)
+    assert abs(found.masks - 0.15 * tokens) < 4 * math.sqrt(0.15 * 0.85 * tokens)
 
 
 def test_a_model_that_copies_is_right_where_the_gap_kept_its_token() -> None:
     """One in ten; a random piece is right one time in 256."""
     found = masked_lm_score(Copying(), LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
     expected = 0.1 + 0.1 / 256
-    assert abs(found.accuracy / 100 - expected) < 4 * math.sqrt(expected * (1 - expected) / found.gaps)
+    assert abs(found.accuracy / 100 - expected) < 4 * math.sqrt(expected * (1 - expected) / found.masks)
 
 
 def test_batches_change_nothing_and_the_seed_moves_the_gaps() -> None:
@@ -57,8 +57,8 @@ def test_batches_change_nothing_and_the_seed_moves_the_gaps() -> None:
     whole = masked_lm_score(Copying(), LETTERS, TEXTS, **usual)  # type: ignore[arg-type]
     seen: list[int] = []
     small = masked_lm_score(Copying(), LETTERS, TEXTS, batch_tokens=60, progress=seen.append, **usual)  # type: ignore[arg-type]
-    assert (small.gaps, small.accuracy) == (whole.gaps, whole.accuracy) and small.loss == pytest.approx(whole.loss)
-    assert sum(seen) == whole.gaps and len(seen) > 1
+    assert (small.masks, small.accuracy) == (whole.masks, whole.accuracy) and small.loss == pytest.approx(whole.loss)
+    assert sum(seen) == whole.masks and len(seen) > 1
     assert masked_lm_score(Copying(), LETTERS, TEXTS, seed=1, **usual) != whole  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.evaluation.perplexity import TextScore, text_perplexity, windows
+from regard.metrics.perplexity import TextScore, text_perplexity, windows
 from regard.models import SequenceModel, build
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import GPTSettings
@@ -74,7 +74,7 @@ def test_every_token_is_scored_once_with_enough_before_it(places: int, stride: i
     for window in windows(run, context, stride):
         assert 1 <= len(window.inputs) <= context
         assert window.labels == [token + 1 for token in window.inputs]  # tokens count up, so labels are one ahead
-        for place in range(len(window.inputs) - window.counted, len(window.inputs)):
+        for place in range(len(window.inputs) - window.scored, len(window.inputs)):
             scored.append(window.labels[place])
             assert place >= min(context - stride, window.labels[place] - 101)
     assert scored == run[1:]

@@ -377,7 +377,7 @@ def test_probabilities_are_shared_out_among_what_the_model_has(made: Callable[[s
 
 def test_perplexity_and_scores_are_transformers(made: Callable[[str], Made]) -> None:
     from regard.api import load
-    from regard.evaluation.perplexity import text_perplexity
+    from regard.metrics.perplexity import text_perplexity
 
     gpt = made("gpt2")
     text = "the dog saw the cat\n\n\nin the small house"

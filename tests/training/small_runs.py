@@ -17,9 +17,9 @@ from regard import tensor_io
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
+from regard.tasks.validator import Validation, Validator
 from regard.training.loop import Trainer
 from regard.training.setup import train
-from regard.training.validation import Validation, Validator
 
 CPU = torch.device("cpu")
 HELD_OUT = ["a b c", "t t s r", "d e f g h", "k l m"]

@@ -24,18 +24,19 @@ from regard.packed import SeqBatch
 from regard.recipes import to_toml
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
-from regard.training import loop, origin, setup
+from regard.tasks.translation import Translation
+from regard.training import loop, origin
 from regard.training.loop import Interrupted, Trainer
 from regard.verify import accept, verify
 
 # -- one trainer at a time ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["learn_tokenizers", "build", "streams", "make_validator"])
+@pytest.mark.parametrize("moment", ["learn_tokenizers", "dataset", "stream", "validator"])
 def test_a_second_trainer_is_refused_from_the_first_moment_and_changes_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = origin if moment == "learn_tokenizers" else setup
+    module: Any = origin if moment == "learn_tokenizers" else Translation
     out, first = tmp_path / "run", getattr(module, moment)
 
     def interfered(*arguments: Any, **named: Any) -> Any:

@@ -20,11 +20,11 @@ from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import shown
 from regard.run_dir import RunDir, kept_snapshots
+from regard.tasks.validator import Validation
 from regard.text import BOS
 from regard.training.loop import LOG_EVERY, Interrupted, Trainer
 from regard.training.progress import PlainReporter
 from regard.training.schedule import rate
-from regard.training.validation import Validation
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
 

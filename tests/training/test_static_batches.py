@@ -64,7 +64,7 @@ def windows(static: bool) -> TokenWindows:
 
 
 def with_gaps(batch: SeqBatch) -> SeqBatch:
-    return MaskingPolicy(0.3, mask_id=3, first_piece=FRONT, vocabulary=WORDS).mask(batch, generator(1))
+    return MaskingPolicy(0.3, mask_id=3, first_id=FRONT, vocabulary=WORDS).mask(batch, generator(1))
 
 
 KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_runs import CPU, equal, go, metrics, now, tensors
 
-from regard import tensor_io
+from regard import tasks, tensor_io
 from regard.api import load
 from regard.data.token_cache import build
 from regard.errors import UserError
@@ -20,13 +20,13 @@ from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
+from regard.tasks.text import pair_batches
+from regard.tasks.validator import Validation, Validator
 from regard.text import EOS
 from regard.text.encode import MASK
 from regard.text.tokenizers import WordPieceTokenizer
-from regard.training import setup
 from regard.training.loop import Trainer
 from regard.training.progress import PlainReporter
-from regard.training.validation import Validator, make_validator, pair_batches
 
 LINES = [f"the {a} {b} the {c} ." for a in ("cat", "dog", "fox") for b in ("saw", "bit") for c in ("hen", "pig", "cow")]
 GPT = {"family": "gpt", "size": "nano", "width": 8, "heads": 2, "ffn_width": 16, "layers": 1, "max_positions": 8}
@@ -109,9 +109,10 @@ def test_a_look_draws_no_random_numbers_and_always_finds_the_same(tmp_path: Path
     run = go(recipe, tmp_path / "run")
     model = run.model()
     model.train()
-    texts = setup.held_out(recipe.data, "valid")
+    task = tasks.of(recipe)
+    texts = task.held_out("valid")
     before = torch.get_rng_state()
-    looks = [make_validator(recipe, run.tokenizers, texts, CPU).validate(model) for _ in range(2)]
+    looks = [task.validator(run, texts, CPU).validate(model) for _ in range(2)]
     assert looks[0] == looks[1] and model.training and torch.equal(torch.get_rng_state(), before)
     assert len(looks[0].samples) == 3
 
@@ -120,7 +121,8 @@ def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
     """A model that knows every word guesses all gaps; one that says the same everywhere the share of that word."""
     recipe = small(tmp_path, BERT)
     run = go(recipe, tmp_path / "run")
-    watch = make_validator(recipe, run.tokenizers, setup.held_out(recipe.data, "valid"), CPU)
+    task = tasks.of(recipe)
+    watch = task.validator(run, task.held_out("valid"), CPU)
 
     class Knowing(SequenceModel):
         def logits(self, batch: SeqBatch) -> torch.Tensor:
@@ -136,17 +138,17 @@ def test_a_classifier_s_loss_is_of_its_classes_alone(tmp_path: Path) -> None:
     """The end mark after a class is certain: counted as a second token it would halve every loss."""
     recipe = classes(tmp_path, label_smoothing=0.0, validate_lines=4)
     run = go(recipe, tmp_path / "run")
-    pairs = setup.held_out(recipe.data, "valid")
-    look = make_validator(recipe, run.tokenizers, pairs, CPU).validate(run.model())
+    task = tasks.of(recipe)
+    pairs = task.held_out("valid")
+    look = task.validator(run, pairs, CPU).validate(run.model())
     scores = load(run.path, device="cpu").score(pairs)
     assert all(len(score) == 2 and score[1] == pytest.approx(0, abs=1e-6) for score in scores)
     assert look.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
     assert look.bleu is None and look.exact is not None
-    stores = setup.build(recipe, *run.tokenizers)
+    dataset = task.dataset(run)
     for static in (False, True):
-        packer, stream = setup.streams(recipe, stores, static, run.tokenizers[0])
+        stream = task.stream(run, dataset, static)
         batch, (again, _) = stream.batch_at(3), list(islice(stream.batches(), 4))[3]
-        assert torch.equal(batch.labels, packer.batch_at(3).labels)
         assert torch.equal(batch.labels, again.labels) and torch.equal(batch.loss_mask, again.loss_mask)
         assert batch.num_targets == len(batch.inputs.layout) and not (batch.labels[batch.loss_mask] == EOS).any()
 
@@ -239,8 +241,6 @@ def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys
 
 
 def test_the_best_may_be_picked_by_exact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.training.validation import Validation
-
     looks = iter([Validation(1.0, exact=50.0), Validation(2.0, exact=60.0), Validation(0.5, exact=55.0)])
     monkeypatch.setattr(Validator, "validate", lambda self, model: next(looks))
     go(classes(tmp_path, steps=12), tmp_path / "run")

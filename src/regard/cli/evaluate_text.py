@@ -12,8 +12,8 @@ from regard import accelerate, devices
 from regard.cli.progress import counted
 from regard.data.corpora import held_out
 from regard.errors import UserError
-from regard.evaluation.masked_lm import masked_lm_score
-from regard.evaluation.perplexity import text_perplexity
+from regard.metrics.masked_lm import masked_lm_score
+from regard.metrics.perplexity import text_perplexity
 from regard.recipes.schema import BertSettings, DataSettings
 from regard.run_dir import RunDir
 
@@ -101,5 +101,5 @@ def _gaps(
     if as_json:
         typer.echo(json.dumps(asdict(score)))
         return
-    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.gaps:,} gaps, {settings.mask_prob:.0%} of the tokens")
-    typer.echo(f"loss      {score.loss:7.4f}   nats a gap")
+    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.masks:,} masks, {settings.mask_prob:.0%} of the tokens")
+    typer.echo(f"loss      {score.loss:7.4f}   nats per mask")

@@ -1,7 +1,7 @@
-"""Gaps in text, for a model to fill in: BERT's 80/10/10 (Devlin et al. 2019, section 3.1).
+"""BERT's masking (Devlin et al. 2019, section 3.1).
 
-Of the tokens to be guessed 80 % are masked, 10 % become a random other piece, and 10 % stay as they are: at the time of
-use nothing is masked, so a model that looked at masks alone would learn nothing of the other tokens.
+Of the tokens to be guessed 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept: in use
+nothing is masked, so a model that only learned to look at masks would learn nothing about other tokens.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK
 
-MASKED, RANDOM = 0.8, 0.1  # of what is to be guessed; the rest stays
+MASKED, RANDOM = 0.8, 0.1  # shares of the tokens to be guessed; the rest is kept
 
 
 @dataclass(frozen=True)
 class MaskingPolicy:
-    """What share of the words is to be guessed, what stands in a gap, and which ids random pieces are drawn from."""
+    """The share of tokens to be guessed, the id of the mask token, and the ids that random tokens are drawn from."""
 
     share: float
     mask_id: int
-    first_piece: int
+    first_id: int  # of the ordinary tokens, after the special ones
     vocabulary: int
 
     @classmethod
@@ -33,34 +33,34 @@ class MaskingPolicy:
         return cls(share, tokenizer.tag(MASK), tokenizer.first, len(tokenizer))
 
     def mask(self, batch: SeqBatch, random: np.random.Generator) -> SeqBatch:
-        """A text batch with gaps: what is read is in `source` (= `inputs`), the text in `labels`, they in `counted`.
+        """Mask a batch of texts: `source` (= `inputs`) is masked, `labels` are the text, `loss_mask` what to guess.
 
-        The text is the labels of the batch, [begin, w1 .. wn, end] each. Of its real places that are no marks a share
-        is to be guessed, at least one (where there is one).
+        The texts are the labels of the batch, [BOS, w1 .. wn, EOS] each. A share of the tokens except BOS and EOS is to
+        be guessed, at least one.
         """
-        rows, clean = batch.inputs.layout, batch.labels.numpy()
-        words = np.flatnonzero((clean[: rows.tokens] != BOS) & (clean[: rows.tokens] != EOS))
+        layout, clean = batch.inputs.layout, batch.labels.numpy()
+        words = np.flatnonzero((clean[: layout.tokens] != BOS) & (clean[: layout.tokens] != EOS))
         guessed = words[random.random(len(words)) < self.share]
         if not len(guessed):
             guessed = random.choice(words, min(len(words), 1), replace=False)
-        lot = random.random(len(guessed))
-        read = clean.copy()
-        read[guessed[lot < MASKED]] = self.mask_id
-        other = guessed[(lot >= MASKED) & (lot < MASKED + RANDOM)]
-        read[other] = random.integers(self.first_piece, self.vocabulary, len(other))
-        counted = torch.zeros(len(clean), dtype=torch.bool)
-        counted[torch.from_numpy(guessed)] = True
-        row = PackedTokens(torch.from_numpy(read), rows)
-        return SeqBatch(row, row, batch.labels, counted)
+        draw = random.random(len(guessed))
+        masked = clean.copy()
+        masked[guessed[draw < MASKED]] = self.mask_id
+        replaced = guessed[(draw >= MASKED) & (draw < MASKED + RANDOM)]
+        masked[replaced] = random.integers(self.first_id, self.vocabulary, len(replaced))
+        loss_mask = torch.zeros(len(clean), dtype=torch.bool)
+        loss_mask[torch.from_numpy(guessed)] = True
+        inputs = PackedTokens(torch.from_numpy(masked), layout)
+        return SeqBatch(inputs, inputs, batch.labels, loss_mask)
 
 
 @dataclass(frozen=True)
 class MaskedBatches(BatchTransform):
-    """The batches of a packer with gaps. Where they are depends on the seed, the epoch and the batch's number in it."""
+    """The masked batches of a packer. The masks depend on the seed, the epoch and the batch's number in it."""
 
     packer: PlannedBatches
     seed: int
-    gaps: MaskingPolicy
+    policy: MaskingPolicy
 
     def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
-        return self.gaps.mask(batch, generator(self.seed, after.epoch, after.batch))
+        return self.policy.mask(batch, generator(self.seed, after.epoch, after.batch))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from regard.recipes.schema import Recipe
+import torch
+
+from regard.data.packing import BatchStream
+from regard.models import SequenceModel
+from regard.recipes.schema import Recipe
+from regard.run_dir import RunDir
+from regard.tasks.validator import Validator
 
 _DATA = {"pairs": "pairs", "text": "plain text"}  # kinds of data in messages
 Output = Literal["sequence", "fills", "class"]
@@ -29,24 +35,34 @@ class TraceSpec:
     has_alignment: bool = False
 
 
+class Dataset(ABC):
+    """The training examples of a recipe, ready to be made into batches."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """A digest of the contents: a resumed run has to find the same."""
+
+
 class Task(ABC):
     """What a model is trained for. One instance serves one recipe.
 
-    The attributes answer what other modules want to know of a run; nothing outside `models`, `tasks`, `recipes` and
-    `interop` needs to know the model family or the kind of the data.
+    Methods that need the tokenizers of a run take its run directory. The attributes answer what other modules want to
+    know of a run; nothing outside `models`, `tasks`, `recipes` and `interop` needs to know the model family or the kind
+    of the data.
     """
 
-    name: ClassVar[str]  # the value of `recipe.task`
-    about: ClassVar[str]  # one line for help texts
-    data: ClassVar[str]  # the kind of data that it trains on, as `recipe.data.kind` has it: "pairs", "text", ...
-    measures: ClassVar[tuple[str, ...]]  # what `training.best` may name
-    verb: ClassVar[str]  # the command that uses a trained model, which is also the method of `regard.Model`
-    usage: ClassVar[str]  # an example of the arguments after `regard VERB RUN`
-    verbs: ClassVar[frozenset[str]]  # all commands that apply to a run of this task
-    has_source: ClassVar[bool]  # whether an example is a pair (source, target) of texts; if not, `source` is empty
-    output: ClassVar[Output]  # a sequence of tokens, guesses for masked tokens of the input, or a class
-    scores_pairs: ClassVar[bool]  # whether a model gives (source, target) a log-probability
-    trace: ClassVar[TraceSpec | None]  # None: its models cannot be traced
+    name: str  # the value of `recipe.task`
+    about: str  # one line for help texts
+    data: str  # the kind of data that it trains on, as `recipe.data.kind` has it: "pairs", "text", ...
+    measures: tuple[str, ...]  # what `training.best` may name
+    verb: str  # the command that uses a trained model, which is also the method of `regard.Model`
+    usage: str  # an example of the arguments after `regard VERB RUN`
+    verbs: frozenset[str]  # all commands that apply to a run of this task
+    has_source: bool  # whether an example is a pair (source, target) of texts; if not, `source` is empty
+    output: Output  # a sequence of tokens, guesses for masked tokens of the input, or a class
+    scores_pairs: bool  # whether a model gives (source, target) a log-probability
+    trace: TraceSpec | None  # None: its models cannot be traced
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -77,3 +93,44 @@ class Task(ABC):
             raise ValueError(
                 f'training.best = "{recipe.training.best}" needs another task; for {cls.name} it is {choices}'
             )
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_files(self, resumed: bool) -> list[str]:
+        """Raise a UserError if a file is missing; return lines that say what was detected in the files."""
+
+    @abstractmethod
+    def held_out(self, split: str) -> list[Any]:
+        """The examples of a held-out split, "valid" or "test"."""
+
+    @abstractmethod
+    def digest(self, examples: Sequence[Any]) -> str:
+        """A digest of held-out examples: a resumed run has to find the same."""
+
+    @abstractmethod
+    def dataset(
+        self,
+        run: RunDir,
+        progress: Callable[[str, int], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> Dataset:
+        """The training examples. `progress` is called with a name and the examples read; `say` with warnings."""
+
+    @abstractmethod
+    def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
+        """The training batches, of constant shapes if `static`. `batch.num_targets` is what the loss is divided by."""
+
+    @abstractmethod
+    def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
+        """What is trained on, in lines for the log."""
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> Validator:
+        """Measures a model on held-out examples, again and again in the course of training."""
+
+    @abstractmethod
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+        """What a benchmark does with a model, in words, and a call that does it and counts the output tokens."""

@@ -2,22 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from regard.decoding.translate import Translator
+from regard.metrics.text_scores import score_texts
+from regard.models import SequenceModel
+from regard.packed import SeqBatch
 from regard.registry import TASKS
-from regard.tasks.base import Task, TraceSpec
+from regard.run_dir import RunDir
+from regard.tasks.base import Output, TraceSpec
+from regard.tasks.text import TextTask, TextValidator, pair_batches
+from regard.tasks.validator import SAMPLES, Validation
 
 
 @TASKS.register("translation")
-class Translation(Task):
+class Translation(TextTask):
     """Trains on pairs; the loss counts every target token."""
 
     name = "translation"
     about = "from a source text to a target text"
     data = "pairs"
-    measures = ("loss", "bleu", "exact")
+    measures: tuple[str, ...] = ("loss", "bleu", "exact")
     verb = "translate"
     usage = "'a sentence'"
     verbs = frozenset({"translate", "evaluate", "compare", "look", "draw", "explain", "bench", "export"})
     has_source = True
-    output = "sequence"
+    output: Output = "sequence"
     scores_pairs = True
     trace = TraceSpec("translate", has_alignment=True)
+
+    def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> TranslationValidator:
+        return TranslationValidator(self.recipe, run.tokenizers, examples, device)
+
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+        translate = Translator.for_recipe(model, run.tokenizers, self.recipe)
+        decoding = self.recipe.decoding
+        how = "sampled" if decoding.method == "sample" else "greedy" if decoding.beam == 1 else f"beam {decoding.beam}"
+
+        def tokens() -> int:
+            best = [answer.hypotheses[0] for answer in translate(inputs) if answer.hypotheses]
+            return sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in best)
+
+        return f"sentences, {how}", tokens
+
+
+class TranslationValidator(TextValidator):
+    """The loss of the references, and scores of greedy translations."""
+
+    @cached_property
+    def _batches(self) -> list[SeqBatch]:
+        batches = pair_batches(self.pairs, self.tokenizers, self.recipe)
+        return [batch.to(self.device) for _, batch in batches]
+
+    def _measure(self, model: SequenceModel) -> Validation:
+        total = sum(model(batch).item() for batch in self._batches)
+        loss = total / sum(batch.num_targets for batch in self._batches)
+        chosen = self.pairs[: self.recipe.training.validate_lines]
+        if not chosen:
+            return Validation(loss)
+        outputs = self._translate(model, [source for source, _ in chosen])
+        scores = score_texts(outputs, [target for _, target in chosen])
+        samples = [
+            {"source": source, "reference": target, "output": output}
+            for (source, target), output in list(zip(chosen, outputs, strict=True))[:SAMPLES]
+        ]
+        return Validation(loss, scores.bleu, scores.chrf, scores.exact, samples)
+
+    def _translate(self, model: SequenceModel, sources: list[str]) -> list[str]:
+        """Greedy translations: quick, and enough to see progress."""
+        greedy = self.recipe.decoding.model_copy(update={"method": "beam", "beam": 1})
+        translate = Translator.for_recipe(model, self.tokenizers, self.recipe, greedy)
+        return [answer.texts[0] for answer in translate(sources)]

@@ -24,12 +24,12 @@ from regard.files import DirectoryLock, write_text
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.run_dir import LOGS, RunDir, kept_snapshots
+from regard.tasks.validator import Validation, Validator
 from regard.training import checkpoint, step
 from regard.training.optimizers import make_optimizer
 from regard.training.progress import Reporter, TensorBoardWriter, figures, which_weights
 from regard.training.schedule import rate
 from regard.training.static_batch import StaticBatchShape
-from regard.training.validation import Validation, Validator
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between looks at the flag that a loss was not finite

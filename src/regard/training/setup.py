@@ -1,36 +1,29 @@
-"""Setting a run up, or taking it up again, and training it."""
+"""Set up a run, or resume it, and train it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard import accelerate, devices, tensor_io
-from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, locate
-from regard.data.masking import MaskedBatches, MaskingPolicy
-from regard.data.packing import BatchStream, ClassLabelsOnly, Packer, PlannedBatches, TokenWindows, fill_ratio
-from regard.data.token_cache import TokenStore, build
+from regard import accelerate, devices, tasks, tensor_io
+from regard.data.packing import BatchStream
 from regard.errors import UserError
 from regard.files import DirectoryLock, remove_temporary_files
 from regard.models import SequenceModel, sizes
 from regard.recipes import differences
-from regard.recipes.schema import BertSettings, DataSettings, Recipe, TrainingSettings
+from regard.recipes.schema import Recipe, TrainingSettings
 from regard.recipes.to_toml import shown
 from regard.resuming import may_change
 from regard.run_dir import RunDir
-from regard.text import Tokenizer
+from regard.tasks import Task
 from regard.training import origin as origins
 from regard.training.checkpoint import TrainingProgress
 from regard.training.loop import Trainer
 from regard.training.progress import Reporter, pick
 from regard.training.static_batch import StaticBatchShape
-from regard.training.validation import make_validator
 
 
 def train(
@@ -46,29 +39,29 @@ def train(
     `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
     that ended before its first save begins with it again.
     """
-    reporter = pick(quiet)
-    reporter.members = _members(recipe)
+    reporter, task = pick(quiet), tasks.of(recipe)
+    reporter.members = task.members
     where, out = devices.pick(device), Path(out)
     given = RunDir(start_from) if start_from is not None else None
-    _check_files(recipe.data, resumed=(Path(out) / "resume.safetensors").exists())
-    for line in detected_layouts(recipe.data):
+    for line in task.check_files(resumed=(Path(out) / "resume.safetensors").exists()):
         reporter.say(line)
-    watched = held_out(recipe.data, "valid")
+    held_out = task.held_out("valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
     RunDir.refuse_other_folder(out)
-    with DirectoryLock(out, "training") as lock:  # nothing is written before, and nobody else writes until the end
-        return _train(recipe, lock, where, given, watched, reporter)
+    with DirectoryLock(out, "training") as lock:  # nothing is written before
+        return _train(task, lock, where, given, held_out, reporter)
 
 
 def _train(
-    recipe: Recipe,
+    task: Task,
     lock: DirectoryLock,
     where: torch.device,
     given: RunDir | None,
-    watched: list[TextPair],
+    held_out: Sequence[Any],
     reporter: Reporter,
 ) -> RunDir:
     """Train in a directory that is locked."""
+    recipe = task.recipe
     run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
     origin = _origin(run, given, reporter)
     settings = run.recipe.training
@@ -78,22 +71,24 @@ def _train(
     _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
     model = run.fresh_model()
     started = None  # the run whose weights are validated before the first update
-    if origin is not None:  # what does not fit is said before the long work
+    if origin is not None:  # report a misfit before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.begin_with(origin, run, model, reporter) else None
-    stores = build(recipe, *run.tokenizers, progress=reporter.counted, say=reporter.say)
+    dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
     how, static = plan_updates(run, model, where)
-    facts = {"static": static, "data": "".join(store.digest for store in stores), "held_out": _digest(watched)}
+    facts = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
     _refuse_other_data(run, facts)
-    packer, batches = streams(recipe, stores, static, run.tokenizers[0])
+    batches = task.stream(run, dataset, static)
     model = model.to(where)
-    _say_what(reporter, run, model, stores, packer, where, static)
-    looks = make_validator(recipe, run.tokenizers, watched, where)
+    for line in task.describe(run, dataset, static):
+        reporter.say(line)
+    _describe_model(reporter, run, model, where)
+    validator = task.validator(run, held_out, where)
     if _trained(run):
-        how = "plain"  # nothing is to be compiled for no update
-    _, shape = choose_backend(how, packer, batches, model, settings, where, reporter.say)
+        how = "plain"  # without updates there is nothing to compile
+    _, shape = choose_backend(how, batches, model, settings, where, reporter.say)
     with devices.held_memory(where):
-        Trainer(run, model, batches, looks, reporter, where, shape, facts, started, lock).train()
+        Trainer(run, model, batches, validator, reporter, where, shape, facts, started, lock).train()
     return run
 
 
@@ -105,10 +100,10 @@ def _refuse_too_large(recipe: Recipe, vocabularies: tuple[int, int], device: tor
 
 
 def plan_updates(run: RunDir, model: SequenceModel, device: torch.device) -> tuple[str, bool]:
-    """How updates are made, and whether batches are static.
+    """The backend of updates, and whether batches are static.
 
-    Captured updates want static batches. But a run that has begun goes on with the batches it began with: plain updates
-    take any, and others are not made for it where they are not static.
+    Captured and compiled updates need static batches. A run that is resumed keeps the kind of batches it began with;
+    where these are not static, its updates are plain.
     """
     how = accelerate.requested_backend(run.recipe.training, model, device)
     if not run.resume.exists():
@@ -118,7 +113,7 @@ def plan_updates(run: RunDir, model: SequenceModel, device: torch.device) -> tup
 
 
 def _trained(run: RunDir) -> bool:
-    """Whether there is nothing left to do."""
+    """Whether training has already finished."""
     if not run.resume.exists():
         return False
     progress = TrainingProgress.read(run.resume)
@@ -126,7 +121,7 @@ def _trained(run: RunDir) -> bool:
 
 
 def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) -> RunDir:
-    """A new run, or the one that is there if it has the same recipe but for what may change, and the same origin."""
+    """Create a run, or open the existing one if its recipe (except for what may change) and its origin are the same."""
     for folder in (out, out / "snapshots"):
         remove_temporary_files(folder)
     if not RunDir.exists(out):
@@ -152,24 +147,13 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
 
 
 def _has_learnt(run: RunDir) -> bool:
-    """Whether a run has saved more than the weights that it was given to start from."""
+    """Whether a run has saved more than the weights that it started from."""
     saved = set(run.path.rglob("*.safetensors"))
     return bool(saved) and (saved != {run.best} or tensor_io.read_metadata(run.best).get("step") != 0)
 
 
-def _check_files(data: DataSettings, resumed: bool) -> None:
-    """Complain of missing files before the long work. A run that was moved may go on without its test set."""
-    for corpus in corpora(data):
-        files(corpus, data)
-    for name in [] if resumed else data.test or []:
-        try:
-            locate(name, data.folder)
-        except UserError as error:
-            raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
-
-
 def _origin(run: RunDir, given: RunDir | None, reporter: Reporter) -> RunDir | None:
-    """The run to begin with, also where it was only said the first time; none once there is a state to go on from."""
+    """The run whose weights to begin with, which the first call may have named; None once there is a resume state."""
     if run.resume.exists():
         return None
     if given is None and run.origin is not None:
@@ -179,7 +163,7 @@ def _origin(run: RunDir, given: RunDir | None, reporter: Reporter) -> RunDir | N
 
 
 def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
-    """Complain of the differences that make it another run."""
+    """Raise a UserError for settings that a resumed run may not change."""
     others = [
         f"{key} was {shown(old)} and is now {shown(new)}" for key, (old, new) in changed.items() if not may_change(key)
     ]
@@ -191,7 +175,7 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
 
 
 def _refuse_other_data(run: RunDir, facts: dict[str, Any]) -> None:
-    """Complain if files have changed since the run began: it would go on with other batches, from the same place."""
+    """Raise a UserError if the data have changed since the run began: its next batches would be other ones."""
     known = tensor_io.read_metadata(run.resume) if run.resume.exists() else {}
     for key, what in (("data", "training data are"), ("held_out", "held-out data are")):
         if known.get(key, "") not in ("", facts[key]):
@@ -201,20 +185,15 @@ def _refuse_other_data(run: RunDir, facts: dict[str, Any]) -> None:
             )
 
 
-def _digest(pairs: list[TextPair]) -> str:
-    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
-
-
 def choose_backend(
     how: str,
-    packer: PlannedBatches,
     batches: BatchStream,
     model: SequenceModel,
     settings: TrainingSettings,
     device: torch.device,
     say: Callable[[str], None],
 ) -> tuple[str, StaticBatchShape[Any] | None]:
-    """Prepare the model; the backend of its updates, and the shape of the batches of those that are not plain."""
+    """Prepare the model; return the backend of its updates and, unless it is plain, the shape of all batches."""
     if how == "plain":
         return accelerate.for_training(model, settings, device, say=say), None
     first = batches.batch_at(0)
@@ -223,87 +202,13 @@ def choose_backend(
     return how, None if how == "plain" else shape
 
 
-def streams(
-    recipe: Recipe, stores: list[TokenStore], static: bool, tokenizer: Tokenizer
-) -> tuple[PlannedBatches, BatchStream]:
-    """What is packed, and what is trained on: the same, unless there are gaps to be made in it, or classes to name."""
-    packer = _packer(recipe, stores, static)
-    if recipe.classifies:
-        return packer, ClassLabelsOnly(packer)
-    if not (recipe.data.is_text and isinstance(recipe.model, BertSettings)):
-        return packer, packer
-    return packer, MaskedBatches(packer, recipe.training.seed, MaskingPolicy.of(tokenizer, recipe.model.mask_prob))
-
-
-def _packer(recipe: Recipe, stores: list[TokenStore], static: bool) -> PlannedBatches:
-    weights, settings = [corpus.weight for corpus in corpora(recipe.data)], recipe.training
-    if recipe.data.is_text and recipe.data.documents == "stream":
-        context = recipe.model.max_positions
-        return TokenWindows(stores, weights, context=context, batch_tokens=settings.batch_tokens, seed=settings.seed)
-    return Packer(
-        stores,
-        weights,
-        target_budget=settings.batch_tokens,
-        seed=settings.seed,
-        pool=settings.sort_buffer,
-        static=static,
-    )
-
-
-def _members(recipe: Recipe) -> str:
-    """What the data are made of."""
-    if not recipe.data.is_text:
-        return "pairs"
-    return "lines" if recipe.data.documents == "stream" else "documents"
-
-
-def _say_what(
-    reporter: Reporter,
-    run: RunDir,
-    model: SequenceModel,
-    stores: list[TokenStore],
-    packer: PlannedBatches,
-    device: torch.device,
-    static: bool,
-) -> None:
-    """The facts of a run, before it starts. Static batches have no padded view."""
-    shares = fill_ratio(packer.batch_at(0))
-    padded = shares.pop("padded")
-    source, target = run.tokenizers
-    sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
+def _describe_model(reporter: Reporter, run: RunDir, model: SequenceModel, device: torch.device) -> None:
+    """Report the model, and settings that are probably a mistake, before training starts."""
     count = sum(p.numel() for p in model.parameters())
-    reporter.say(f"data: {_what_data(reporter.members, stores, packer)}; vocabulary {sizes}")
-    rows = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
-    used = " and ".join(f"{100 * shares[side]:.0f} %" for side in ("target", "source") if side in shares)
-    padding = "" if static else f"; {100 - 100 * padded:.0f} % of the positions in attention are padding"
-    reporter.say(
-        f"batches: up to {rows if packer.source_budget else f'{packer.target_budget:,} tokens'} "
-        f"(the first one is {used} full{padding})"
-    )
-    reporter.say(f"model: {run.recipe.model.family}, {count:,} parameters, on {device}; run directory {run.path}")
+    reporter.say(f"model: {run.recipe.model.in_words()}, {count:,} parameters, on {device}; run directory {run.path}")
     settings = run.recipe.training
     if settings.steps <= settings.warmup:
         reporter.say(
             f"warning: the learning rate rises to the last of {settings.steps:,} steps and never falls: "
             f"training.warmup is {settings.warmup:,}"
         )
-
-
-def _what_data(members: str, stores: list[TokenStore], packer: PlannedBatches) -> str:
-    """How much there is to train on, and what was left out."""
-    facts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}
-    empty, long = facts["dropped_empty"], facts["dropped_long"] + packer.dropped_long
-    if members == "pairs":
-        dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
-        return f"{facts['pairs'] - packer.dropped_long:,} pairs, {dropped}"
-    cut = members == "documents" and facts["pairs"] > facts["documents"]
-    pieces = f" in {facts['pairs']:,} pieces" if cut else ""
-    return f"{facts['documents']:,} {members}{pieces}, {_rounded(facts['target_tokens'])} tokens"
-
-
-def _rounded(count: int) -> str:
-    """
-    >>> _rounded(2_100_400), _rounded(12_345)
-    ('2.1 million', '12,345')
-    """
-    return f"{count / 1e6:,.1f} million" if count >= 1_000_000 else f"{count:,}"

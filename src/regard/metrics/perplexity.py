@@ -1,9 +1,9 @@
-"""How well a language model foresees text: loss, perplexity and bits per byte, taken in windows that overlap.
+"""Perplexity of text: loss, perplexity and bits per byte, computed in overlapping windows.
 
-A model sees at most `context` tokens at once. Text longer than that is read in windows moved on by `stride` tokens, and
-of each window only the tokens that no window before it has scored are counted: every token is scored once, and, but for
-those of the first window, with at least context - stride tokens before it to go by. A small stride is fairer to the
-model and slower; stride = context is the loss that training watches.
+A model reads at most `context` tokens at once. Longer text is read in windows that advance by `stride` tokens, and each
+window scores only the tokens that no earlier window has scored. So every token is scored once and, except in the first
+window, after at least context - stride tokens. A small stride gives the model more context and is slower; stride =
+context gives the loss that training reports.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
 
 @dataclass(frozen=True)
 class TextScore:
-    """What a model makes of a text. Perplexity is by token, so it compares runs of one vocabulary; bits per byte any.
+    """Scores of a text. Perplexity is per token and compares runs of one vocabulary; bits per byte compare all runs.
 
-    loss = nats / tokens; perplexity = exp(loss); bits per byte = nats / ln 2 / bytes. Words that a vocabulary does not
-    have are all one token, easy to foresee, which spells nothing: where there are any, there are no bits per byte.
+    loss = nats / tokens; perplexity = exp(loss); bits per byte = nats / ln 2 / bytes. The unknown token spells nothing
+    and is easy to predict: where a text has unknown words, it has no bits per byte.
     """
 
     loss: float
     perplexity: float
-    bits_per_byte: float | None  # None where some of the text is unknown
-    tokens: int  # scored, end marks of documents counted
-    bytes: int  # of the text that they spell, in UTF-8
-    unknown: int = 0  # tokens that stand for words the vocabulary does not have
+    bits_per_byte: float | None  # None where the text has unknown words
+    tokens: int  # scored tokens, including the EOS of each document
+    bytes: int  # of the scored text in UTF-8
+    unknown: int = 0  # unknown tokens
 
     @classmethod
     def of(cls, nats: float, tokens: int, bytes: int, unknown: int = 0) -> TextScore:
@@ -49,24 +49,24 @@ class TextScore:
 
 @dataclass(frozen=True)
 class TextWindow:
-    """What the model reads, what should come next at each place, and how many places at the end are counted."""
+    """The input tokens of a window, the next token at each position, and how many positions at the end are scored."""
 
     inputs: list[int]
     labels: list[int]
-    counted: int
+    scored: int
 
 
 def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None = None) -> Iterator[TextWindow]:
-    """The windows over a run of tokens, of which the first is only read.
+    """Yield the windows over a sequence of tokens; its first token is read and not scored.
 
-    With `begin`, that token stands first in every window, as documents and the pieces of long ones do in training.
+    `begin` replaces the first token of every window: in training, documents and the chunks of long ones begin with BOS.
 
-    >>> [(w.inputs, w.counted) for w in windows([1, 5, 6, 7, 8, 9], context=3, stride=2)]
+    >>> [(w.inputs, w.scored) for w in windows([1, 5, 6, 7, 8, 9], context=3, stride=2)]
     [([1, 5, 6], 3), ([6, 7, 8], 2)]
     """
-    places, scored = len(tokens) - 1, 0  # places: inputs, each with the token after it for its label
-    for start in range(0, max(places - (context - stride), min(places, 1)), stride):
-        end = min(start + context, places)
+    positions, scored = len(tokens) - 1, 0  # every input has the following token as its label
+    for start in range(0, max(positions - (context - stride), min(positions, 1)), stride):
+        end = min(start + context, positions)
         inputs = list(tokens[start:end])
         if begin is not None:
             inputs[0] = begin
@@ -76,13 +76,13 @@ def windows(tokens: Sequence[int], context: int, stride: int, begin: int | None 
 
 @dataclass(frozen=True)
 class WindowBatches:
-    """Text laid out in batches of windows, for any model of its vocabulary to be measured on."""
+    """Batches of windows over a text, for any model with its vocabulary."""
 
     batches: list[SeqBatch]
-    bytes: int  # of the text that is scored
+    bytes: int  # of the scored text
 
     @classmethod
-    def out(
+    def of(
         cls,
         tokenizer: Tokenizer,
         documents: Sequence[str],
@@ -126,33 +126,33 @@ def text_perplexity(
     batch_tokens: int = 4096,
     progress: Callable[[int], None] | None = None,
 ) -> TextScore:
-    """Score documents, each from its begin mark to its end mark; or, as a `stream`, all of them as one run of text.
+    """Score documents, each from BOS to EOS; or, with `stream`, all of them as one text.
 
-    A stream's first token is not scored: nothing predicts it. `batch_tokens` are run at once; `progress` is called with
-    the number of tokens just scored. The model is run as it is: put it into evaluation mode first.
+    The first token of a stream is not scored: nothing predicts it. `batch_tokens` changes speed, not results;
+    `progress` is called with the number of tokens just scored. The model has to be in evaluation mode.
     """
-    laid = WindowBatches.out(
+    batches = WindowBatches.of(
         tokenizer, documents, context=context, stride=stride, stream=stream, batch_tokens=batch_tokens
     )
-    return laid.score(model, device, progress)
+    return batches.score(model, device, progress)
 
 
 def _windows(
     tokenizer: Tokenizer, documents: Sequence[str], context: int, stride: int, stream: bool
 ) -> tuple[list[TextWindow], int]:
-    """All windows, and the bytes of the text that is scored."""
+    """All windows, and the bytes of the scored text."""
     size = sum(len(document.encode()) for document in documents)
     if stream:
-        run = encode_stream(tokenizer, documents)
-        unscored = len(tokenizer.decode(run[:1]).encode())
-        return list(windows(run, context, stride)), size - unscored
-    runs = [[BOS, *pieces, EOS] for pieces in tokenizer.encode_batch(list(documents))]
-    return [window for run in runs for window in windows(run, context, stride, begin=BOS)], size
+        tokens = encode_stream(tokenizer, documents)
+        unscored = len(tokenizer.decode(tokens[:1]).encode())
+        return list(windows(tokens, context, stride)), size - unscored
+    texts = [[BOS, *ids, EOS] for ids in tokenizer.encode_batch(list(documents))]
+    return [window for text in texts for window in windows(text, context, stride, begin=BOS)], size
 
 
 def _batch(group: Sequence[TextWindow]) -> SeqBatch:
     """Windows as pairs with empty sources."""
     inputs = PackedTokens.from_lists([window.inputs for window in group])
     labels = [label for window in group for label in window.labels]
-    counted = [n >= len(w.inputs) - w.counted for w in group for n in range(len(w.inputs))]
-    return SeqBatch(PackedTokens.from_lists([[] for _ in group]), inputs, torch.tensor(labels), torch.tensor(counted))
+    loss_mask = [n >= len(w.inputs) - w.scored for w in group for n in range(len(w.inputs))]
+    return SeqBatch(PackedTokens.from_lists([[] for _ in group]), inputs, torch.tensor(labels), torch.tensor(loss_mask))

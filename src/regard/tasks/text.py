@@ -1,0 +1,181 @@
+"""What all tasks on texts have in common: files, the token cache, packed batches, teacher forcing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, locate
+from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
+from regard.data.token_cache import TokenStore, build
+from regard.errors import UserError
+from regard.packed import SeqBatch
+from regard.recipes.schema import Recipe
+from regard.run_dir import RunDir
+from regard.tasks.base import Dataset, Task
+from regard.tasks.validator import Validator
+from regard.text import BOS, Tokenizer, encode_side
+from regard.text.encode import ContextBudget, prefix_ids
+
+Tokenizers = tuple[Tokenizer, Tokenizer]
+
+
+@dataclass(frozen=True)
+class TokenDataset(Dataset):
+    """The token caches of a recipe's corpora."""
+
+    stores: list[TokenStore]
+
+    @property
+    def digest(self) -> str:
+        return "".join(store.digest for store in self.stores)
+
+
+class TextTask(Task):
+    """A task whose examples are texts or pairs of texts."""
+
+    def check_files(self, resumed: bool) -> list[str]:
+        data = self.recipe.data
+        for corpus in corpora(data):
+            files(corpus, data)
+        for name in [] if resumed else data.test or []:  # a run that was moved can be resumed without its test set
+            try:
+                locate(name, data.folder)
+            except UserError as error:
+                raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
+        return detected_layouts(data)
+
+    def held_out(self, split: str) -> list[TextPair]:
+        return held_out(self.recipe.data, split)
+
+    def digest(self, examples: Sequence[Any]) -> str:
+        return hashlib.blake2b(json.dumps(examples).encode(), digest_size=16).hexdigest()
+
+    def dataset(
+        self,
+        run: RunDir,
+        progress: Callable[[str, int], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> TokenDataset:
+        return TokenDataset(build(self.recipe, *run.tokenizers, progress=progress, say=say))
+
+    def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
+        return self.packer(dataset, static)
+
+    def packer(self, dataset: Dataset, static: bool) -> PlannedBatches:
+        """The packed batches, before a task alters them."""
+        assert isinstance(dataset, TokenDataset)
+        settings = self.recipe.training
+        return Packer(
+            dataset.stores,
+            self.weights,
+            target_budget=settings.batch_tokens,
+            seed=settings.seed,
+            pool=settings.sort_buffer,
+            static=static,
+        )
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """How often an epoch visits an example of each corpus."""
+        return [corpus.weight for corpus in corpora(self.recipe.data)]
+
+    def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
+        packer = self.packer(dataset, static)
+        shares = fill_ratio(packer.batch_at(0))
+        padded = shares.pop("padded")
+        source, target = run.tokenizers
+        sizes = f"{len(source):,}" if source is target else f"{len(source):,} and {len(target):,}"
+        budgets = f"{packer.target_budget:,} target and {packer.source_budget:,} source tokens"
+        used = " and ".join(f"{100 * shares[side]:.0f} %" for side in ("target", "source") if side in shares)
+        padding = "" if static else f"; {100 - 100 * padded:.0f} % of the positions in attention are padding"
+        return [
+            f"data: {self._describe_data(dataset, packer)}; vocabulary {sizes}",
+            f"batches: up to {budgets if packer.source_budget else f'{packer.target_budget:,} tokens'} "
+            f"(the first one is {used} full{padding})",
+        ]
+
+    def _describe_data(self, dataset: Dataset, packer: PlannedBatches) -> str:
+        """How much there is to train on, and what was left out."""
+        assert isinstance(dataset, TokenDataset)
+        stores = dataset.stores
+        counts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}
+        empty, long = counts["dropped_empty"], counts["dropped_long"] + packer.dropped_long
+        if self.members == "pairs":
+            dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
+            return f"{counts['pairs'] - packer.dropped_long:,} pairs, {dropped}"
+        chunked = self.members == "documents" and counts["pairs"] > counts["documents"]
+        chunks = f" in {counts['pairs']:,} chunks" if chunked else ""
+        return f"{counts['documents']:,} {self.members}{chunks}, {_rounded(counts['target_tokens'])} tokens"
+
+
+class TextValidator(Validator):
+    """Measures a model on held-out texts; of plain text, the source of each pair is empty."""
+
+    def __init__(
+        self, recipe: Recipe, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]], device: torch.device
+    ) -> None:
+        super().__init__(recipe, device)
+        self.tokenizers, self.pairs = tokenizers, list(pairs)
+
+
+def encode_pairs(
+    pairs: Sequence[tuple[str, str]], tokenizers: Tokenizers, recipe: Recipe
+) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+    """The source and target tokens of text pairs for teacher forcing, and which pairs were truncated."""
+    first = corpora(recipe.data)[0]
+    prefix, budget, plain = prefix_ids(recipe), ContextBudget.of(recipe), recipe.data.kind == "text"
+    sources, source_cut = encode_side(
+        tokenizers[0],
+        [source for source, _ in pairs],
+        tag=first.source_tag,
+        max_len=budget.source,
+        lowercase=recipe.data.lowercase,
+        prefix=prefix,
+    )
+    sources = [[] for _ in pairs] if plain else sources
+    targets, target_cut = encode_side(
+        tokenizers[1],
+        [target for _, target in pairs],
+        tag=first.target_tag,
+        max_len=[budget.target(len(source)) for source in sources],
+        lowercase=recipe.data.lowercase,
+        prefix=prefix if plain else (),  # the target of plain text is what the model reads
+    )
+    return sources, targets, [(a and not plain) or b for a, b in zip(source_cut, target_cut, strict=True)]
+
+
+def token_batches(
+    sources: list[list[int]], targets: list[list[int]], recipe: Recipe
+) -> list[tuple[list[int], SeqBatch]]:
+    """Batches for teacher forcing of pairs of similar lengths, each with the indices of its pairs."""
+    lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
+    groups = sentence_batches(lengths, batch_tokens(recipe))
+    return [(g, SeqBatch.from_lists([sources[i] for i in g], [targets[i] for i in g], bos=BOS)) for g in groups]
+
+
+def pair_batches(
+    pairs: Sequence[tuple[str, str]], tokenizers: Tokenizers, recipe: Recipe
+) -> list[tuple[list[int], SeqBatch]]:
+    """Text pairs as batches for teacher forcing, each with the indices of its pairs."""
+    sources, targets, _ = encode_pairs(pairs, tokenizers, recipe)
+    return token_batches(sources, targets, recipe)
+
+
+def batch_tokens(recipe: Recipe) -> int:
+    """Tokens per batch of validation: small training batches would be slow, and the size changes no result."""
+    return max(recipe.training.batch_tokens, 2048)
+
+
+def _rounded(count: int) -> str:
+    """
+    >>> _rounded(2_100_400), _rounded(12_345)
+    ('2.1 million', '12,345')
+    """
+    return f"{count / 1e6:,.1f} million" if count >= 1_000_000 else f"{count:,}"
