@@ -52,7 +52,7 @@ def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
     import torch
 
     import regard.decoding as decoding
-    from regard import linear_backends
+    from regard.accelerate import linear_backends
     from regard.models import build
     from regard.models.ensemble import Ensemble
     from regard.packed import PackedTokens

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import PackedQK
+from regard.dropout import dropout
 from regard.nn.blocks import BlockConfig, EncoderBlock, FeedForward, Residual
-from regard.nn.dropout import dropout
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.packed import PackedLayout
 

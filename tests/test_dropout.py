@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.nn.dropout import STEPS, drawn, dropout, hashed
+from regard.dropout import STEPS, drawn, dropout, hashed
 
 SHAPE = torch.Size((2000, 256))
 

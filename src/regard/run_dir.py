@@ -20,22 +20,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
-from regard import __version__
+from regard import __version__, devices, tensor_io
 from regard.errors import RegardWarning, UserError, first_line
 from regard.files import DirectoryLock, checksum, errno_text, json_checksum, parse_json, read_text, regular, write_text
+from regard.models import SequenceModel, build, sizes
 from regard.recipes import differences, parse, to_toml
 from regard.recipes.schema import Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from regard.models import SequenceModel
-    from regard.text import Tokenizer
+from regard.text import Tokenizer
 
 FORMAT = 3
 ORIGIN, RECIPE, TOKENIZERS, CHECKSUM = "from", "recipe", "tokenizers", "checksum"  # keys of run.json
@@ -52,8 +49,6 @@ class Checkpoint:
     prefix: str = ""
 
     def load(self) -> dict[str, Tensor]:
-        from regard import tensor_io
-
         if len(self.files) > 1:
             return tensor_io.mean(self.files)
         loaded = tensor_io.load(self.files[0])[0]
@@ -62,9 +57,7 @@ class Checkpoint:
     @property
     def step(self) -> int | None:
         """The training step that the weights are of (the last, of an average), where the file says so."""
-        from regard.tensor_io import read_metadata
-
-        step = read_metadata(self.files[-1]).get("step")
+        step = tensor_io.read_metadata(self.files[-1]).get("step")
         if step is not None and not isinstance(step, int):
             raise UserError(f"{self.files[-1]} is damaged: the step in its header is {step!r:.40}, not a whole number")
         return step
@@ -218,8 +211,6 @@ class RunDir:
 
     def tokenizer(self, file: Path) -> Tokenizer:
         """The tokenizer in one of the run's files, if that is the file that was written."""
-        from regard.text import Tokenizer
-
         try:
             content = regular(file).read_bytes()
             recorded = self.info.get(TOKENIZERS)
@@ -241,8 +232,6 @@ class RunDir:
 
     def log_mark(self, name: str) -> tuple[int, str] | None:
         """Length and checksum that a file of measurements had at the last save, where that is known."""
-        from regard import tensor_io
-
         try:
             size, digest = tensor_io.read_metadata(self.resume)["logs"][name] if self.resume.exists() else (0, "")
         except (UserError, KeyError, TypeError, ValueError):  # the resume state is damaged, or older than this record
@@ -318,33 +307,23 @@ class RunDir:
 
     def fresh_model(self) -> SequenceModel:
         """The recipe's model with new weights."""
-        from regard.models import build
-
         source, target = self.tokenizers
         return build(self.recipe.model, len(source), len(target), self.recipe.text.shared)
 
     def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> SequenceModel:
         """The trained model, ready to use, with the weights that `checkpoint` finds."""
-        from regard.tensor_io import load_into_model
-
         checkpoint = self.checkpoint(weights)
         self._check_size(checkpoint, device)
         loaded, model = checkpoint.load(), self.fresh_model()
-        load_into_model(model, loaded, checkpoint.files[-1])
+        tensor_io.load_into_model(model, loaded, checkpoint.files[-1])
         return model.to(device).eval()
 
     def _check_size(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
         """Refuse a recipe that does not fit the weights or the memory, before anything is allocated."""
-        import torch
-
-        from regard import devices
-        from regard import tensor_io as tensors
-        from regard.models import sizes
-
         recipe, origin = self.recipe, str(self.path / "recipe.toml")
         source, target = self.tokenizers
         vocabularies = len(source), len(target)
-        stored = tensors.elements(checkpoint.files[-1], checkpoint.prefix)
+        stored = tensor_io.elements(checkpoint.files[-1], checkpoint.prefix)
         sizes.refuse_misfit(recipe.model, vocabularies, recipe.text.shared, stored, origin)
         memory = devices.memory(torch.device(device))
         sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, 1, origin)

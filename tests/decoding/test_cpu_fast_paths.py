@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import linear_backends
+from regard.accelerate import linear_backends
 from regard.attention import BeamTree, DenseQK, KVCache, attend, use_backend
 from regard.decoding import Report, SearchRequest, search
 from regard.decoding.topk import GROUP, topk

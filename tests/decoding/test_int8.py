@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from test_cpu_fast_paths import FAMILIES, made, sources
 
-from regard import linear_backends
+from regard.accelerate import linear_backends
 from regard.decoding import SearchRequest, score, search
 from regard.devices import decoding_precision
 from regard.errors import UserError

@@ -20,9 +20,9 @@ from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
 from regard.attention.backends import plain
 from regard.attention.mask_tables import SegmentMask
+from regard.dropout import hashed, new_seeds
 from regard.interpret.recorder import Recorder
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
-from regard.nn.dropout import hashed, new_seeds
 from regard.nn.losses import cross_entropy
 from regard.nn.norms import LayerNorm
 from regard.packed import SeqBatch, StaticPackedLayout

@@ -7,7 +7,7 @@ Models are defined plainly (`regard.nn`, `regard.models`). Before use they pass 
 - torch.compile, one block at a time (`compile`), with everything then captured as a CUDA graph (`training.step`)
 - activation checkpointing (`recompute`)
 - bf16 working copies of the weights (`bf16_weights`)
-- prepacked or int8 linear layers on a CPU (`regard.linear_backends`)
+- prepacked or int8 linear layers on a CPU (`linear_backends`)
 
 Each has a slow twin in the definitions, and tests that hold them equal.
 """
@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from regard import kernels, linear_backends
+from regard import kernels
+from regard.accelerate import linear_backends
 from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
 from regard.accelerate.fused import deferred_biases, fuse

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from regard import kernels, taps
 from regard.attention import AttentionLayout, PackedQK
 from regard.devices import matrix_dtype
+from regard.dropout import new_seeds
 from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock, FeedForward, Residual
-from regard.nn.dropout import new_seeds
 from regard.nn.norms import LayerNorm, RMSNorm
 from regard.packed import PackedLayout
 

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard import dropout
 from regard.kernels.common import device_of
-from regard.nn import dropout
 
 FEATURES_A_WARP = 1024
 # Programs of a backward pass, and how many rows they have under way at once. The second was quickest on an H200 for 768

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from regard import taps, tensor_io
 from regard.attention import BeamTree, KVCache, MultiHeadAttention, SourceCache
 from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
-from regard.linear_backends import LinearFn
 from regard.nn import losses
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import SizedSettings
+
+
+class LinearFn(Protocol):
+    """A linear layer as a function: x [..., I], weight [O, I] and bias [O] -> [..., O]."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
 class DecodingState(Protocol):

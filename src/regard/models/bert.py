@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from regard import taps, tensor_io
 from regard.attention import pack, positional_score
+from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.nn import losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
-from regard.nn.dropout import dropout
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import BertSettings
 from regard.registry import MODELS

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention import AttentionLayout, MultiHeadAttention, PackedQK, Score
 from regard.attention.squeeze_excite import SqueezeExcite
-from regard.nn.dropout import dropout
+from regard.dropout import dropout
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.packed import PackedLayout
 from regard.registry import ACTIVATIONS, NORMS

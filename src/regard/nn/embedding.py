@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
+from regard.dropout import dropout
 from regard.nn import positions
-from regard.nn.dropout import dropout
 from regard.recipes.schema import GPTSettings, TransformerSettings
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,8 @@ from torch import Tensor, nn
 
 from regard import torch_private
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.models import SequenceModel
-
-
-class LinearFn(Protocol):
-    """x [..., I], weight [O, I] and bias [O] -> [..., O]."""
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+from regard.models import SequenceModel
+from regard.models.base import LinearFn
 
 
 class _PreparedWeights:
