@@ -115,7 +115,7 @@ def test_json_that_is_nested_too_deeply_or_no_object_is_refused(copied: Callable
         for content, complaint in (
             ('{"a":' * 100_000 + "1" + "}" * 100_000, "is damaged: its values are nested too deeply"),
             ("[" * 100_000, "is damaged: its values are nested too deeply"),
-            ("[1, 2]", "it holds no JSON object"),
+            ("[1, 2]", "it is not a JSON object"),
             ('{"a": ' + "9" * 10_000 + "}", "is damaged"),
             ('{"a": "\\ud800"}', "text that is not valid Unicode"),
             ("", "is damaged"),
@@ -152,12 +152,12 @@ def test_an_index_names_files_of_its_own_folder(copied: Callable[[str], Path]) -
     os.mkfifo(folder / "pipe.safetensors")
     shutil.copy(folder / "model.safetensors", folder / "twice.safetensors")
     for files, complaint in (
-        (["../outside.safetensors"], "names '../outside.safetensors', which is no safetensors file of this folder"),
-        ([str(folder.parent / "outside.safetensors")], "which is no safetensors file of this folder"),
-        (["config.json"], "names 'config.json', which is no safetensors file of this folder"),
-        (["missing.safetensors"], "names 'missing.safetensors', which is not there"),
+        (["../outside.safetensors"], "names '../outside.safetensors', not a safetensors file of this folder"),
+        ([str(folder.parent / "outside.safetensors")], "not a safetensors file of this folder"),
+        (["config.json"], "names 'config.json', not a safetensors file of this folder"),
+        (["missing.safetensors"], "names 'missing.safetensors', which does not exist"),
         (["pipe.safetensors"], "pipe.safetensors is not a regular file"),
-        (["model.safetensors", "twice.safetensors"], "holds too"),
+        (["model.safetensors", "twice.safetensors"], "both contain"),
         ([7], "weight_map: t0 must be a string, not 7"),
         ([[1]], "weight_map: t0 must be a string, not list"),
     ):
@@ -173,7 +173,7 @@ def test_a_header_is_bounded_and_has_the_right_shapes(copied: Callable[[str], Pa
     tensors = load(sound)
     for content in (b"", b"\x01", (10**15).to_bytes(8, "little") + sound[8:], sound[:-40], b"PK\x03\x04" * 400):
         path.write_bytes(content)
-        assert "model.safetensors is damaged or no safetensors file" in refused(folder)
+        assert "model.safetensors is damaged or not a safetensors file" in refused(folder)
     for name in ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight"):
         save_file(tensors | {name: tensors[name].t().contiguous()}, path)
         assert name in refused(folder)
@@ -211,7 +211,7 @@ def test_merges_and_models_that_are_damaged_are_named(copied: Callable[[str], Pa
         folder = copied("gpt2")
         with open(folder / "merges.txt", "a", encoding="utf-8") as file:
             file.write(merges + "\n")
-        assert f"the merge {merges!a} makes no token that is in the vocabulary" in refused(folder)
+        assert f"the merge {merges!a} makes no token of the vocabulary" in refused(folder)
     folder = copied("gpt2")
     change(folder, "vocab.json", **{"\u4e2d\u6587": 5})
     (folder / "merges.txt").write_text("\u4e2d \u6587\n", encoding="utf-8")

@@ -424,8 +424,10 @@ def test_both_sides_of_a_marian_are_cut_by_their_own_model(made: Callable[[str],
         assert [ids_of(target)[token] for token in [*target.encode(text), EOS]] == ids
         assert target.decode(target.encode(text)) == theirs.decode(ids, skip_special_tokens=True) == text
     assert any(source.encode(text) != target.encode(text) for text in texts(SPANISH, 8, 20))
-    assert source.tags == (">>esp<<",), "a language is chosen with --source-tag, and never by what a text says"
-    assert source.tag(">>esp<<") not in source.encode(">>esp<< the cat")
+    assert source.tags == (">>esp<<",)
+    for text in (">>esp<< the cat", ">>esp<<the cat", "the >>esp<< cat"):
+        assert [ids_of(source)[token] for token in source.encode(text)] == theirs(text)["input_ids"][:-1], text
+    assert source.encode(">>esp<< the cat") == [source.tag(">>esp<<"), *source.encode("the cat")]
 
 
 def test_a_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
@@ -495,6 +497,12 @@ OWN: dict[str, dict[str, Any]] = {
     },
 }
 OWN["transformer untied"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | {"tie_embeddings": False}}
+PRE_NORM = {"norm_first": True, "positions": "sinusoidal", "position_base": 100, "activation": "relu"}
+OWN["transformer with norms first"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | PRE_NORM}
+OWN["gpt with rotary positions"] = OWN["gpt"] | {"model": OWN["gpt"]["model"] | {"positions": "rotary"}}
+OWN["rotary gpt untied"] = OWN["gpt untied"] | {
+    "model": OWN["gpt untied"]["model"] | {"positions": "rotary", "position_base": 500}
+}
 
 
 def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None:
@@ -540,7 +548,7 @@ def test_a_run_of_our_own_is_the_same_model_in_transformers(name: str, tmp_path:
 @pytest.mark.parametrize(
     ("name", "change", "complaint"),
     [
-        ("gpt", {"positions": "rotary"}, "model.positions = 'rotary' has no counterpart in GPT-2"),
+        ("gpt", {"positions": "relative"}, "model.positions = 'relative' has no counterpart in GPT-2"),
         ("gpt", {"mask": "window"}, "model.mask = 'window' has no counterpart in GPT-2"),
         ("gpt", {"activation": "gated"}, 'model.activation = "gated" has no counterpart in GPT-2'),
         ("bert", {"norm_first": True}, "model.norm_first = True has no counterpart in BERT"),
@@ -631,14 +639,17 @@ def test_a_pickle_is_never_loaded(copied: Path) -> None:
 def test_settings_and_files_that_do_not_fit_are_named(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     for change, complaint in (
-        ({"model_type": "t5"}, "model_type = 't5' has no counterpart here (gpt2, bert, marian have)"),
+        (
+            {"model_type": "t5"},
+            "model_type = 't5' has no counterpart here (gpt2, gpt_neox, bert,",
+        ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True has no counterpart"),
         ({"activation_function": "mish"}, "activation_function = 'mish' has no counterpart"),
         ({"eos_token_id": 10**6}, "eos_token_id is missing, or outside the vocabulary"),
         ({"vocab_size": 100}, "vocab_size = 100, but transformer.wte.weight has shape (310, 32) in model.safetensors"),
         ({"n_embd": 30}, "width 30 is not a multiple of heads 4"),
         ({"n_embd": 16}, "model.safetensors: transformer.h.0.attn.c_attn.bias has shape (96,), but config.json makes"),
-        ({"n_layer": "two"}, "n_layer is missing or no whole number"),
+        ({"n_layer": "two"}, "n_layer is missing or not a whole number"),
         ({"resid_pdrop": 7}, "config.json: resid_pdrop must be a number from 0 to below 1, not 7"),
     ):
         (copied / "config.json").write_text(json.dumps(config | change))

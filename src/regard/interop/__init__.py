@@ -1,4 +1,4 @@
-"""Other people's checkpoints: Hugging Face directories of GPT-2, BERT and Marian, in and out."""
+"""Import and export of Hugging Face model directories."""
 
 from regard.interop.huggingface import export_run, import_folder
 

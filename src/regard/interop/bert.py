@@ -1,4 +1,4 @@
-"""BERT in Hugging Face's layout, and ours: to fill in masked tokens, or to name the class of a text."""
+"""Convert between BERT in Hugging Face's layout and ours: masked language models and classifiers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from regard.interop.common import (
     architecture,
     count,
     fraction,
+    hf_activation,
     layers,
-    obstacles,
     rows,
-    spelt_activation,
+    unsupported_settings,
 )
-from regard.interop.hf_folder import Files, HFFolder, Stored, shown
+from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
 from regard.interop.vocabularies import (
     added_tokens,
     id_of,
     ids_of,
-    no_fast,
     read_fast,
     read_wordpiece,
+    unsupported_tokenizer,
     write_fast,
     write_wordpiece,
 )
@@ -39,7 +39,7 @@ from regard.text.encode import MASK
 from regard.text.tokenizers import ForeignVocabulary, WordPieceTokenizer, WordTokenizer
 
 CLASSES = {"fill": "BertForMaskedLM", "classify": "BertForSequenceClassification"}  # by task
-BODY = "bert."  # what the body's names begin with, unless only the body was saved
+BODY = "bert."  # prefix of the body's names, unless only the body was saved
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 ENCODER = [
@@ -54,7 +54,7 @@ ENCODER = [
     Entry("bert.encoder.layer.{i}.output.LayerNorm.{p}", "encoder.{i}.feed_forward_residual.norm.{p}"),
 ]
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
-FILLER = [
+MLM_HEAD = [
     Entry("cls.predictions.transform.dense.{p}", "mlm_head.dense.{p}"),
     Entry("cls.predictions.transform.LayerNorm.{p}", "mlm_head.norm.{p}"),
 ]
@@ -64,15 +64,15 @@ BIAS = "cls.predictions.bias"
 def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
     settings = cast(BertSettings, recipe.model)
     body = [Entry(EMBEDDING, "embedding.table", VocabularyRows(ids_of(source))), *layered(ENCODER, settings.layers)]
-    return [*body, *(_filler(source) if settings.task == "fill" else _classifier(target))]
+    return [*body, *(_mlm_head(source) if settings.task == "fill" else _classifier(target))]
 
 
-def _filler(tokenizer: Tokenizer) -> list[Entry]:
-    return [*layered(FILLER), Entry(BIAS, "mlm_head.bias", VocabularyRows(ids_of(tokenizer), absent=NEG_LOGIT))]
+def _mlm_head(tokenizer: Tokenizer) -> list[Entry]:
+    return [*layered(MLM_HEAD), Entry(BIAS, "mlm_head.bias", VocabularyRows(ids_of(tokenizer), absent=NEG_LOGIT))]
 
 
 def _classifier(classes: Tokenizer) -> list[Entry]:
-    """Ours also has rows for the special ids, which are never a class."""
+    """The classifier's tensors; ours also has rows for the special tokens, which are never a class."""
     ids = [-1] * classes.first + list(range(len(classes) - classes.first))
     return [
         *layered([Entry("bert.pooler.dense.{p}", "classifier.pooler.{p}")]),
@@ -81,8 +81,8 @@ def _classifier(classes: Tokenizer) -> list[Entry]:
     ]
 
 
-def leftovers(recipe: Recipe) -> IgnoredTensors:
-    """Filling in needs neither the pooler nor the head that told whether one sentence follows another."""
+def ignored(recipe: Recipe) -> IgnoredTensors:
+    """Tensors of a file that are not converted: masked LM uses neither the pooler nor next-sentence prediction."""
     dropped = [r"bert\.embeddings\.position_ids"]
     if cast(BertSettings, recipe.model).task == "classify":
         return IgnoredTensors(dropped)
@@ -91,29 +91,32 @@ def leftovers(recipe: Recipe) -> IgnoredTensors:
     return IgnoredTensors(dropped, copies)
 
 
-def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors by the names of the table: old files say gamma and beta; a body alone has no prefix."""
-    found = {}
-    for name, stored in header.items():
+def canonical(header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors by the names in the table: old files have gamma and beta; a saved body has no prefix."""
+    tensors = {}
+    for name, info in header.items():
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        found[name] = stored
-    return found if EMBEDDING in found else {BODY + name: stored for name, stored in found.items()}
+        tensors[name] = info
+    return tensors if EMBEDDING in tensors else {BODY + name: info for name, info in tensors.items()}
 
 
 def defaults(target: Tokenizer) -> Tensors:
-    """Tensors that a folder need not hold."""
     return {}
 
 
-def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
-    folder.insist(
+def constants(recipe: Recipe) -> Tensors:
+    return {}
+
+
+def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
+    folder.require(
         is_decoder=False, add_cross_attention=False, position_embedding_type="absolute", type_vocab_size=TOKEN_TYPES
     )
     kind = architecture(folder) or "BertModel"
     tasks = {"BertForPreTraining": "fill", "BertModel": "fill"} | {name: task for task, name in CLASSES.items()}
     if kind not in tasks:
-        raise UserError(f"{folder.path}: {shown(kind)} has no counterpart here ({', '.join(tasks)} have)")
+        raise UserError(f"{folder.path}: {short_repr(kind)} has no counterpart here ({', '.join(tasks)} have)")
     task = tasks[kind]
     source = _tokenizer(folder, rows(folder, "vocab_size", 30522, header, EMBEDDING))
     target = _classes(folder, header) if task == "classify" else source
@@ -131,7 +134,7 @@ def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
         "max_positions": rows(folder, "max_position_embeddings", 512, header, POSITIONS),
     }
     if task == "fill" and settings["activation"] != "gelu":
-        raise UserError(f"{folder.path}: hidden_act = {folder.setting('hidden_act')!r}: our head has gelu only")
+        raise UserError(f"{folder.path}: hidden_act = {folder.setting('hidden_act')!r}: our head supports gelu only")
     words = {"shared": False, "target_unit": "word"} if task == "classify" else {}
     recipe = {
         "data": {"imported": "pairs" if task == "classify" else "text"},
@@ -142,58 +145,54 @@ def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
 
 
 def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
-    """BERT's WordPiece, or the BPE or words of a model that was exported from here."""
+    """Read BERT's WordPiece, or the BPE or words of a model exported from regard."""
     kind = folder.json("tokenizer.json").object("model").content.get("type")
     if folder.has("vocab.txt") or kind not in ("BPE", "WordLevel"):
         return read_wordpiece(folder, size)
-    named = folder.specials
-    spelt = [named.get("pad_token"), named.get("bos_token"), named.get("eos_token"), named.get("unk_token")]
     added = added_tokens(folder, size)
-    fill, begin, end, unknown = (
-        id_of(folder, one or usual, added) for one, usual in zip(spelt, SPECIAL_TOKENS, strict=True)
-    )
-    mask = named.get("mask_token", MASK)
-    return read_fast(folder, size, (fill, begin, end, unknown), {MASK: added[mask]} if mask in added else {})
+    roles = zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True)
+    pad, bos, eos, unk = (id_of(folder, folder.specials.get(role, default), added) for role, default in roles)
+    mask = folder.specials.get("mask_token", MASK)
+    return read_fast(folder, size, (pad, bos, eos, unk), {MASK: added[mask]} if mask in added else {})
 
 
-def _classes(folder: HFFolder, header: Mapping[str, Stored]) -> WordTokenizer:
+def _classes(folder: HFFolder, header: Mapping[str, TensorInfo]) -> WordTokenizer:
     """The classes in the order of their ids, as words: spaces in a name become underscores."""
     if folder.setting("problem_type") not in (None, "single_label_classification"):
         raise UserError(
-            f"{folder.path}: problem_type = {shown(folder.setting('problem_type'))} has no counterpart here"
+            f"{folder.path}: problem_type = {short_repr(folder.setting('problem_type'))} has no counterpart here"
         )
     given = folder.config.object("id2label")
     size = len(given.content) or count(folder, "num_labels", 2)
-    if (stored := header.get("classifier.weight")) is not None and stored.shape[:1] != (size,):
+    if (info := header.get("classifier.weight")) is not None and info.shape[:1] != (size,):
         name = "id2label" if given.content else "num_labels"
-        raise folder.config.fault(name, f"has {size} classes, but classifier.weight has shape {stored.shape}")
-    usual = {str(number): f"LABEL_{number}" for number in range(size)}
-    if given.content and given.content.keys() != usual.keys():
-        raise folder.config.fault("id2label", f"must number its classes from 0 to {size - 1}")
-    named = {number: given.text(str(number)) or usual[str(number)] for number in range(size)}
-    if len(named) < 2:
-        raise UserError(f"{folder.path}: a classifier needs two classes, not {len(named)}")
-    names = [named[number] for number in sorted(named)]
+        raise folder.config.error(name, f"has {size} classes, but classifier.weight has shape {info.shape}")
+    keys = [str(number) for number in range(size)]
+    if given.content and given.content.keys() != set(keys):
+        raise folder.config.error("id2label", f"must number its classes from 0 to {size - 1}")
+    names = [given.text(key) or f"LABEL_{key}" for key in keys]
+    if len(names) < 2:
+        raise UserError(f"{folder.path}: a classifier needs two classes, not {len(names)}")
     tokenizer = WordTokenizer((), ["_".join(name.split()) for name in names])
     if len(set(tokenizer.words)) < len(names) or not all(tokenizer.words):
         raise UserError(f"{folder.path}: two classes have the same name, or one has none")
-    tokenizer.foreign = ForeignVocabulary([-1] * len(SPECIAL_TOKENS) + sorted(named), [None] * len(SPECIAL_TOKENS))
+    tokenizer.foreign = ForeignVocabulary([-1] * len(SPECIAL_TOKENS) + [*range(size)], [None] * len(SPECIAL_TOKENS))
     return tokenizer
 
 
-def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
-    """What of a run has no counterpart in BERT."""
+def unsupported(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """The settings of a run that BERT cannot express."""
     settings = cast(BertSettings, recipe.model)
     head = {"pooling": "first"} if settings.task == "classify" else {"activation": "gelu"}
-    found = obstacles(settings, "BERT", norm="layer", norm_first=False, positions="learned", **head)
+    problems = unsupported_settings(settings, "BERT", norm="layer", norm_first=False, positions="learned", **head)
     if not isinstance(source, WordPieceTokenizer):
-        found += no_fast(source)
-    return found
+        problems += unsupported_tokenizer(source)
+    return problems
 
 
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings, ids = cast(BertSettings, recipe.model), ids_of(source)
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "architectures": [CLASSES[settings.task]],
         "model_type": "bert",
         "vocab_size": max(ids) + 1,
@@ -204,7 +203,7 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "intermediate_size": settings.ffn_width,
         "hidden_dropout_prob": settings.dropout,
         "attention_probs_dropout_prob": 0.0,
-        "hidden_act": spelt_activation(settings.activation),
+        "hidden_act": hf_activation(settings.activation),
         "layer_norm_eps": settings.norm_eps,
         "max_position_embeddings": settings.max_positions,
         "position_embedding_type": "absolute",
@@ -214,8 +213,8 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
     if settings.task == "classify":
         names = target.token_texts(range(target.first, len(target)))
         labels = {str(number): name.strip() for number, name in enumerate(names)}
-        found |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
-    return found
+        config |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
+    return config
 
 
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:

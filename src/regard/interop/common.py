@@ -1,4 +1,4 @@
-"""What the converters of all families share."""
+"""Helpers shared by the converters: settings of config.json, and settings that cannot be converted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.errors import UserError
-from regard.interop.hf_folder import HFFolder, Stored, shown
+from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.recipes.schema import Recipe, SizedSettings
 from regard.text import Tokenizer
 
@@ -24,89 +24,98 @@ ACTIVATIONS = {  # theirs -> ours
 
 @dataclass(frozen=True)
 class Imported:
-    """What a folder says of its model, in our terms."""
+    """The recipe and tokenizers of an imported folder."""
 
     recipe: Recipe
     source: Tokenizer
     target: Tokenizer
-    headless: bool = False  # the folder has only the body: our head is fresh
+    headless: bool = False  # the folder has only the body: our head is newly initialised
 
 
-def activation(folder: HFFolder, name: str, usual: str) -> str:
-    """Our name of the activation that a setting of config.json names."""
-    given = folder.config.text(name) or usual
-    if given not in ACTIVATIONS:
+def activation(folder: HFFolder, name: str, default: str) -> str:
+    """Our name for the activation in a setting of config.json."""
+    theirs = folder.config.text(name) or default
+    if theirs not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{folder.path}: {name} = {shown(given)} has no counterpart here ({known} have)")
-    return ACTIVATIONS[given]
+        raise UserError(f"{folder.path}: {name} = {short_repr(theirs)} has no counterpart here ({known} have)")
+    return ACTIVATIONS[theirs]
 
 
-def spelt_activation(ours: str) -> str | None:
-    """Their name of our activation: the first that means it."""
-    return next((theirs for theirs, mine in ACTIVATIONS.items() if mine == ours), None)
+def hf_activation(ours: str) -> str | None:
+    """Their (first) name for one of our activations; None if they have none."""
+    return next((theirs for theirs, name in ACTIVATIONS.items() if name == ours), None)
 
 
-def obstacles(settings: SizedSettings, whose: str, **wanted: Any) -> list[str]:
-    """Our settings that have no counterpart in `whose` model: those with other values than these, and activations."""
-    found = {name: getattr(settings, name) for name in wanted}
-    different = [
-        f"model.{name} = {found[name]!r} has no counterpart in {whose} (only {value!r} has)"
+def unsupported_settings(settings: SizedSettings, whose: str, **wanted: Any) -> list[str]:
+    """The settings that `whose` model cannot express: those with values other than `wanted`, and the activation."""
+    given = {name: getattr(settings, name) for name in wanted}
+    problems = [
+        f"model.{name} = {given[name]!r} has no counterpart in {whose} (only {value!r} has)"
         for name, value in wanted.items()
-        if found[name] != value
+        if given[name] != value
     ]
     ours = getattr(settings, "activation", "")
-    unknown = [] if spelt_activation(ours) else [f'model.activation = "{ours}" has no counterpart in {whose}']
-    return different + unknown
+    if hf_activation(ours) is None:
+        problems.append(f'model.activation = "{ours}" has no counterpart in {whose}')
+    return problems
 
 
 def architecture(folder: HFFolder) -> str | None:
-    """The class that config.json names, if it names one."""
-    named = folder.config.items("architectures")
-    if len(named) > 1 or not all(isinstance(name, str) for name in named):
-        raise folder.config.fault("architectures", "must list one class")
-    return named[0] if named else None
+    """The model class named in config.json; None if there is none."""
+    names = folder.config.items("architectures")
+    if len(names) > 1 or not all(isinstance(name, str) for name in names):
+        raise folder.config.error("architectures", "must list one class")
+    return names[0] if names else None
 
 
-def count(folder: HFFolder, name: str, usual: int | None = None) -> int:
-    """A whole number of config.json; none is larger than the number of weights in the folder."""
-    found = folder.setting(name, usual)
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise UserError(f"{folder.path / 'config.json'}: {name} is missing or no whole number")
-    weights = sum(math.prod(one.shape) for one in folder.header.values())
-    if not 0 <= found <= weights:
-        raise folder.config.fault(name, f"= {shown(found)} does not fit a model of {weights} weights")
-    return found
+def count(folder: HFFolder, name: str, default: int | None = None) -> int:
+    """An integer of config.json, at most the number of weights in the folder."""
+    value = folder.setting(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"{folder.path / 'config.json'}: {name} is missing or not a whole number")
+    weights = sum(math.prod(tensor.shape) for tensor in folder.header.values())
+    if not 0 <= value <= weights:
+        raise folder.config.error(name, f"= {short_repr(value)} does not fit a model of {weights} weights")
+    return value
 
 
-def layers(folder: HFFolder, name: str, usual: int | None = None) -> int:
-    """A number of layers; the folder has to have several tensors for each."""
-    found = count(folder, name, usual)
-    if found > len(folder.header):
-        raise folder.config.fault(name, f"= {found}, but the weights have only {len(folder.header)} tensors")
-    return found
+def layers(folder: HFFolder, name: str, default: int | None = None) -> int:
+    """A number of layers in config.json, at most the number of tensors in the folder."""
+    number = count(folder, name, default)
+    if number > len(folder.header):
+        raise folder.config.error(name, f"= {number}, but the weights have only {len(folder.header)} tensors")
+    return number
 
 
-def rows(folder: HFFolder, name: str, usual: int | None, header: Mapping[str, Stored], tensor: str) -> int:
-    """A size of config.json that is also the number of rows of a tensor."""
+def rows(folder: HFFolder, name: str, default: int | None, header: Mapping[str, TensorInfo], tensor: str) -> int:
+    """A size in config.json that must equal the number of rows of a tensor."""
     if tensor not in header:
         raise UserError(f"{folder.path} lacks tensor: {tensor}")
-    found, stored = count(folder, name, usual), header[tensor]
-    if stored.shape[:1] != (found,):
-        raise folder.config.fault(name, f"= {found}, but {tensor} has shape {stored.shape} in {stored.file.name}")
-    return found
+    size, info = count(folder, name, default), header[tensor]
+    if info.shape[:1] != (size,):
+        raise folder.config.error(name, f"= {size}, but {tensor} has shape {info.shape} in {info.file.name}")
+    return size
 
 
-def fraction(folder: HFFolder, name: str, usual: float) -> float:
-    """A number of config.json from 0 to below 1, such as a dropout rate."""
-    found = folder.setting(name, usual)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1:
-        raise folder.config.fault(name, f"must be a number from 0 to below 1, not {shown(found)}")
-    return found
+def fraction(folder: HFFolder, name: str, default: float) -> float:
+    """A number in config.json from 0 to below 1, such as a dropout rate."""
+    value = folder.setting(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise folder.config.error(name, f"must be a number from 0 to below 1, not {short_repr(value)}")
+    return value
 
 
-def token(folder: HFFolder, name: str, usual: int | None, rows: int) -> int | None:
-    """An id of config.json (the first, where it lists several); None where it has none or one outside the table."""
-    found = folder.setting(name, usual)
-    if isinstance(found, list):
-        found = found[0] if found else None
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < rows else None
+def token(folder: HFFolder, name: str, default: int | None, rows: int) -> int | None:
+    """A token id in config.json (the first of a list); None if there is none or it is not a row of the embedding."""
+    value = folder.setting(name, default)
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < rows else None
+
+
+def end_of_text(folder: HFFolder, default: int, rows: int) -> int:
+    """The id of EOS, which every model needs."""
+    eos = token(folder, "eos_token_id", default, rows)
+    if eos is None:
+        raise UserError(f"{folder.path / 'config.json'}: eos_token_id is missing, or outside the vocabulary")
+    return eos

@@ -1,7 +1,7 @@
-"""A Hugging Face model directory on disk: JSON, text and safetensors. Nothing in it is ever unpickled.
+"""Read and write Hugging Face model directories: JSON, text and safetensors. Nothing is ever unpickled.
 
-Files may come from anywhere: they are read only if they are regular files of a bounded size, what JSON holds is checked
-as it is used, and the shapes of tensors are known from the header before any tensor is loaded.
+The files are untrusted: only regular files of a bounded size are read, JSON values are checked when they are used, and
+tensor shapes are taken from the header before any tensor is loaded.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ from regard.tensor_io import Tensors
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-MAX_FILE_BYTES = 16 * 2**20  # of each file but the weights, and of the header of these
+MAX_FILE_BYTES = 16 * 2**20  # for each file except the weights, and for their header
 
 
 class Fields:
-    """A JSON object in a file. A field of another kind than asked for is an error that names both."""
+    """A JSON object in a file. A field of the wrong type is an error that names the file and the field."""
 
     def __init__(self, where: object, content: Mapping[str, Any]) -> None:
         self.where, self.content = where, content
 
-    def _get(self, name: str, kind: type, spoken: str) -> Any:
+    def _get(self, name: str, kind: type, description: str) -> Any:
         value = self.content.get(name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise self.fault(name, f"must be {spoken}, not {shown(value)}")
+            raise self.error(name, f"must be {description}, not {short_repr(value)}")
         return value
 
-    def fault(self, name: str, what: str) -> UserError:
+    def error(self, name: str, what: str) -> UserError:
         return UserError(f"{self.where}: {name} {what}")
 
     def text(self, name: str) -> str | None:
-        found: str | None = self._get(name, str, "a string")
-        return found
+        value: str | None = self._get(name, str, "a string")
+        return value
 
-    def whole(self, name: str) -> int | None:
-        found: int | None = self._get(name, int, "a whole number")
-        return found
+    def integer(self, name: str) -> int | None:
+        value: int | None = self._get(name, int, "a whole number")
+        return value
 
-    def flag(self, name: str, usual: bool | None = None) -> bool | None:
-        found: bool | None = self._get(name, bool, "true or false")
-        return usual if found is None else found
+    def boolean(self, name: str, default: bool | None = None) -> bool | None:
+        value: bool | None = self._get(name, bool, "true or false")
+        return default if value is None else value
 
     def items(self, name: str) -> list[Any]:
-        """A list; an empty one where there is none."""
+        """A list; empty if the field is missing."""
         return self._get(name, list, "a list") or []
 
     def object(self, name: str) -> Fields:
-        """An object; an empty one where there is none."""
+        """An object; empty if the field is missing."""
         return Fields(f"{self.where}: {name}", self._get(name, dict, "an object") or {})
 
 
-def shown(value: object) -> str:
-    """A value of somebody else's file in a message: on one line, and cut short."""
+def short_repr(value: object) -> str:
+    """A value of an untrusted file for a message: on one line, and truncated."""
     text = ascii(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What the header of a weights file says of a tensor."""
+class TensorInfo:
+    """The entry of a tensor in the header of a weights file."""
 
     file: Path
     name: str
@@ -84,13 +84,13 @@ class Stored:
 
 
 class HFFolder:
-    """A directory with config.json in it."""
+    """A directory that contains config.json."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.has("config.json"):
-            what = "has no config.json" if self.path.is_dir() else "is no folder"
-            raise UserError(f"{self.path} {what}: a Hugging Face model directory is wanted")
+            what = "has no config.json" if self.path.is_dir() else "is not a folder"
+            raise UserError(f"{self.path} {what}: expected a Hugging Face model directory")
 
     def has(self, name: str) -> bool:
         try:
@@ -105,7 +105,7 @@ class HFFolder:
 
     def read(self, name: str) -> bytes:
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise UserError(f"{self.path / name} is not a regular file")
@@ -123,58 +123,58 @@ class HFFolder:
             raise UserError(f"{self.path / name} is damaged: it is not UTF-8 text") from None
 
     def json(self, name: str) -> Fields:
-        """A JSON object; an empty one where there is no such file."""
+        """Read a JSON object; empty if there is no such file."""
         where = self.path / name
         if not self.has(name):
             return Fields(where, {})
         text = self.text(name)
         try:
-            found = json.loads(text)
-            if re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair is no text
-                json.dumps(found, ensure_ascii=False).encode()
+            content = json.loads(text)
+            if re.search(r"\\u[dD][89a-fA-F]", text):  # a lone surrogate is not valid text
+                json.dumps(content, ensure_ascii=False).encode()
         except RecursionError:
             raise UserError(f"{where} is damaged: its values are nested too deeply") from None
         except UnicodeEncodeError:
             raise UserError(f"{where} is damaged: it holds text that is not valid Unicode") from None
         except ValueError as error:
             raise UserError(f"{where} is damaged: {error}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"{where} is damaged: it holds no JSON object")
-        return Fields(where, found)
+        if not isinstance(content, dict):
+            raise UserError(f"{where} is damaged: it is not a JSON object")
+        return Fields(where, content)
 
     @cached_property
     def config(self) -> Fields:
         return self.json("config.json")
 
-    def setting(self, name: str, usual: Any = None) -> Any:
-        """A setting of config.json, or what its absence means there."""
-        return self.config.content.get(name, usual)
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting of config.json, or its default."""
+        return self.config.content.get(name, default)
 
-    def insist(self, **wanted: Any) -> None:
-        """Settings that have no counterpart here unless they have these values; not being there is as good."""
+    def require(self, **wanted: Any) -> None:
+        """Raise an error if a setting has another value than the one supported here; a missing one is accepted."""
         for name, value in wanted.items():
-            found = self.setting(name)
-            if found is not None and found != value:
-                raise UserError(f"{self.path}: {name} = {shown(found)} has no counterpart here (only {value!r})")
+            given = self.setting(name)
+            if given is not None and given != value:
+                raise UserError(f"{self.path}: {name} = {short_repr(given)} has no counterpart here (only {value!r})")
 
     @cached_property
     def specials(self) -> dict[str, str]:
-        """How the special tokens are spelt, by what they are for: {"eos_token": "</s>"}."""
-        named = {**self.json("special_tokens_map.json").content, **self.json("tokenizer_config.json").content}
-        tokens = {role: token for role, token in named.items() if role.endswith("_token")}
+        """The spellings of the special tokens by role: {"eos_token": "</s>"}."""
+        settings = {**self.json("special_tokens_map.json").content, **self.json("tokenizer_config.json").content}
+        tokens = {role: token for role, token in settings.items() if role.endswith("_token")}
         plain = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
         return {role: token for role, token in plain.items() if isinstance(token, str)}
 
     @cached_property
-    def header(self) -> dict[str, Stored]:
-        """All tensors by name, of one file or of several that an index lists; none is loaded."""
-        found: dict[str, Stored] = {}
+    def header(self) -> dict[str, TensorInfo]:
+        """All tensors by name, from one file or from the files listed in an index; none is loaded."""
+        tensors: dict[str, TensorInfo] = {}
         for file in self._weight_files():
-            for one in _header(self.path / file):
-                if one.name in found:
-                    raise UserError(f"{one.file} holds {shown(one.name)}, which {found[one.name].file} holds too")
-                found[one.name] = one
-        return found
+            for info in _header(self.path / file):
+                if info.name in tensors:
+                    raise UserError(f"{info.file} and {tensors[info.name].file} both contain {short_repr(info.name)}")
+                tensors[info.name] = info
+        return tensors
 
     def _weight_files(self) -> list[str]:
         if self.has(INDEX):
@@ -182,51 +182,51 @@ class HFFolder:
             names = {listed.text(tensor) or "" for tensor in listed.content}
             for name in sorted(names):
                 if Path(name).name != name or not name.endswith(".safetensors"):
-                    raise UserError(f"{listed.where} names {shown(name)}, which is no safetensors file of this folder")
+                    raise UserError(f"{listed.where} names {short_repr(name)}, not a safetensors file of this folder")
                 if not self.has(name):
-                    raise UserError(f"{listed.where} names {shown(name)}, which is not there")
+                    raise UserError(f"{listed.where} names {short_repr(name)}, which does not exist")
             return sorted(names)
         if self.has(WEIGHTS):
             return [WEIGHTS]
         if any(self.has(name) for name in PICKLES):
             raise UserError(
                 f"{self.path} has its weights only as pytorch_model.bin, a pickle, which regard never loads: it could "
-                f"run any code. Where you trust it, convert it: {self._conversion()}, which adds {WEIGHTS}"
+                f"run any code. If you trust it, convert it: {self._conversion()}, which adds {WEIGHTS}"
             )
         raise UserError(f"{self.path} has no {WEIGHTS}")
 
     def _conversion(self) -> str:
-        """A command that converts a pickle, in place: the tokenizer's files stay beside the weights."""
+        """A command that converts a pickle in place, so that the tokenizer's files stay beside the weights."""
         names = [name for name in self.config.items("architectures") if isinstance(name, str) and name.isidentifier()]
         kind, path = names[0] if names else "AutoModel", json.dumps(str(self.path), ensure_ascii=False)
         code = f"from transformers import {kind} as M; M.from_pretrained({path}).save_pretrained({path})"
         return f"python -c {shlex.quote(code)}"
 
-    def load(self, wanted: Iterable[Stored]) -> Tensors:
-        """Some of the tensors, by their names in the file."""
+    def load(self, wanted: Iterable[TensorInfo]) -> Tensors:
+        """Load the given tensors, by their names in the file."""
         by_file: dict[Path, list[str]] = {}
-        for one in wanted:
-            by_file.setdefault(one.file, []).append(one.name)
-        found: Tensors = {}
-        for file, names in by_file.items():
-            with _opened(file) as tensors:
-                found |= {name: tensors.get_tensor(name) for name in names}
-        return found
+        for info in wanted:
+            by_file.setdefault(info.file, []).append(info.name)
+        tensors: Tensors = {}
+        for path, names in by_file.items():
+            with _open(path) as file:
+                tensors |= {name: file.get_tensor(name) for name in names}
+        return tensors
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     try:
         with safe_open(str(path), framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged or no safetensors file: {first_line(error)}") from error
+        raise UserError(f"{path} is damaged or not a safetensors file: {first_line(error)}") from error
     except OSError as error:
         raise UserError(f"{path} could not be read: {errno_text(error)}") from error
 
 
-def _header(path: Path) -> list[Stored]:
-    """Name, type and shape of every tensor of a file; safetensors compares them with the file's size."""
+def _header(path: Path) -> list[TensorInfo]:
+    """Name, dtype and shape of every tensor of a file; safetensors compares them with the file's size."""
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -234,11 +234,11 @@ def _header(path: Path) -> list[Stored]:
         raise UserError(f"{path} could not be read: {errno_text(error)}") from error
     if size > MAX_FILE_BYTES:
         raise UserError(
-            f"{path} is damaged or no safetensors file: its header is larger than {MAX_FILE_BYTES >> 20} MiB"
+            f"{path} is damaged or not a safetensors file: its header is larger than {MAX_FILE_BYTES >> 20} MiB"
         )
-    with _opened(path) as file:
+    with _open(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return [Stored(path, name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()]
+        return [TensorInfo(path, name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()]
 
 
 Files = dict[str, bytes]  # by name
@@ -249,7 +249,7 @@ def as_json(content: Any) -> bytes:
 
 
 def write(path: Path, tensors: Tensors, config: Mapping[str, Any], files: Files) -> None:
-    """A new directory; config.json comes last, so that one without it was never finished."""
+    """Write a new directory; config.json is written last, so that a directory without it is known to be incomplete."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty folder: choose another --out")
     with atomic_write(path / WEIGHTS) as temporary:

@@ -1,4 +1,4 @@
-"""Marian in Hugging Face's layout, and our Transformer: norms after, positions in halves, a bias on the logits."""
+"""Convert between Marian in Hugging Face's layout and our Transformer with norms after each sub-layer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from regard.interop.common import (
     Imported,
     activation,
     count,
+    end_of_text,
     fraction,
+    hf_activation,
     layers,
-    obstacles,
     rows,
-    spelt_activation,
     token,
+    unsupported_settings,
 )
-from regard.interop.hf_folder import Files, HFFolder, Stored, as_json, shown
+from regard.interop.hf_folder import Files, HFFolder, TensorInfo, as_json, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
 from regard.interop.vocabularies import (
     added_tokens,
     ids_of,
-    no_fast,
     read_fast,
     read_sentencepiece,
+    unsupported_tokenizer,
     write_fast,
     write_sentencepiece,
 )
@@ -37,8 +38,8 @@ from regard.text import BOS, EOS, PAD, Tokenizer
 from regard.text.tokenizers import SentencePieceTokenizer
 
 CLASS = "MarianMTModel"
-MAX_POSITION_TABLE = 2**26  # numbers in a table of positions, which no tensor of a file confirms
-NEVER = -1e4  # the bias of an id that they did not have; finite, so that smoothed losses are
+MAX_POSITION_TABLE = 2**26  # elements of a computed position table, whose size no tensor confirms
+NEG_LOGIT = -1e4  # bias of an id without a token of theirs; finite, so that losses with label smoothing are finite
 
 ENCODER = [
     Entry("model.encoder.layers.{i}.self_attn.{q,k,v}_proj.{p}", "encoder.{i}.self_attn.qkv_proj.{p}"),
@@ -72,12 +73,12 @@ def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]
     if not settings.tie_embeddings:
         table.append(Entry(OUTPUT, "output", VocabularyRows(ids_of(target))))
     if settings.output_bias:
-        table.append(Entry(BIAS, "output_bias", VocabularyRows(ids_of(target), absent=NEVER, flat=True)))
+        table.append(Entry(BIAS, "output_bias", VocabularyRows(ids_of(target), absent=NEG_LOGIT, flat=True)))
     return table
 
 
-def leftovers(recipe: Recipe) -> IgnoredTensors:
-    """Positions are computed, and an embedding that serves several places may be written once for each."""
+def ignored(recipe: Recipe) -> IgnoredTensors:
+    """Tensors of a file that are not converted: positions are computed, and a shared embedding may be stored twice."""
     settings = cast(TransformerSettings, recipe.model)
     copies = dict.fromkeys(APART, SHARED) if recipe.text.shared else {}
     if settings.tie_embeddings:
@@ -86,26 +87,38 @@ def leftovers(recipe: Recipe) -> IgnoredTensors:
     return IgnoredTensors([r"model\.(en|de)coder\.embed_positions\.weight"], copies, written)
 
 
-def canonical(header: Mapping[str, Stored]) -> dict[str, Stored]:
+def canonical(header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return dict(header)
 
 
 def defaults(target: Tokenizer) -> Tensors:
-    """A folder need not hold a logits bias, which is zero then."""
+    """Tensors that a file may lack: the bias on the logits is zero then."""
     return {BIAS: torch.zeros(1, max(ids_of(target)) + 1)}
 
 
-def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
-    folder.insist(normalize_before=False, normalize_embedding=False, add_final_layer_norm=False)
+def constants(recipe: Recipe) -> Tensors:
+    return {}
+
+
+def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
+    folder.require(normalize_before=False, normalize_embedding=False, add_final_layer_norm=False)
+    return imported(folder, header, norm_first=False, positions="sinusoidal-split")
+
+
+def imported(folder: HFFolder, header: Mapping[str, TensorInfo], **ours: Any) -> Imported:
+    """The recipe and tokenizers of an encoder-decoder with Marian's settings; `ours` are the others of our model."""
     for name in ("attention_heads", "ffn_dim"):
-        if (one := count(folder, f"encoder_{name}")) != (other := count(folder, f"decoder_{name}")):
-            raise UserError(f"{folder.path}: encoder_{name} {one} and decoder_{name} {other} differ, which ours cannot")
-    shared = folder.config.flag("share_encoder_decoder_embeddings", True)
+        sizes = count(folder, f"encoder_{name}"), count(folder, f"decoder_{name}")
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"{folder.path}: encoder_{name} {sizes[0]} and decoder_{name} {sizes[1]} must be equal here"
+            )
+    shared = folder.config.boolean("share_encoder_decoder_embeddings", True)
     source, target = _tokenizers(folder, header) if shared else _tokenizers_apart(folder, header)
     width, positions = count(folder, "d_model"), folder.setting("max_position_embeddings", 1024)
     if not isinstance(positions, int) or positions < 2 or positions * width > MAX_POSITION_TABLE:
-        raise folder.config.fault(
-            "max_position_embeddings", f"= {shown(positions)} is no number of positions, or absurd"
+        raise folder.config.error(
+            "max_position_embeddings", f"= {short_repr(positions)} is not a possible number of positions"
         )
     settings: dict[str, Any] = {
         "family": "transformer",
@@ -116,14 +129,13 @@ def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
         "ffn_width": count(folder, "encoder_ffn_dim"),
         "dropout": fraction(folder, "dropout", 0.1),
         "activation": activation(folder, "activation_function", "gelu"),
-        "norm_first": False,
-        "positions": "sinusoidal-split",
         "max_positions": positions,
-        "tie_embeddings": folder.config.flag("tie_word_embeddings", True),
-        "scale_embeddings": folder.config.flag("scale_embedding", False),
+        "tie_embeddings": folder.config.boolean("tie_word_embeddings", True),
+        "scale_embeddings": folder.config.boolean("scale_embedding", False),
         "output_bias": True,
+        **ours,
     }
-    beams = folder.json("generation_config.json").whole("num_beams") or folder.config.whole("num_beams") or 4
+    beams = folder.json("generation_config.json").integer("num_beams") or folder.config.integer("num_beams") or 4
     recipe = {
         "data": {"imported": "pairs"},
         "text": {"unit": source.unit, "vocabulary": max(260, len(source), len(target)), "shared": shared},
@@ -133,46 +145,52 @@ def read(folder: HFFolder, header: Mapping[str, Stored]) -> Imported:
     return Imported(Recipe.model_validate(recipe), source, target)
 
 
-def _tokenizers(folder: HFFolder, header: Mapping[str, Stored]) -> tuple[Tokenizer, Tokenizer]:
+def _tokenizers(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tokenizer, Tokenizer]:
     size = rows(folder, "vocab_size", None, header, SHARED)
     if (other := count(folder, "decoder_vocab_size", size)) != size:
-        raise folder.config.fault("decoder_vocab_size", f"= {other}, but both sides share {size} embeddings")
-    marks = _marks(folder, size)
-    if folder.has("tokenizer.json") and not folder.has("source.spm"):  # a model that was exported from here
-        unknown = added_tokens(folder, size).get(folder.specials.get("unk_token", SPECIAL_TOKENS[UNK]))
-        one = read_fast(folder, size, (*marks, unknown))
-        return one, one
-    both = read_sentencepiece(folder, ("source.spm", "target.spm"), "vocab.json", size, marks)
-    return both, both.target_side()
+        raise folder.config.error("decoder_vocab_size", f"= {other}, but both sides share {size} embeddings")
+    specials = _special_ids(folder, size)
+    if folder.has("tokenizer.json") and not folder.has("source.spm"):  # exported from regard
+        unk = added_tokens(folder, size).get(folder.specials.get("unk_token", SPECIAL_TOKENS[UNK]))
+        tokenizer: Tokenizer = read_fast(folder, size, (*specials, unk))
+    else:
+        tokenizer = read_sentencepiece(folder, ("source.spm", "target.spm"), "vocab.json", size, specials)
+    return tokenizer, tokenizer.target_side()
 
 
-def _tokenizers_apart(folder: HFFolder, header: Mapping[str, Stored]) -> tuple[Tokenizer, Tokenizer]:
+def _tokenizers_apart(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tokenizer, Tokenizer]:
     size = rows(folder, "vocab_size", None, header, APART[0])
     target_size = rows(folder, "decoder_vocab_size", size, header, APART[1])
     return (
-        read_sentencepiece(folder, ("source.spm",), "vocab.json", size, _marks(folder, size)),
-        read_sentencepiece(folder, ("target.spm",), "target_vocab.json", target_size, _marks(folder, target_size)),
+        read_sentencepiece(folder, ("source.spm",), "vocab.json", size, _special_ids(folder, size)),
+        read_sentencepiece(
+            folder, ("target.spm",), "target_vocab.json", target_size, _special_ids(folder, target_size)
+        ),
     )
 
 
-def _marks(folder: HFFolder, rows: int) -> tuple[int | None, int | None, int]:
-    """Their ids of FILL, BEGIN and END: the decoder starts with the padding token, or with one of its own."""
-    fill, end = token(folder, "pad_token_id", 58100, rows), token(folder, "eos_token_id", 0, rows)
-    begin = token(folder, "decoder_start_token_id", fill, rows)
-    if end is None:
-        raise UserError(f"{folder.path / 'config.json'}: eos_token_id is missing, or outside the vocabulary")
-    return (None if fill == begin else fill), begin, end
+def _special_ids(folder: HFFolder, rows: int) -> tuple[int | None, int | None, int]:
+    """Their ids of PAD, BOS and EOS: the decoder starts with the padding token, or with one of its own."""
+    pad, eos = token(folder, "pad_token_id", 58100, rows), end_of_text(folder, 0, rows)
+    bos = token(folder, "decoder_start_token_id", pad, rows)
+    return (None if pad == bos else pad), bos, eos
 
 
-def lacks(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
-    """What of a run has no counterpart in Marian."""
-    wanted = {"norm": "layer", "norm_first": False, "positions": "sinusoidal-split", "position_base": 10000.0}
-    found = obstacles(cast(TransformerSettings, recipe.model), "Marian", **wanted, se_dim=0, qk_norm=False)
+def unsupported(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """The settings of a run that Marian cannot express."""
+    wanted = {"norm_first": False, "positions": "sinusoidal-split", "position_base": 10000.0}
+    return unsupported_translator(recipe, source, "Marian", **wanted)
+
+
+def unsupported_translator(recipe: Recipe, source: Tokenizer, whose: str, **wanted: Any) -> list[str]:
+    wanted |= {"norm": "layer", "se_dim": 0, "qk_norm": False}
+    problems = unsupported_settings(cast(TransformerSettings, recipe.model), whose, **wanted)
     if not isinstance(source, SentencePieceTokenizer):
-        found += no_fast(source)
+        problems += unsupported_tokenizer(source)
         if not recipe.text.shared:
-            found.append(f'text.shared = false with text.unit = "{source.unit}" has no counterpart in Marian\'s files')
-    return found
+            unit = f'text.shared = false with text.unit = "{source.unit}"'
+            problems.append(f"{unit} has no counterpart in {whose}'s files")
+    return problems
 
 
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
@@ -193,7 +211,7 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "encoder_ffn_dim": settings.ffn_width,
         "decoder_ffn_dim": settings.ffn_width,
         "dropout": settings.dropout,
-        "activation_function": "swish" if settings.activation == "silu" else spelt_activation(settings.activation),
+        "activation_function": "swish" if settings.activation == "silu" else hf_activation(settings.activation),
         "max_position_embeddings": settings.max_positions,
         "scale_embedding": settings.scale_embeddings,
         "share_encoder_decoder_embeddings": recipe.text.shared,
@@ -207,18 +225,21 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
 
 
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
-    """Tokenizer and generation settings: what is not text is never written."""
-    found = config(recipe, source, target)
-    own = [ids_of(target)[token] for token in target.forbidden()] if target.foreign is None else []
-    silent = sorted({found["pad_token_id"], found["decoder_start_token_id"], *own})
-    generation = {
-        **{name: found[name] for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id")},
-        "forced_eos_token_id": found["forced_eos_token_id"],
-        "bad_words_ids": [[mark] for mark in silent],
-        "num_beams": recipe.decoding.beam,
-        "max_length": recipe.model.max_positions,
-    }
-    written = {"generation_config.json": as_json(generation)}
+    """The tokenizer's files, and generation settings that suppress special tokens."""
+    written = generation_settings(config(recipe, source, target), recipe, target)
     if isinstance(source, SentencePieceTokenizer) and isinstance(target, SentencePieceTokenizer):
         return written | write_sentencepiece(source, target, recipe.text.shared)
     return written | write_fast(source, "$A </s>")
+
+
+def generation_settings(config: Mapping[str, Any], recipe: Recipe, target: Tokenizer) -> Files:
+    roles = ("pad_token_id", "decoder_start_token_id", "eos_token_id", "forced_eos_token_id")
+    forbidden = [ids_of(target)[token] for token in target.forbidden()] if target.foreign is None else []
+    suppressed = sorted({config["pad_token_id"], config["decoder_start_token_id"], *forbidden})
+    generation = {
+        **{name: config[name] for name in roles},
+        "bad_words_ids": [[token] for token in suppressed],
+        "num_beams": recipe.decoding.beam,
+        "max_length": recipe.model.max_positions,
+    }
+    return {"generation_config.json": as_json(generation)}

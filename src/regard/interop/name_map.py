@@ -1,7 +1,7 @@
-"""Tensors by another name: a table of templated names, read in both directions.
+"""Rename and reshape tensors in both directions by a table of name templates.
 
-An entry says which of their tensors make one of ours, and how. In names, `{i}` counts layers, `{p}` is weight and bias,
-and `{q,k,v}` stands for several of theirs that are one of ours:
+An entry maps one or several of their tensors to one of ours. In names, `{i}` is the index of a layer, `{p}` is weight
+and bias, and `{q,k,v}` stands for several of their tensors that are one of ours:
 
     Entry("h.{i}.attn.{q,k,v}.{p}", "blocks.{i}.self_attn.qkv_proj.{p}", STACKED)
 """
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.interop.hf_folder import Stored
+from regard.interop.hf_folder import TensorInfo
 from regard.tensor_io import Tensors
 
 
 class Transform(Protocol):
-    """How their tensors become one of ours, and back, bit for bit."""
+    """Converts their tensors to one of ours and back, without loss."""
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor: ...
 
@@ -30,7 +30,7 @@ class Transform(Protocol):
 
 
 class Stack:
-    """Several tensors one below the other; one stays as it is."""
+    """Concatenates several tensors along the first axis; a single one is unchanged."""
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
@@ -40,7 +40,7 @@ class Stack:
 
 
 class Transpose:
-    """[in, out] becomes [out, in]: GPT-2 keeps its matrices the other way round."""
+    """Transposes [in, out] to [out, in]: GPT-2 stores its matrices transposed."""
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
         return parts[0].t()
@@ -50,15 +50,15 @@ class Transpose:
 
 
 SAME = STACKED = Stack()
-TURNED = Transpose()
+TRANSPOSED = Transpose()
 
 
 @dataclass(frozen=True)
 class VocabularyRows:
-    """One row a token: theirs in the order of their ids [V', ...], ours in that of ours [V, ...].
+    """Reorders the rows of a table, one for each token, from their ids [V', ...] to ours [V, ...].
 
-    `ids[our id]` is their id; where it is -1, ours is `absent`. Where two of ours were one of theirs, the later one
-    (END, not BEGIN) goes back. `flat`: theirs has an axis of one in front.
+    `ids[our id]` is their id; a row without one (-1) is filled with `absent`. If two of our ids map to one of theirs,
+    the later one (EOS, not BOS) is exported. `flat`: their table has an extra first axis of size 1.
     """
 
     ids: Sequence[int]
@@ -80,46 +80,46 @@ class VocabularyRows:
 
 
 def inverse(ids: Sequence[int]) -> list[int]:
-    """Our id for each of theirs; of two of ours the later.
+    """Our id for each of theirs; the later one if there are two.
 
     >>> inverse([-1, 2, 2, 0, 1])
     [3, 4, 2]
     """
-    ours = {theirs: mine for mine, theirs in enumerate(ids) if theirs >= 0}
-    return [ours[theirs] for theirs in range(len(ours))]
+    by_id = {theirs: ours for ours, theirs in enumerate(ids) if theirs >= 0}
+    return [by_id[theirs] for theirs in range(len(by_id))]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a table."""
+    """A row of the table: names of the tensors, and how they are converted."""
 
     theirs: str
     ours: str
-    how: Transform = SAME
+    transform: Transform = SAME
 
     def sources(self) -> list[str]:
-        """Their names: `{q,k,v}` written out."""
+        """Their names, with `{q,k,v}` expanded."""
         group = re.search(r"\{([^{}]*,[^{}]*)\}", self.theirs)
-        return [self.theirs.replace(group[0], one) for one in group[1].split(",")] if group else [self.theirs]
+        return [self.theirs.replace(group[0], part) for part in group[1].split(",")] if group else [self.theirs]
 
 
 def layered(table: Iterable[Entry], layers: int = 0) -> list[Entry]:
-    """A table with `{i}` counted from 0 to `layers` - 1 and `{p}` written out as weight and bias."""
-    found = []
+    """Expand `{i}` to 0 ... `layers` - 1 and `{p}` to weight and bias."""
+    entries = []
     for entry in table:
         for i in range(layers) if "{i}" in entry.ours else (0,):
             for kind in ("weight", "bias") if "{p}" in entry.ours else ("",):
                 theirs, ours = (name.replace("{i}", str(i)).replace("{p}", kind) for name in (entry.theirs, entry.ours))
-                how = SAME if kind == "bias" and entry.how is TURNED else entry.how  # a bias is no matrix
-                found.append(Entry(theirs, ours, how))
-    return found
+                is_vector = kind == "bias" and entry.transform is TRANSPOSED
+                entries.append(Entry(theirs, ours, SAME if is_vector else entry.transform))
+    return entries
 
 
 @dataclass(frozen=True)
 class IgnoredTensors:
-    """What a file may hold beside the table's tensors: `dropped` patterns, and `copies` of others (copy: original).
+    """Tensors that a file may contain beside those of the table: `dropped` patterns, and `copies` (copy: original).
 
-    `written` are the copies that an exported file has to hold, because the reader would not fill them in.
+    `written` are the copies that an exported file must contain, because transformers would initialise them randomly.
     """
 
     dropped: Sequence[str] = ()
@@ -127,54 +127,53 @@ class IgnoredTensors:
     written: Sequence[str] = ()
 
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # the types of weights, as safetensors calls them
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that weights may have
 
 
 def check_header(
-    header: Mapping[str, Stored], table: Sequence[Entry], leftovers: IgnoredTensors, expected: Tensors, origin: object
+    header: Mapping[str, TensorInfo], table: Sequence[Entry], ignored: IgnoredTensors, expected: Tensors, origin: object
 ) -> None:
-    """Refuse unknown, missing and misshapen tensors by what the header says; `expected` has their shapes by name."""
+    """Refuse missing and unknown tensors and wrong shapes by the header; `expected` has tensors of the right shapes."""
     wanted = {name for entry in table for name in entry.sources()}
     _refuse("lacks", wanted - header.keys(), origin)
-    known = [re.compile(pattern) for pattern in leftovers.dropped]
-    extra = header.keys() - wanted - {copy for copy, original in leftovers.copies.items() if original in header}
+    known = [re.compile(pattern) for pattern in ignored.dropped]
+    extra = header.keys() - wanted - {copy for copy, original in ignored.copies.items() if original in header}
     _refuse("has an unknown", {name for name in extra if not any(p.fullmatch(name) for p in known)}, origin)
     for name in sorted(wanted):
-        found, shape = header[name], tuple(expected[name].shape)
-        if found.shape != shape:
-            raise UserError(f"{found.file}: {name} has shape {found.shape}, but config.json makes it {shape}")
-        if found.dtype not in FLOATS:
-            raise UserError(f"{found.file}: {name} has type {found.dtype}, not one of {', '.join(FLOATS)}")
+        info, shape = header[name], tuple(expected[name].shape)
+        if info.shape != shape:
+            raise UserError(f"{info.file}: {name} has shape {info.shape}, but config.json makes it {shape}")
+        if info.dtype not in FLOATS:
+            raise UserError(f"{info.file}: {name} has type {info.dtype}, not one of {', '.join(FLOATS)}")
 
 
-def to_ours(
-    tensors: Mapping[str, Tensor], table: Sequence[Entry], leftovers: IgnoredTensors, origin: object
-) -> Tensors:
-    """Their tensors, of which the header was checked, as ours."""
-    for copy, original in leftovers.copies.items():
+def to_ours(tensors: Mapping[str, Tensor], table: Sequence[Entry], ignored: IgnoredTensors, origin: object) -> Tensors:
+    """Convert their tensors to ours; the header must have been checked."""
+    for copy, original in ignored.copies.items():
         if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
-            raise UserError(f"{origin}: {copy} differs from {original}, though the config says that they are one")
+            raise UserError(f"{origin}: {copy} differs from {original}, but config.json says that they are the same")
     return {
-        entry.ours: entry.how.ours([tensors[name].float() for name in entry.sources()]).contiguous() for entry in table
+        entry.ours: entry.transform.ours([tensors[name].float() for name in entry.sources()]).contiguous()
+        for entry in table
     }
 
 
 def to_theirs(
-    tensors: Mapping[str, Tensor], table: Sequence[Entry], leftovers: IgnoredTensors, origin: object
+    tensors: Mapping[str, Tensor], table: Sequence[Entry], ignored: IgnoredTensors, origin: object
 ) -> Tensors:
-    """Our tensors as theirs: `to_ours` backwards."""
+    """Convert our tensors to theirs."""
     wanted = {entry.ours for entry in table}
     _refuse("lacks", wanted - tensors.keys(), origin)
     _refuse("has an unknown", tensors.keys() - wanted, origin)
-    found: Tensors = {}
+    theirs: Tensors = {}
     for entry in table:
         names = entry.sources()
-        found |= zip(names, entry.how.theirs(tensors[entry.ours], len(names)), strict=True)
-    found |= {copy: found[leftovers.copies[copy]] for copy in leftovers.written}
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+        theirs |= zip(names, entry.transform.theirs(tensors[entry.ours], len(names)), strict=True)
+    theirs |= {copy: theirs[ignored.copies[copy]] for copy in ignored.written}
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in theirs.items()}
 
 
 def _refuse(what: str, names: set[str], origin: object) -> None:
     if names:
-        shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
-        raise UserError(f"{origin} {what} tensor: {shown} ({len(names)} in all)")
+        listed = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+        raise UserError(f"{origin} {what} tensor: {listed} ({len(names)} in all)")

@@ -29,6 +29,7 @@ from regard.files import parse_json
 from regard.special_tokens import BOS, PAD, SPECIAL_TOKENS, UNK
 
 VERSION = 1  # of the JSON layout
+LANGUAGE_CODE = re.compile(r">>\S+<<")  # how multilingual Marian models name the target language before a text
 
 # The library uses threads and warns on standard error when a process that used them forks, unless this variable is set.
 # A forked child does not inherit the threads and must not use them.
@@ -329,7 +330,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     `model` is the SentencePiece file in base 64; `target_model` is another one for the target side, if one vocabulary
     serves two languages with different models. `▁` starts a word; tokens such as <0x0A> are single bytes. Lossy: the
-    model normalizes its input.
+    model normalizes its input. A language code at the start of a text is its tag, as Marian expects it.
     """
 
     unit = "sentencepiece"
@@ -365,11 +366,18 @@ class SentencePieceTokenizer(Tokenizer):
         return other
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        codes = [self._language_code(text) for text in texts]
         try:
-            split = self._library.encode(texts, out_type=str)
+            split = self._library.encode([t[len(c) :] for t, c in zip(texts, codes, strict=True)], out_type=str)
         except (UnicodeEncodeError, TypeError) as error:
             raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
-        return [[self._ids.get(word, UNK) for word in words] for words in split]
+        tags = [[self.tag(code)] if code else [] for code in codes]
+        return [[*tag, *(self._ids.get(word, UNK) for word in words)] for tag, words in zip(tags, split, strict=True)]
+
+    def _language_code(self, text: str) -> str:
+        """The tag of a target language at the start of a text, as in Marian's `>>deu<< text`; "" if there is none."""
+        code = LANGUAGE_CODE.match(text)
+        return code[0] if code and code[0] in self.tags else ""
 
     def decode(self, ids: Sequence[int]) -> str:
         text = b"".join(self._bytes[token - self.first] for token in ids if token >= self.first)
