@@ -101,11 +101,11 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 def packed(budget: int, batches: int) -> list[Any]:
     """Return static batches of random pairs, packed as in `regard train`."""
-    from regard.data.packing import EVEN
+    from regard.data.packing import SOURCE_MULTIPLE
     from regard.packed import SeqBatch
 
     random, found = torch.Generator().manual_seed(1), []
-    room = -(-round(budget * 1.02) // EVEN) * EVEN
+    room = -(-round(budget * 1.02) // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
     pairs = iter(lengths(2 * batches * budget // 20, 2))
     for _ in range(batches):
         sources, targets = [], []
@@ -134,7 +134,7 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
     update = make_step(model, optimizer, None, settings, device, None if kind == "plain" else shape)
     turn = cycle(batches)
     numbers = count(1)
-    return lambda: update([next(turn)], next(numbers), 1e-4)
+    return lambda: update({0: next(turn)}, next(numbers), 1e-4)
 
 
 def transformer(budget: int, kind: str) -> Callable[[], int]:

@@ -17,10 +17,9 @@ from statistics import median
 import torch
 
 from regard import accelerate, devices, tasks
-from regard.data.packing import BatchStream, StreamPosition
+from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
 from regard.models import SequenceModel
-from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.training import flops, setup, step
@@ -111,9 +110,11 @@ def training_speed(
     update = step.make_step(model, make_optimizer(model, run), average, settings, device, shape, say)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with devices.held_memory(device), Prefetched(batches.batches(StreamPosition())) as stream:
+    with devices.held_memory(device), Prefetched(batches.shares(accumulate=settings.accumulate)) as stream:
         loop = _Loop(run, update, stream, device)
-        loop.go(2 if shape is None else step.WARM + 2, float("inf"))  # what allocates, and what is recorded, first
+        loop.go(
+            2 if shape is None else step.WARMUP_STEPS + 2, float("inf")
+        )  # what allocates, and what is recorded, first
         loop.forget()
         loop.go(steps, seconds, progress)
         idle = loop.idle() if device.type == "cuda" else None
@@ -140,7 +141,7 @@ class _Loop:
         self,
         run: RunDir,
         update: step.TrainingStep,
-        stream: Prefetched[tuple[SeqBatch, StreamPosition]],
+        stream: Prefetched[BatchShare],
         device: torch.device,
     ) -> None:
         self.run, self.update, self.stream, self.device = run, update, stream, device
@@ -155,11 +156,13 @@ class _Loop:
         _finish(self.device)
         begin, waited = time.perf_counter(), self.stream.waited
         while self.updates < steps and (not self.updates or time.perf_counter() - begin < seconds):
-            group = [next(self.stream)[0] for _ in range(self.run.recipe.training.accumulate)]
+            group = next(self.stream).batches
             self.number += 1
             self.tokens += self.update(group, self.number, 0.0)
             readings = 2 if self.run.recipe.training.r_drop else 1
-            self.work += readings * sum(flops.update(self.run.recipe.model, batch, self.vocabulary) for batch in group)
+            self.work += readings * sum(
+                flops.update(self.run.recipe.model, batch, self.vocabulary) for batch in group.values()
+            )
             self.updates += 1
             progress(1)
         _finish(self.device)
@@ -195,7 +198,7 @@ def idle_share(made: Callable[[int], float], steps: int) -> float:
 
 def packing_speed(batches: BatchStream, seconds: float = 0.5) -> float:
     """Target tokens a second of the token cache packed into batches, by one thread that does nothing else."""
-    stream = batches.batches(StreamPosition())
+    stream = batches.batches()
     next(stream)  # the plan of an epoch is made with its first batch
     tokens, begin = 0, time.perf_counter()
     while (spent := time.perf_counter() - begin) < seconds:

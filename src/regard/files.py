@@ -118,22 +118,25 @@ def json_checksum(facts: dict[str, Any]) -> str:
 
 
 class DirectoryLock:
-    """An exclusive lock on a directory, held from here to `release` or to the end of a `with` block.
+    """A lock on a directory for one job, held from here to `release` or to the end of a `with` block.
 
-    `activity` says what the holder does there, for whoever finds it locked. The lock is a file in the directory and
-    shares its fate: `ensure_held` raises when the directory was deleted, moved or replaced meanwhile. Where the file
-    system has no locks, it excludes nobody.
+    `activity` says what the job does there, for the message that another job gets. One process of the job takes the
+    lock; the others are admitted with `exclusive=False`, which locks nothing. The lock is a file in the directory and
+    vanishes with it: `ensure_held` raises when the directory was deleted, moved or replaced meanwhile. On a file system
+    without locks, nothing is excluded.
     """
 
     NAME = ".lock"
 
-    def __init__(self, folder: Path, activity: str) -> None:
+    def __init__(self, folder: Path, activity: str, exclusive: bool = True) -> None:
         self.folder, self.activity = folder, activity
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(folder / self.NAME, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
         except OSError as error:
             raise UserError(f"{folder / self.NAME} could not be written: {errno_text(error)}") from error
+        if not exclusive:
+            return
         try:
             import fcntl
 

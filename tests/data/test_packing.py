@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.packing import EVEN, Packer, StreamPosition, fill_ratio, sentence_batches
+from regard.data.packing import SOURCE_MULTIPLE, Packer, StreamPosition, divide, fill_ratio, sentence_batches
 from regard.data.token_cache import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
@@ -101,9 +101,8 @@ def test_order_is_drawn_by_seed_and_epoch():
     assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True), "batches are shuffled"
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_resumed_equals_uninterrupted(world):
-    packer = Packer([corpus(70)], [1.5], target_budget=40, pool=8, seed=5, rank=world - 1, world=world)
+def test_resumed_equals_uninterrupted():
+    packer = Packer([corpus(70)], [1.5], target_budget=40, pool=8, seed=5)
     stream = list(islice(packer.batches(StreamPosition(0, 0)), 60))  # several epochs
     assert stream[-1][1].epoch >= 2
     for step in (0, 1, 5, 20, 41):
@@ -116,19 +115,48 @@ def test_resumed_equals_uninterrupted(world):
 
 
 def test_a_batch_is_a_pure_function_of_its_step():
-    for rank in (0, 1):
-        packer = Packer([corpus(120)], [1.0], target_budget=40, pool=8, seed=5, rank=rank, world=2)
-        for step, (batch, _) in enumerate(islice(packer.batches(), 30)):
-            same(batch, packer.batch_at(step))
+    packer = Packer([corpus(120)], [1.0], target_budget=40, pool=8, seed=5)
+    for step, (batch, _) in enumerate(islice(packer.batches(), 30)):
+        same(batch, packer.batch_at(step))
 
 
-def test_ranks_share_an_epoch_evenly_without_overlap():
-    store = corpus(300)
-    alone = [pairs_of(batch) for batch in epoch_of(Packer([store], [1.0], target_budget=40, pool=8, seed=9))]
-    shares = [epoch_of(Packer([store], [1.0], target_budget=40, pool=8, seed=9, rank=r, world=4)) for r in range(4)]
-    assert {len(share) for share in shares} == {len(alone) // 4}
-    together = [pairs_of(batch) for step in zip(*shares, strict=True) for batch in step]
-    assert together == alone[: len(together)] and len(alone) - len(together) < 4
+@pytest.mark.parametrize(("accumulate", "world"), [(1, 1), (4, 1), (4, 2), (5, 3), (2, 4)])
+def test_the_batch_of_a_step_is_the_same_for_any_number_of_processes(accumulate, world):
+    """Their shares are its micro-batches, each once, also across the end of an epoch; a share may be empty."""
+    packer = Packer([corpus(40)], [1.0], target_budget=40, pool=8, seed=9)
+    plain = list(islice(packer.batches(), 12 * accumulate))
+    assert plain[-1][1].epoch > 0
+    shares = [islice(packer.shares(accumulate=accumulate, rank=rank, world=world), 12) for rank in range(world)]
+    for step, parts in enumerate(zip(*shares, strict=True)):
+        expected = plain[step * accumulate : (step + 1) * accumulate]
+        assert {part.after for part in parts} == {expected[-1][1]}
+        found = {index: batch for part in parts for index, batch in part.batches.items()}
+        assert sum(len(part.batches) for part in parts) == len(found) == accumulate
+        for index, (batch, _) in enumerate(expected):
+            same(found[index], batch)
+        assert sum(not part.batches for part in parts) == max(world - accumulate, 0)
+
+
+def test_a_position_between_steps_serves_any_number_of_processes():
+    packer = Packer([corpus(40)], [1.0], target_budget=40, pool=8, seed=9)
+    first, second = islice(packer.shares(accumulate=3), 2)
+    for rank in range(2):
+        (share,) = islice(packer.shares(first.after, 3, rank, 2), 1)
+        assert share.after == second.after
+        for index, batch in share.batches.items():
+            same(batch, second.batches[index])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 5))
+def test_shares_are_balanced_by_cost(costs, parts):
+    """No part exceeds the mean by more than the costliest item, and no item could be moved to even out two parts."""
+    shares = divide(costs, parts)
+    assert sorted(index for share in shares for index in share) == list(range(len(costs)))
+    totals = [sum(costs[index] for index in share) for share in shares]
+    assert max(totals) <= sum(costs) / parts + max(costs, default=0)
+    for share, total in zip(shares, totals, strict=True):
+        assert all(total - costs[index] <= min(totals) for index in share)
 
 
 def test_weights_say_how_often_an_epoch_visits_a_pair():
@@ -180,10 +208,8 @@ def test_pairs_longer_than_a_budget_are_left_out_and_counted():
         Packer([store], [1.0], target_budget=1, seed=0)
 
 
-def test_too_few_batches_for_all_ranks_is_said_rather_than_waited_for():
+def test_an_epoch_without_a_batch_is_an_error():
     store = TokenStore.of([[7, EOS]], [[8, EOS]])
-    with pytest.raises(UserError, match="fewer than 2 batches"):
-        next(Packer([store], [1.0], target_budget=20, seed=0, world=2).batches())
     with pytest.raises(UserError, match="too few"):
         Packer([store], [0.25], target_budget=20, seed=0).batch_at(0)
 
@@ -212,7 +238,7 @@ def test_static_batches_hold_pairs_of_all_lengths_and_never_more_than_their_boun
     targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
     store = TokenStore.of([[7] * n for n in targets], [[8] * n for n in targets])
     packer = Packer([store], [1.0], target_budget=1024, seed=1, static=True)
-    assert packer.source_budget % EVEN == 0
+    assert packer.source_budget % SOURCE_MULTIPLE == 0
     batches = list(epoch_of(packer))
     assert sum(len(batch.inputs.layout) for batch in batches) == 20_000
     for batch in batches:

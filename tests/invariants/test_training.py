@@ -37,7 +37,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(
     assert len(measured(whole)) > 5
     update, stops = Trainer._update, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
 
-    def stopping(self: Trainer, batches: list[SeqBatch]) -> None:
+    def stopping(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         update(self, batches)
         if stops and self.progress.step == stops[0]:
             stops.pop(0)
@@ -92,7 +92,7 @@ def test_k_small_batches_make_the_update_of_one_large(case: Any, recipe: Any, se
             given.update({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
 
         trainer.optimizer.step = look  # type: ignore[method-assign]
-        trainer._update(batches)
+        trainer._update(dict(enumerate(batches)))
         return given
 
     large = gradients([made.batch()])
@@ -109,7 +109,7 @@ def test_the_loop_feeds_as_many_batches_as_it_is_told(
     """Update s of k batches is made of batches (s - 1) k ... s k - 1 of the stream, and of no others."""
     seen: list[list[list[int]]] = []
     monkeypatch.setattr(
-        Trainer, "_update", lambda self, batches: seen.append([batch.labels.tolist() for batch in batches])
+        Trainer, "_update", lambda self, batches: seen.append([batch.labels.tolist() for batch in batches.values()])
     )
     monkeypatch.setattr(Trainer, "_save", lambda self: None)
     packers: list[Packer] = []
@@ -131,7 +131,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
     drawn: list[tuple[float, ...]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: list[SeqBatch]) -> None:
+    def listening(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         loss = self.model.forward
 
         def drawing(*arguments: Any) -> Tensor:

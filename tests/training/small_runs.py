@@ -89,7 +89,7 @@ def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> No
     """Send this process a signal in the middle of step `at`."""
     update = Trainer._update
 
-    def interrupted(self: Trainer, batches: list[SeqBatch]) -> None:
+    def interrupted(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         update(self, batches)
         if self.progress.step == at:
             os.kill(os.getpid(), by)

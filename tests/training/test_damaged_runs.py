@@ -89,7 +89,7 @@ def test_a_run_directory_deleted_while_it_trains_stops_the_training(
         if instead == "another run":
             shutil.copytree(other.path, out)
 
-    def updating(self: Trainer, batches: list[SeqBatch]) -> None:
+    def updating(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         update(self, batches)
         if moment == "an update" and self.progress.step == 5:
             delete()
@@ -197,7 +197,7 @@ def test_a_kill_before_the_first_save_by_steps_costs_no_more_than_the_minutes_si
     whole = go(small(tmp_path, save_minutes=0, steps=14, save_every=100, validate_every=100), tmp_path / "whole")
     update, clock, kill_at = Trainer._update, [0.0], [0]
 
-    def slow(self: Trainer, batches: list[SeqBatch]) -> None:
+    def slow(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         clock[0] += 60
         update(self, batches)
         if self.progress.step == kill_at[0]:

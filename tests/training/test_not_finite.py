@@ -49,7 +49,7 @@ class Spoiler:
         self.batches: list[list[SeqBatch]] = []
         update, loss = Trainer._update, SequenceModel.forward
 
-        def recording(trainer: Trainer, batches: list[SeqBatch]) -> None:
+        def recording(trainer: Trainer, batches: dict[int, SeqBatch]) -> None:
             calls = 0
 
             def spoiling(model: SequenceModel, batch: SeqBatch, *how: float) -> Tensor:
@@ -61,7 +61,7 @@ class Spoiler:
             with patch.context() as inner:
                 inner.setattr(SequenceModel, "forward", spoiling)
                 update(trainer, batches)
-            self.batches.append(batches)
+            self.batches.append(list(batches.values()))
             self.weights.append(now(trainer))
             states = [trainer.optimizer.state[p] for p in trainer.model.parameters()]
             self.moments.append({f"{i} {k}": v.clone() for i, s in enumerate(states) for k, v in s.items()})

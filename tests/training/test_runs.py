@@ -336,7 +336,7 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
     """Not even before its first weights are saved, when another recipe could still take its place."""
     update, tried = Trainer._update, []
 
-    def interfered(self: Trainer, batches: list[SeqBatch]) -> None:
+    def interfered(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         if not tried:
             tried.append(self.progress.step)
             before = content(tmp_path / "run")
@@ -450,7 +450,7 @@ def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
 def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = go(small(tmp_path, steps=4), tmp_path / "origin")
 
-    def breaks(self: Trainer, batches: list[SeqBatch]) -> None:
+    def breaks(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
@@ -581,10 +581,10 @@ def test_the_loss_that_is_logged_is_the_mean_a_token_of_the_steps_since_the_last
     seen: list[tuple[float, int]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: list[SeqBatch]) -> None:
+    def listening(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         before = self.update.loss.item()
         update(self, batches)
-        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in batches)))
+        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in batches.values())))
 
     monkeypatch.setattr(Trainer, "_update", listening)
     run = go(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
@@ -675,7 +675,7 @@ def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
 def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[SeqBatch] = []
     update = Trainer._update
-    monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some), update(self, some))[1])
+    monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some.values()), update(self, some))[1])
     data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
     run = go(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
     tokenizer = run.tokenizers[0]
@@ -696,11 +696,11 @@ def test_a_mix_is_visited_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     epochs: list[Counter[int]] = []
     update, last = Trainer._update, [-1]
 
-    def counting(self: Trainer, batches: list[SeqBatch]) -> None:
+    def counting(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         if self.progress.position.epoch != last[0]:
             last[0] = self.progress.position.epoch
             epochs.append(Counter())
-        for batch in batches:
+        for batch in batches.values():
             epochs[-1].update(sentence[0].item() for sentence in batch.source.layout.split(batch.source.ids))
         update(self, batches)
 

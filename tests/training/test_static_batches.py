@@ -429,7 +429,7 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precisi
         update = step.make_step(model, mover, None, settings, gpu, None if how == "plain" else shape)
         for number in range(1, 13):
             group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
-            update(group, number, 1e-3)
+            update(dict(enumerate(group)), number, 1e-3)
         assert isinstance(update, TrainingStep) and (how == "plain" or update.graphs is not None)
         now = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         found.append((update.loss.item(), update.norm.item(), now - begun))

@@ -118,7 +118,7 @@ def trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer:
 def steps(made: Trainer, count: int) -> None:
     for _ in range(count):
         made.progress.step += 1
-        made._update([two_pairs()])
+        made._update({0: two_pairs()})
 
 
 def gradients(logits: Tensor, bias: Tensor) -> list[Tensor]:

@@ -1,110 +1,153 @@
-"""Batches: sentence pairs laid end to end in flat rows, within a budget of tokens for each side.
+"""Batches from the token cache: sentence pairs packed end to end, within a budget of tokens for each side.
 
 Which pairs make which batch is a pure function of the seed: epoch e visits all pairs in an order drawn from (seed, e),
-pool by pool. Inside a pool pairs are sorted by length, so that the padded view of a batch has little padding, cut into
-batches, and the batches are shuffled. Plans need lengths only, so any position is found again without reading tokens.
+one pool of pairs after the other. Inside a pool pairs are sorted by length, so that the padded view of a batch has
+little padding, cut into batches, and the batches are shuffled. Plans need lengths only, so that any position of the
+stream is found again without reading tokens.
 
-Plain text is packed the same way, its documents as targets of empty sources; a stream of text is cut into windows.
+The batch of a training step is a number of consecutive micro-batches, the same for any number of processes, which
+divide them among themselves (`BatchStream.shares`).
+
+Plain text is packed the same way, its documents as targets of empty sources; running text is cut into windows.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
 
 from regard.data.token_cache import Array, Ragged, TokenStore
 from regard.errors import UserError
-from regard.packed import PackedLayout, PackedTokens, SeqBatch
+from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
 from regard.text import BOS, PAD
 
-SLACK = 1.1  # room in the source row beyond the corpus's average: sources that are long for their targets still fit
-EVEN = 64  # static source rows are multiples of so many tokens, as kernels like it and as target rows mostly are
-DEVIATIONS = 3.0  # the same for batches that are not sorted: of how much a batch's source tokens vary
+SLACK = 1.1  # source budget over the corpus's average, so that sources that are long for their targets still fit
+SOURCE_MULTIPLE = 64  # static source budgets are multiples of this many tokens, which suits the kernels
+DEVIATIONS = 3.0  # the same for unsorted batches: how many standard deviations of a batch's source tokens fit
 
 
 def generator(*numbers: int) -> np.random.Generator:
-    """A generator that these numbers determine."""
+    """A random generator that these numbers determine."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """A place in the stream of batches: `batch` batches of this rank have been taken of epoch `epoch`."""
+    """A position in the stream of batches: `batch` batches of epoch `epoch` have been taken, by all processes."""
 
     epoch: int = 0
     batch: int = 0
 
 
+START = StreamPosition()
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch that is not read yet, its number of tokens, and the position after it."""
+
+    read: Callable[[], Any]
+    tokens: int
+    after: StreamPosition
+
+
+@dataclass(frozen=True)
+class BatchShare:
+    """One process's part of a step's batch: micro-batches by their index in it, and the position after all of it."""
+
+    batches: dict[int, Any]
+    after: StreamPosition
+
+
 class BatchStream(ABC):
-    """Batches without end, that can be taken up at any position."""
+    """An endless stream of batches that can be resumed at any position."""
 
     @abstractmethod
-    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
-        """The batches from a position on, without end, each with the position after it."""
+    def plan(self, position: StreamPosition = START) -> Iterator[PlannedBatch]:
+        """The batches from a position on, without end."""
 
-    @abstractmethod
-    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
-        """The batch of a step, counted from 0, and the position after it: as `batches` from the start has it."""
+    def batches(self, position: StreamPosition = START) -> Iterator[tuple[Any, StreamPosition]]:
+        """The batches from a position on, each with the position after it."""
+        for planned in self.plan(position):
+            yield planned.read(), planned.after
 
-    def batch_at(self, step: int) -> SeqBatch:
-        """The batch of a step, counted from 0."""
-        return self.taken_at(step)[0]
+    def shares(
+        self, position: StreamPosition = START, accumulate: int = 1, rank: int = 0, world: int = 1
+    ) -> Iterator[BatchShare]:
+        """For each step, the share that process `rank` of `world` takes of its `accumulate` micro-batches.
+
+        The micro-batches of a step do not depend on the number of processes. A share may be empty.
+        """
+        planned = self.plan(position)
+        while True:
+            step = list(islice(planned, accumulate))
+            own = divide([micro.tokens for micro in step], world)[rank]
+            yield BatchShare({index: step[index].read() for index in own}, step[-1].after)
+
+    def taken_at(self, number: int) -> tuple[Any, StreamPosition]:
+        """The micro-batch of this number, counted from 0, and the position after it."""
+        planned = next(islice(self.plan(), number, None))
+        return planned.read(), planned.after
+
+    def batch_at(self, number: int) -> Any:
+        """The micro-batch of this number, counted from 0."""
+        return self.taken_at(number)[0]
+
+
+def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide items into parts of about equal cost: the costliest first, each to the part with the least so far.
+
+    >>> divide([5, 9, 4, 3], 2)
+    [[1, 3], [0, 2]]
+    """
+    totals, chosen = [0] * parts, [list[int]() for _ in range(parts)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        part = totals.index(min(totals))
+        totals[part] += costs[index]
+        chosen[part].append(index)
+    return [sorted(part) for part in chosen]
 
 
 class PlannedBatches(BatchStream):
-    """A stream that reads tokens. Kinds differ in what an epoch is made of.
-
-    Of `world` ranks each takes every `world`-th batch; the few that would give some ranks one more are left out.
-    """
+    """A stream of epochs, whose order is drawn from (seed, epoch). Kinds differ in what a batch is made of."""
 
     members: str  # what a batch is made of, for messages
     seed: int
-    rank: int
-    world: int
-    target_budget: int  # the most tokens of a batch
+    target_budget: int  # maximum number of tokens of a batch
     source_budget: int
-    sentences: int  # the most of a batch
-    longest: tuple[int, int]  # the most tokens of a source and of a target
+    sentences: int  # maximum number of sentences of a batch
+    longest: tuple[int, int]  # maximum number of tokens of a source and of a target
     dropped_long: int = 0  # how many sentences are too long for a batch
 
-    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
-        for members, after in self._planned(position):
-            yield self._read(members), after
-
-    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
-        members, after = next(islice(self._planned(StreamPosition()), step, None))
-        return self._read(members), after
-
-    def _planned(self, position: StreamPosition) -> Iterator[tuple[Array, StreamPosition]]:
-        """The members of each batch from a position on, and the position after it."""
+    def plan(self, position: StreamPosition = START) -> Iterator[PlannedBatch]:
         for epoch in count(position.epoch):
-            skip = position.batch if epoch == position.epoch else 0
-            for number, members in islice(enumerate(self._steps(epoch)), skip, None):
-                yield members, StreamPosition(epoch, number + 1)
-
-    def _steps(self, epoch: int) -> Iterator[Array]:
-        """The members of each batch that this rank takes of an epoch."""
-        plan = self._plan(generator(self.seed, epoch))
-        taken = 0
-        while len(group := list(islice(plan, self.world))) == self.world:
-            taken += 1
-            yield group[self.rank]
-        if not taken:
-            raise UserError(f"too few training {self.members}: an epoch has fewer than {self.world} batches")
+            number = 0
+            for number, members in enumerate(self._plan(generator(self.seed, epoch)), 1):
+                if epoch > position.epoch or number > position.batch:
+                    after = StreamPosition(epoch, number)
+                    yield PlannedBatch(partial(self._read, members), self._tokens(members), after)
+            if not number:
+                raise UserError(f"too few training {self.members}: an epoch has not one batch")
 
     @abstractmethod
     def _plan(self, random: np.random.Generator) -> Iterator[Array]:
-        """The numbers of the members of each batch of an epoch, for all ranks."""
+        """The numbers of the members of each batch of an epoch."""
 
     @abstractmethod
-    def _read(self, members: Array) -> SeqBatch:
-        """The tokens of a batch."""
+    def _tokens(self, members: Array) -> int:
+        """The number of tokens of a batch, by which processes divide the work."""
+
+    @abstractmethod
+    def _read(self, members: Array) -> Batch:
+        """Read a batch."""
 
 
 class BatchTransform(BatchStream):
@@ -112,22 +155,21 @@ class BatchTransform(BatchStream):
 
     packer: PlannedBatches
 
-    def batches(self, position: StreamPosition = StreamPosition()) -> Iterator[tuple[SeqBatch, StreamPosition]]:  # noqa: B008  frozen
-        for batch, after in self.packer.batches(position):
-            yield self._alter(batch, after), after
+    def plan(self, position: StreamPosition = START) -> Iterator[PlannedBatch]:
+        for planned in self.packer.plan(position):
+            yield replace(planned, read=partial(self._read, planned))
 
-    def taken_at(self, step: int) -> tuple[SeqBatch, StreamPosition]:
-        batch, after = self.packer.taken_at(step)
-        return self._alter(batch, after), after
+    def _read(self, planned: PlannedBatch) -> Batch:
+        return self._alter(planned.read(), planned.after)
 
     @abstractmethod
-    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
-        """What becomes of the batch that ends at a position."""
+    def _alter(self, batch: Any, after: StreamPosition) -> Batch:
+        """Alter the batch that ends at a position."""
 
 
 @dataclass(frozen=True)
 class ClassLabelsOnly(BatchTransform):
-    """Batches of texts and their classes, of which the classes alone count: the end mark after one is certain."""
+    """Batches of texts and their classes, of which the classes alone count in the loss, not the EOS after them."""
 
     packer: PlannedBatches
 
@@ -136,25 +178,26 @@ class ClassLabelsOnly(BatchTransform):
 
 
 def class_labels_only(batch: SeqBatch) -> SeqBatch:
-    """A batch of texts and their classes of which nothing else counts."""
-    rows = batch.inputs.layout
-    return replace(batch, loss_mask=rows.is_token & (rows.position == 0))
+    """Mask all labels but the first of each target, its class."""
+    layout = batch.inputs.layout
+    return replace(batch, loss_mask=layout.is_token & (layout.position == 0))
 
 
 def _sample_epoch(count: int, weight: float, random: np.random.Generator) -> Array:
-    """Which of so many an epoch visits: all, `weight` times over, and of a fraction a random part."""
+    """The numbers that an epoch visits of `count`: all, `weight` times over; of a fractional weight a random part."""
     everything, whole = np.arange(count), int(weight)
     part = random.choice(everything, round((weight - whole) * count), replace=False)
     return np.concatenate([everything] * whole + [part])
 
 
 class Packer(PlannedBatches):
-    """An endless stream of batches from stored pairs, each at most `target_budget` and `source_budget` tokens long.
+    """Batches of stored pairs, each of at most `target_budget` and `source_budget` tokens.
 
     A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
-    for about `pool` batches at a time are sorted by length: more makes the padded view tighter, fewer mixes better.
-    `static` rows are filled up to the budgets, so that shapes never change; others end where their tokens end. They are
-    for kernels that look at no padding, so pairs of all lengths share a batch, and its number of pairs is bounded too.
+    for about `pool` batches at a time are sorted by length: a larger pool makes the padded view tighter, a smaller one
+    mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end with their last
+    token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch, and the number of
+    pairs is bounded too.
     """
 
     members = "pairs"
@@ -169,13 +212,11 @@ class Packer(PlannedBatches):
         source_budget: int | None = None,
         pool: int = 64,
         static: bool = False,
-        rank: int = 0,
-        world: int = 1,
     ) -> None:
         if len(stores) != len(weights):
             raise ValueError(f"{len(stores)} stores, {len(weights)} weights")
         self.stores, self.weights = list(stores), list(weights)
-        self.seed, self.static, self.rank, self.world = seed, static, rank, world
+        self.seed, self.static = seed, static
         self._first = np.cumsum([0, *map(len, stores)])  # a pair's number counts through all stores
         self._source_lengths = np.concatenate([store.source.lengths() for store in stores])
         self._target_lengths = np.concatenate([store.target.lengths() for store in stores])
@@ -189,9 +230,9 @@ class Packer(PlannedBatches):
         mean = float(self._target_lengths[fits].mean())
         self._pool = math.ceil(pool * target_budget / mean)  # pairs sorted by length together
         self.longest = int(self._source_lengths[fits].max()), int(self._target_lengths[fits].max())
-        usual = target_budget / mean
-        spread = float(self._target_lengths[fits].std()) / mean * math.sqrt(usual)
-        self.sentences = math.ceil(usual + DEVIATIONS * 2 * spread) + 1
+        average = target_budget / mean  # pairs of a batch
+        spread = float(self._target_lengths[fits].std()) / mean * math.sqrt(average)
+        self.sentences = math.ceil(average + DEVIATIONS * 2 * spread) + 1
 
     def _following_budget(self) -> int:
         """The source budget that goes with the target budget in this corpus, and holds every source by itself."""
@@ -199,21 +240,21 @@ class Packer(PlannedBatches):
         sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
         targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
         share = self.target_budget * sources / targets * (self._slack(sources / targets) if self.static else SLACK)
-        room = max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
-        return -(-room // EVEN) * EVEN if self.static else room
+        budget = max(math.ceil(round(share, 6)), int(self._source_lengths[fits].max(initial=0)))
+        return -(-budget // SOURCE_MULTIPLE) * SOURCE_MULTIPLE if self.static else budget
 
     def _slack(self, ratio: float) -> float:
-        """Room in the source row of a batch of random pairs, as a share: so many deviations of its source tokens.
+        """The source budget of a batch of random pairs over its expected source tokens: `DEVIATIONS` deviations more.
 
-        Of a batch with T target tokens the source has `ratio` T, give or take sqrt(n) times the deviation of a pair's
-        source from `ratio` times its target, n being the pairs of a batch.
+        A batch with T target tokens has `ratio` T source tokens, give or take sqrt(n) times the deviation of a pair's
+        source from `ratio` times its target, n being the number of pairs of a batch.
         """
         pairs = max(self.target_budget / float(self._target_lengths.mean()), 1.0)
         deviation = float((self._source_lengths - ratio * self._target_lengths).std())
         return 1 + DEVIATIONS * deviation * math.sqrt(pairs) / (ratio * self.target_budget) if ratio else 1.0
 
     def _plan(self, random: np.random.Generator) -> Iterator[Array]:
-        """The pair numbers of each batch of an epoch, for all ranks. What a pool leaves over goes into the next."""
+        """The pair numbers of each batch of an epoch. What a pool leaves over goes into the next."""
         order = self._visits(random)
         rest = order[:0]
         for begin in range(0, len(order), self._pool):
@@ -230,7 +271,7 @@ class Packer(PlannedBatches):
         return random.permutation(np.concatenate(visits))
 
     def _cut(self, pool: Array) -> list[Array]:
-        """Sort a pool by length, unless rows are static, and cut it wherever the next pair would exceed a budget.
+        """Sort a pool by length, unless batches are static, and cut it wherever the next pair would exceed a budget.
 
         By target, then by source, up and down in turn: neighbours stay alike where the target's length changes. Equally
         long pairs stay in their random order.
@@ -249,18 +290,21 @@ class Packer(PlannedBatches):
             source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
         return np.split(pool[order], cuts[1:-1])
 
+    def _tokens(self, members: Array) -> int:
+        return int(self._source_lengths[members].sum() + self._target_lengths[members].sum())
+
     def _read(self, members: Array) -> SeqBatch:
-        """The tokens of a batch, straight from the stores into flat rows."""
-        source_rows = self._layout(self._source_lengths[members], self.source_budget, self.longest[0])
-        target_rows = self._layout(self._target_lengths[members], self.target_budget, self.longest[1])
-        source = self._gather([store.source for store in self.stores], members, source_rows)
-        labels = self._gather([store.target for store in self.stores], members, target_rows)
+        """Read the tokens of a batch from the stores into packed tensors."""
+        sources = self._layout(self._source_lengths[members], self.source_budget, self.longest[0])
+        targets = self._layout(self._target_lengths[members], self.target_budget, self.longest[1])
+        source = self._gather([store.source for store in self.stores], members, sources)
+        labels = self._gather([store.target for store in self.stores], members, targets)
         inputs = np.full_like(labels, PAD)
-        inputs[1 : target_rows.tokens] = labels[: target_rows.tokens - 1]
-        inputs[np.cumsum([0, *target_rows.lengths[:-1]])] = BOS
+        inputs[1 : targets.tokens] = labels[: targets.tokens - 1]
+        inputs[np.cumsum([0, *targets.lengths[:-1]])] = BOS
         return SeqBatch(
-            PackedTokens(torch.from_numpy(source), source_rows),
-            PackedTokens(torch.from_numpy(inputs), target_rows),
+            PackedTokens(torch.from_numpy(source), sources),
+            PackedTokens(torch.from_numpy(inputs), targets),
             torch.from_numpy(labels),
         )
 
@@ -269,43 +313,34 @@ class Packer(PlannedBatches):
             return PackedLayout(lengths.tolist())
         return PackedLayout(lengths.tolist(), budget, bounds=(self.sentences, longest))
 
-    def _gather(self, sides: list[Ragged], pairs: Array, rows: PackedLayout) -> Array:
-        """[T] one side of the pairs, end to end, then fill."""
-        flat = np.full(rows.size, PAD, np.int64)
-        owner = np.searchsorted(self._first, pairs, "right") - 1
-        owner_of_token = np.repeat(owner, rows.lengths)
-        for index in np.unique(owner):
-            mine = owner == index
-            flat[: rows.tokens][owner_of_token == index] = sides[index].gather(pairs[mine] - self._first[index])
+    def _gather(self, sides: list[Ragged], pairs: Array, layout: PackedLayout) -> Array:
+        """[T] one side of the pairs, concatenated and padded."""
+        flat = np.full(layout.size, PAD, np.int64)
+        store_of_pair = np.searchsorted(self._first, pairs, "right") - 1
+        store_of_token = np.repeat(store_of_pair, layout.lengths)
+        for index in np.unique(store_of_pair):
+            chosen = pairs[store_of_pair == index] - self._first[index]
+            flat[: layout.tokens][store_of_token == index] = sides[index].gather(chosen)
         return flat
 
 
 class TokenWindows(PlannedBatches):
-    """An endless stream of batches from running text: windows of `context` tokens, labels one token further on.
+    """Batches of running text: windows of `context` tokens, with labels one token further on.
 
-    Every epoch cuts the text at a fresh random offset and takes the windows in random order, `batch_tokens // context`
-    a batch; the few left over at the end are left out. All windows are equally long, so there is no padding. Weights
-    are as for a `Packer`.
+    Every epoch cuts the text at a new random offset and takes the windows in random order, `batch_tokens // context` a
+    batch; the few left over at the end are dropped. All windows are equally long, so there is no padding. Weights are
+    as for a `Packer`.
     """
 
     members = "windows"
 
     def __init__(
-        self,
-        stores: Sequence[TokenStore],
-        weights: Sequence[float],
-        *,
-        context: int,
-        batch_tokens: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
+        self, stores: Sequence[TokenStore], weights: Sequence[float], *, context: int, batch_tokens: int, seed: int
     ) -> None:
         self._texts = [store.target.ids for store in stores]
-        self._first = np.cumsum([0, *map(len, self._texts)])  # a place counts through all texts
-        self.weights, self.context = list(weights), context
-        self.seed, self.rank, self.world = seed, rank, world
-        self.count = max(batch_tokens // context, 1)  # windows a batch
+        self._first = np.cumsum([0, *map(len, self._texts)])  # a position counts through all texts
+        self.weights, self.context, self.seed = list(weights), context, seed
+        self.count = max(batch_tokens // context, 1)  # windows of a batch
         self.target_budget, self.source_budget = self.count * context, 0
         self.sentences, self.longest = self.count, (0, context)
         if (shortest := min(map(len, self._texts))) <= context:
@@ -315,42 +350,45 @@ class TokenWindows(PlannedBatches):
             )
 
     def _plan(self, random: np.random.Generator) -> Iterator[Array]:
-        """The places where the windows of each batch begin."""
+        """The positions where the windows of each batch begin."""
         begins = []
         for first, text, weight in zip(self._first, self._texts, self.weights, strict=False):
-            places = len(text) - 1  # the last token is a label only
-            offset = int(random.integers(min(self.context, places - self.context + 1)))
-            windows = (places - offset) // self.context
+            inputs = len(text) - 1  # the last token is a label only
+            offset = int(random.integers(min(self.context, inputs - self.context + 1)))
+            windows = (inputs - offset) // self.context
             begins.append(first + offset + self.context * _sample_epoch(windows, weight, random))
         order = random.permutation(np.concatenate(begins))
         for at in range(0, len(order) - self.count + 1, self.count):
             yield order[at : at + self.count]
 
+    def _tokens(self, members: Array) -> int:
+        return len(members) * self.context
+
     def _read(self, members: Array) -> SeqBatch:
-        owner = np.searchsorted(self._first, members, "right") - 1
-        within = (members - self._first[owner])[:, None] + np.arange(self.context + 1)
+        text_of_window = np.searchsorted(self._first, members, "right") - 1
+        within = (members - self._first[text_of_window])[:, None] + np.arange(self.context + 1)
         windows = np.empty(within.shape, np.int64)  # [N, context + 1]
-        for index in np.unique(owner):
-            windows[owner == index] = self._texts[index][within[owner == index]]
-        rows, nothing = PackedLayout([self.context] * len(members)), PackedLayout([0] * len(members))
+        for index in np.unique(text_of_window):
+            windows[text_of_window == index] = self._texts[index][within[text_of_window == index]]
+        layout, empty = PackedLayout([self.context] * len(members)), PackedLayout([0] * len(members))
         inputs, labels = (torch.from_numpy(part.flatten()) for part in (windows[:, :-1], windows[:, 1:]))
-        return SeqBatch(PackedTokens(inputs[:0], nothing), PackedTokens(inputs, rows), labels)
+        return SeqBatch(PackedTokens(inputs[:0], empty), PackedTokens(inputs, layout), labels)
 
 
 def fill_ratio(batch: SeqBatch) -> dict[str, float]:
-    """How much of a batch is tokens: of its source row, its target row, and the padded view of both together.
+    """The share of tokens, the rest being padding: in the source, in the target, and in the padded view of both.
 
-    A row of no places at all, as the source row of plain text, is left out.
+    An empty side, such as the source of plain text, is left out.
     """
     source, target = batch.source.layout, batch.inputs.layout
     cells = len(source) * source.max_len + len(target) * target.max_len
     shares = {"source": (source.tokens, source.size), "target": (target.tokens, target.size)}
     shares["padded"] = (source.tokens + target.tokens, cells)
-    return {name: tokens / places for name, (tokens, places) in shares.items() if places}
+    return {name: tokens / size for name, (tokens, size) in shares.items() if size}
 
 
 def sentence_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Group sentences for decoding: indices by length, so many together that count * longest stays within the budget.
+    """Group sentences for decoding: indices by length, as many together as keep count * longest within the budget.
 
     A sentence longer than the budget comes alone.
 

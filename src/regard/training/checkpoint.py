@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -121,8 +122,14 @@ class EMA:
         torch_private.foreach_lerp_([self.tensors[n] for n in floats], [new[n] for n in floats], 1 - self.decay)
 
 
+class TensorSaver(Protocol):
+    """What writes files of tensors."""
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
+
+
 def save(
-    writer: tensor_io.TensorWriter,
+    writer: TensorSaver,
     path: Path,
     progress: TrainingProgress,
     model: nn.Module,

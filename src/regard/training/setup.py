@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard import accelerate, devices, tasks, tensor_io
+from regard import accelerate, devices, distributed, tasks, tensor_io
 from regard.data.packing import BatchStream
 from regard.errors import UserError
 from regard.files import DirectoryLock, remove_temporary_files
@@ -39,7 +39,7 @@ def train(
     `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
     that ended before its first save begins with it again.
     """
-    reporter, task = pick(quiet), tasks.of(recipe)
+    reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
     reporter.members = task.members
     where, out = devices.pick(device), Path(out)
     given = RunDir(start_from) if start_from is not None else None
@@ -48,7 +48,9 @@ def train(
     held_out = task.held_out("valid")
     _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
     RunDir.refuse_other_folder(out)
-    with DirectoryLock(out, "training") as lock:  # nothing is written before
+    with distributed.main_first():  # the lock is the job's: its other processes are admitted
+        lock = DirectoryLock(out, "training", exclusive=distributed.is_main())
+    with lock:  # nothing is written before
         return _train(task, lock, where, given, held_out, reporter)
 
 
@@ -62,11 +64,12 @@ def _train(
 ) -> RunDir:
     """Train in a directory that is locked."""
     recipe = task.recipe
-    run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
-    origin = _origin(run, given, reporter)
+    with distributed.main_first():
+        run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
+        origin = _origin(run, given, reporter)
+        if not run.has_tokenizers():
+            run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training
-    if not run.has_tokenizers():
-        run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     torch.manual_seed(settings.seed)
     _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
     model = run.fresh_model()
@@ -74,7 +77,8 @@ def _train(
     if origin is not None:  # report a misfit before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.begin_with(origin, run, model, reporter) else None
-    dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
+    with distributed.main_first():
+        dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
     how, static = plan_updates(run, model, where)
     facts = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
     _refuse_other_data(run, facts)
@@ -122,7 +126,7 @@ def _trained(run: RunDir) -> bool:
 
 def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) -> RunDir:
     """Create a run, or open the existing one if its recipe (except for what may change) and its origin are the same."""
-    for folder in (out, out / "snapshots"):
+    for folder in (out, out / "snapshots") if distributed.is_main() else ():
         remove_temporary_files(folder)
     if not RunDir.exists(out):
         return RunDir.create(out, recipe, origin)

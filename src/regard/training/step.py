@@ -1,4 +1,4 @@
-"""One update of the weights: forward, backward, clip, optimiser, running average.
+"""One training step: forward, backward, clip, optimizer, moving average.
 
 `TrainingStep` is the definition. `CapturedStep` does the same on a GPU: the step is captured once as a CUDA graph and
 replayed for every batch, so that no kernel waits for Python. Both run the model as `accelerate` prepared it.
@@ -6,28 +6,43 @@ replayed for every batch, so that no kernel waits for Python. Both run the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard import accelerate
+from regard import accelerate, distributed
 from regard.devices import autocast
 from regard.errors import first_line
 from regard.models import SequenceModel
-from regard.packed import SeqBatch
+from regard.packed import Batch
 from regard.recipes.schema import TrainingSettings
 from regard.training.checkpoint import EMA
 from regard.training.static_batch import StaticBatchShape
 
-WARM = 3  # updates before the one that is captured: compilers and libraries have set themselves up by then
+WARMUP_STEPS = 3  # steps before the one that is captured, in which compilers and libraries initialise themselves
+
+
+def global_targets(batches: Iterable[Batch]) -> int:
+    """The number of targets in a step's batch, over all processes: what its summed loss is divided by."""
+    return int(distributed.all_sum(sum(batch.num_targets for batch in batches)))
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """The seed of what is drawn in a forward pass, whichever process computes it.
+
+    >>> len({dropout_seed(0, 1, 0), dropout_seed(1, 0, 0), dropout_seed(0, 0, 1), dropout_seed(0, 0, 0)})
+    4
+    """
+    return int(np.random.SeedSequence((seed, step, micro_batch)).generate_state(1, np.uint64)[0])
 
 
 @dataclass(eq=False)
 class TrainingStep:
-    """Makes updates, and keeps what they showed on the device until it is asked for."""
+    """Updates the weights, and keeps loss and gradient norm on the device until they are read."""
 
     model: SequenceModel
     optimizer: torch.optim.Optimizer
@@ -37,56 +52,60 @@ class TrainingStep:
 
     def __post_init__(self) -> None:
         device = self.device
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed since it was last put to zero
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # this process's, summed since the last reset
         self.norm = torch.zeros((), device=device)  # of the last gradient
-        # A loss that is not finite raises this flag on the device; the fused optimiser skips its updates while it is
-        # up, and the host looks at it only every few steps, so no step waits for the device.
+        # A loss that is not finite sets this flag on the device. The fused optimizer skips its updates while it is set,
+        # and the host reads it only every few steps, so that no step waits for the device.
         self.nonfinite = torch.zeros((), device=device)
         self.nonfinite_step = torch.zeros((), dtype=torch.long, device=device)
-        self.scalars = torch.zeros(3, device=device)  # one over the tokens, the learning rate, which step it is
+        self.scalars = torch.zeros(3, device=device)  # 1 / targets, learning rate, step
 
-    def __call__(self, batches: Sequence[SeqBatch], number: int, rate: float) -> int:
-        """One step of the optimiser on the mean loss a target token over all the batches together: how many tokens."""
-        tokens = sum(batch.num_targets for batch in batches)
-        torch.manual_seed(self.settings.seed * 1_000_003 + number)  # dropout depends on seed and step alone
+    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float) -> int:
+        """Take one optimizer step on the mean loss per target of a step's batch; return its number of targets.
+
+        `batches` are this process's micro-batches by their index in the step's batch.
+        """
+        targets = global_targets(batches.values())
         self.model.train()
-        self._upload_scalars(1 / max(tokens, 1), rate, number)
-        for batch in batches:
-            self._add(batch)
-        self._apply()
-        return tokens
+        self._upload_scalars(1 / max(targets, 1), rate, step)
+        for index, batch in batches.items():
+            torch.manual_seed(dropout_seed(self.settings.seed, step, index))
+            self._accumulate(batch)
+        self._update()
+        return targets
 
-    def _upload_scalars(self, share: float, rate: float, number: int) -> None:
-        """The numbers of this update, to where the device finds them."""
-        host = torch.tensor([share, rate, number], dtype=torch.float32)
+    def _upload_scalars(self, per_target: float, rate: float, step: int) -> None:
+        """Copy the numbers of this step to the device, where a captured graph reads them."""
+        host = torch.tensor([per_target, rate, step], dtype=torch.float32)
         host = host.pin_memory() if self.device.type == "cuda" else host
         self.scalars.copy_(host, non_blocking=True)
         for group in self.optimizer.param_groups:
-            if not isinstance(group["lr"], Tensor):  # else it is one of the numbers, for a graph to read
+            if not isinstance(group["lr"], Tensor):  # a tensor is one of the scalars above
                 group["lr"] = rate
 
-    def _add(self, batch: SeqBatch) -> None:
-        """Add the gradient of a batch."""
+    def _accumulate(self, batch: Batch) -> None:
+        """Add the gradient of a micro-batch."""
         self._backward(batch.to(self.device))
 
-    def _backward(self, batch: SeqBatch) -> None:
+    def _backward(self, batch: Batch) -> None:
         with autocast(self.settings.precision, self.device):
             loss = self.model(batch, self.settings.label_smoothing, self.settings.r_drop)
         (loss * self.scalars[0]).backward()
         self.loss += loss.detach()
 
-    def _apply(self) -> None:
-        """Take the step that the gradients say, and forget them."""
+    def _update(self) -> None:
+        """Update the weights by the gradients, and clear these."""
         self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _optimizer_step(self) -> None:
+        distributed.sum_grads(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or float("inf"))
-        bad = ~(torch.isfinite(norm) & torch.isfinite(self.loss))
+        bad = distributed.any_(~(torch.isfinite(norm) & torch.isfinite(self.loss)))
         self.nonfinite_step += self.scalars[2].long() * (bad & (self.nonfinite == 0))
         self.nonfinite.logical_or_(bad)
         self.norm.copy_(norm)
-        self.optimizer.found_inf = self.nonfinite  # type: ignore[attr-defined]  # what the fused kernels look at
+        self.optimizer.found_inf = self.nonfinite  # type: ignore[attr-defined]  # read by the fused kernels
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model)
@@ -94,10 +113,10 @@ class TrainingStep:
 
 @dataclass(eq=False)
 class CapturedStep(TrainingStep):
-    """The same update, recorded once and played again. It takes batches of one `shape` only.
+    """The same step, captured once and replayed, for batches of one `shape`.
 
-    The first few updates are made without recording. What is drawn at random depends on the seed and the step here as
-    there: a generator's state is read anew whenever a graph is played.
+    The first few steps run uncaptured. Random numbers depend on the seed, the step and the micro-batch here too: a
+    replay reads the generator's state anew.
     """
 
     shape: StaticBatchShape[Any]
@@ -109,60 +128,60 @@ class CapturedStep(TrainingStep):
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.bf16_weights = accelerate.bf16_context(self.model, self.settings, self.device)
-        self.left = WARM  # updates before the one that is captured
+        self.steps_to_capture = WARMUP_STEPS
         for group in self.optimizer.param_groups:
-            group["capturable"] = True  # the number of steps is counted on the device
+            group["capturable"] = True  # the optimizer counts its steps on the device
             group["lr"] = self.scalars[1]
 
-    def __call__(self, batches: Sequence[SeqBatch], number: int, rate: float) -> int:
+    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float) -> int:
         outside = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(outside)  # who puts the loss to zero, or weights in their place, does it before this
+        self.stream.wait_stream(outside)  # resets of the loss and loaded weights come first
         with torch.cuda.stream(self.stream):
-            if self.left == 0 and self.graphs is None:
+            if self.steps_to_capture == 0 and self.graphs is None:
                 self._capture()
-            self.left -= 1
-            tokens = super().__call__(batches, number, rate)
-        outside.wait_stream(self.stream)  # and who looks at the loss or the weights, after it
-        return tokens
+            self.steps_to_capture -= 1
+            targets = super().__call__(batches, step, rate)
+        outside.wait_stream(self.stream)  # readers of the loss and of the weights come after
+        return targets
 
-    def _add(self, batch: SeqBatch) -> None:
+    def _accumulate(self, batch: Batch) -> None:
         self.buffer.copy_(self.shape.flatten(batch, pinned=True), non_blocking=True)
         if self.graphs:
             self.graphs[0].replay()
         else:
             self._backward(self.shape.unflatten(self.buffer))
 
-    def _backward(self, batch: SeqBatch) -> None:
+    def _backward(self, batch: Batch) -> None:
         with self.bf16_weights():
             super()._backward(batch)
 
-    def _apply(self) -> None:
+    def _update(self) -> None:
         if self.graphs:
             self.graphs[1].replay()
         else:
             self._optimizer_step()
-            self._forget()
+            self._clear_grads()
 
-    def _forget(self) -> None:
-        """Gradients of one batch are written over by the next; those of several are added up, and begin at zero."""
+    def _clear_grads(self) -> None:
+        """The gradients of one batch are overwritten by the next; those of several are summed, and start at zero."""
         self.optimizer.zero_grad(set_to_none=self.settings.accumulate == 1)
 
     def _capture(self) -> None:
-        """Record an update; nothing of it happens before it is played."""
-        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self._forget()
+        """Capture a step, which does not run before it is replayed."""
+        backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._clear_grads()
         try:
-            with torch.cuda.graph(first, stream=self.stream):
+            with torch.cuda.graph(backward, stream=self.stream):
                 self._backward(self.shape.unflatten(self.buffer))
-            with torch.cuda.graph(second, pool=first.pool(), stream=self.stream):
+            with torch.cuda.graph(update, pool=backward.pool(), stream=self.stream):
                 self._optimizer_step()
                 if self.settings.accumulate > 1:
-                    self._forget()
+                    self._clear_grads()
         except RuntimeError as error:
-            self.optimizer.zero_grad(set_to_none=True)  # what was recorded never happened: there is nothing in them
+            self.optimizer.zero_grad(set_to_none=True)  # captured gradients hold no values
             self.say(f"the training step cannot be captured, and goes on without: {first_line(error)}")
         else:
-            self.graphs = first, second
+            self.graphs = backward, update
 
 
 def make_step(
@@ -174,7 +193,7 @@ def make_step(
     shape: StaticBatchShape[Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> TrainingStep:
-    """A step for batches of this shape; None: of any."""
+    """A captured step for batches of one shape; without a shape, a plain step for any batches."""
     if shape is None:
         return TrainingStep(model, optimizer, ema, settings, device)
     return CapturedStep(model, optimizer, ema, settings, device, shape, say)

@@ -1,0 +1,177 @@
+"""Several processes train one model: the same batches, losses, gradients and weights as one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import go, metrics, small, tensors
+from torch import Tensor
+
+from regard import distributed
+from regard.data.packing import Packer
+from regard.data.token_cache import TokenStore
+from regard.errors import Interrupted, UserError
+from regard.files import DirectoryLock
+from regard.models import build
+from regard.recipes.schema import Recipe, TrainingSettings
+from regard.training.loop import Trainer
+from regard.training.step import TrainingStep
+
+STOPPED_AT = 6
+
+
+def updates(accumulate: int, folder: Path) -> dict[str, Tensor]:
+    """Loss, gradients and weights in float64 of three steps on this process's share of the batches, with dropout."""
+    sentences = [[4 + (3 * n + i) % 20 for i in range(2 + n % 7)] + [2] for n in range(60)]
+    packer = Packer([TokenStore.of(sentences, sentences)], [1.0], target_budget=48, seed=1)
+    torch.manual_seed(0)
+    model = build(small(folder).model, 24, 24, True).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    step = TrainingStep(
+        model, optimizer, None, TrainingSettings(precision="fp32", accumulate=accumulate), torch.device("cpu")
+    )
+    found: dict[str, Tensor] = {}
+    shares = packer.shares(accumulate=accumulate, rank=distributed.rank(), world=distributed.world_size())
+    for number, share in enumerate(islice(shares, 3), 1):
+        take = optimizer.step
+
+        def stepping(number: int = number, take: Any = take) -> None:
+            found.update(
+                {f"grad {number} {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            )
+            take()
+
+        optimizer.step = stepping  # type: ignore[method-assign, assignment]
+        found[f"targets {number}"] = torch.tensor(step(share.batches, number, 1e-2))
+        optimizer.step = take  # type: ignore[method-assign]
+        found[f"loss {number}"] = torch.tensor(distributed.all_sum(step.loss.item()), dtype=torch.float64)
+    return found | {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+
+
+def recipe(folder: Path) -> Recipe:
+    return small(folder, accumulate=2, ema=0.9, max_grad_norm=1.0, validate_lines=2)
+
+
+def worker(rank: int, world: int, folder: Path) -> None:
+    """What each process of the test runs."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    torch.save({n: updates(n, folder) for n in (1, 3)}, folder / f"updates-{rank}.pt")
+    said: dict[str, Any] = {}
+    try:
+        with distributed.main_first():
+            raise UserError("the disk is full" if distributed.is_main() else "not reached")
+    except UserError as error:
+        said["failed"] = str(error)
+    said["flags"] = distributed.any_of(rank == 1, False)
+    said["from main"] = distributed.broadcast(f"rank {rank}")
+    update = Trainer._update
+
+    def stopping(self: Trainer, batches: Any) -> None:
+        update(self, batches)
+        if self.progress.step == STOPPED_AT and rank == world - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Trainer._update = stopping  # type: ignore[method-assign]
+    try:
+        go(recipe(folder), folder / "run", quiet=False)
+    except Interrupted as stop:
+        said["stopped"] = [str(stop), stop.status]
+    (folder / f"said-{rank}.json").write_text(json.dumps(said))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+    """The folder that two processes worked in, and what each printed."""
+    folder = tmp_path_factory.mktemp("job")
+    command = [sys.executable, __file__]
+    processes = [
+        subprocess.Popen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=600)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
+    yield folder, printed
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])  # of 1 micro-batch, one process has none
+def test_two_processes_have_the_loss_gradients_and_weights_of_one(accumulate: int, job: tuple[Path, list[str]]) -> None:
+    folder, _ = job
+    expected = updates(accumulate, folder)
+    assert expected["grad 1 encoder.0.self_attn.out_proj.weight"].abs().max() > 1e-3
+    for rank in range(2):
+        found = torch.load(folder / f"updates-{rank}.pt")[accumulate]
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_in_one(
+    job: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Bit by bit as if one process had trained all the time: of two micro-batches a step, sums have one order."""
+    folder, _ = job
+    for rank in range(2):
+        said = json.loads((folder / f"said-{rank}.json").read_text())
+        assert said["stopped"] == [f"stopped after step {STOPPED_AT}; the same command continues", 128 + 15]
+    assert not list((folder / "run").rglob("*.tmp"))
+    whole, parts = go(recipe(folder), tmp_path / "whole"), go(recipe(folder), folder / "run")
+    one, other = tensors(whole.resume), tensors(parts.resume)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for line, expected in zip(metrics(parts.path), metrics(whole.path), strict=True):
+        assert {**line, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_only_the_main_process_reports(job: tuple[Path, list[str]]) -> None:
+    _, (main, other) = job
+    assert "held-out pairs after step 4" in main and other == ""
+
+
+def test_processes_exchange_flags_and_values_and_the_failure_of_the_main_one(job: tuple[Path, list[str]]) -> None:
+    folder, _ = job
+    for rank in range(2):
+        said = json.loads((folder / f"said-{rank}.json").read_text())
+        assert said["failed"] == "the disk is full"
+        assert said["flags"] == [True, False] and said["from main"] == "rank 0"
+
+
+def test_one_process_needs_no_process_group() -> None:
+    assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
+    assert distributed.all_sum(3) == 3 and distributed.any_of(True, False) == (True, False)
+    assert distributed.broadcast("x") == "x" and distributed.any_(torch.tensor(True))
+    weight = torch.nn.Parameter(torch.ones(2))
+    distributed.sum_grads([weight])
+    assert weight.grad is None
+    with pytest.raises(ZeroDivisionError), distributed.main_first():
+        raise ZeroDivisionError
+
+
+def test_a_lock_belongs_to_a_job_and_admits_its_other_processes(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path, "training") as lock, DirectoryLock(tmp_path, "training", exclusive=False) as admitted:
+        lock.ensure_held()
+        admitted.ensure_held()
+        with pytest.raises(UserError, match="another process is training there"):
+            DirectoryLock(tmp_path, "training")
+        (tmp_path / DirectoryLock.NAME).unlink()
+        for each in (lock, admitted):
+            with pytest.raises(UserError, match="deleted, moved or replaced"):
+                each.ensure_held()
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
