@@ -82,7 +82,7 @@ def held_out(data: DataSettings, split: str) -> list[TextPair]:
     For plain text from files, `data.held_out` may also hold out the end of the training text. A stream is one document,
     ("", the whole text).
     """
-    if data.is_text:
+    if data.kind == "text":
         return _held_out_text(data, split)
     given = {"valid": data.valid, "test": data.test}.get(split)
     if given is not None:
@@ -264,7 +264,7 @@ def read_options(corpus: Corpus, data: DataSettings) -> ReadOptions:
     columns, quoted, header = (
         getattr(data if getattr(corpus, name) is None else corpus, name) for name in ("columns", "quoted", "header")
     )
-    names = ("text",) if data.is_text else ("source", "target")
+    names = ("text",) if data.kind == "text" else ("source", "target")
     return ReadOptions(names, format, None if columns is None else tuple(columns), quoted, header)
 
 
@@ -272,7 +272,7 @@ def detected_layouts(data: DataSettings) -> list[str]:
     """Describe the detected layouts of the recipe's training and validation files, one line each."""
     single = [(path, read_options(corpus, data)) for corpus in corpora(data) for path in _single(files(corpus, data))]
     valid = [locate(name, data.folder) for name in data.valid or ()]
-    single += [(path, read_options(data, data)) for path in (valid if data.is_text else _single(valid))]
+    single += [(path, read_options(data, data)) for path in (valid if data.kind == "text" else _single(valid))]
     lines = [_layout(path, options).summary for path, options in single if options.kind(path) in ("tsv", "csv")]
     return [line for line in dict.fromkeys(lines) if line]
 

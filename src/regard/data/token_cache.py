@@ -42,7 +42,7 @@ from regard.data.corpora import TextPair, corpora, describe, files, read_options
 from regard.errors import UserError
 from regard.files import json_checksum
 from regard.text import EOS, UNK, Tokenizer, train
-from regard.text.encode import MASK, ContextBudget, chunk, encode_lines, prefix_ids, stream_parts
+from regard.text.encode import ContextBudget, chunk, encode_lines, prefix_ids, stream_parts
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings, Recipe
@@ -145,7 +145,7 @@ def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
     text, sample = recipe.text, _vocabulary_sample(recipe)
     source_tags, target_tags = tags_of(recipe)
     if text.shared:
-        texts = (pair[1] for pair in sample) if recipe.data.is_text else chain.from_iterable(sample)
+        texts = (pair[1] for pair in sample) if recipe.data.kind == "text" else chain.from_iterable(sample)
         both = train(texts, text.unit, text.vocabulary, list(dict.fromkeys(source_tags + target_tags)))
         return both, both
     source = train((pair[0] for pair in sample), text.unit, text.vocabulary, source_tags)
@@ -173,8 +173,7 @@ def tags_of(recipe: Recipe) -> tuple[list[str], list[str]]:
     mix = corpora(recipe.data)
     sources = [corpus.source_tag for corpus in mix if corpus.source_tag]
     targets = [corpus.target_tag for corpus in mix if corpus.target_tag]
-    sources += [MASK] if recipe.model.family == "bert" else []
-    return list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
+    return list(dict.fromkeys([*sources, *recipe.model.extra_tags])), list(dict.fromkeys(targets))
 
 
 def build(
@@ -255,7 +254,7 @@ class _CorpusJob:
         sources = [[*prefix, *ids, EOS] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in pairs])]
         prefix = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
         targets = [[*prefix, *ids, EOS] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in pairs])]
-        if self.recipe.model.family == "bert":
+        if self.recipe.task == "classification":
             self._check_classes([target for _, target in pairs], targets)
         return sources, targets
 

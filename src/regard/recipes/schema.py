@@ -183,6 +183,8 @@ class SizedSettings(SettingsModel):
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     USUAL: ClassVar[str]
     shares_context: ClassVar[bool] = False  # whether source and target share max_positions, and do not have it each
+    adds_bos: ClassVar[bool] = False  # whether every input starts with BOS
+    extra_tags: ClassVar[tuple[str, ...]] = ()  # of the source vocabulary
     TASKS: ClassVar[tuple[str, ...]]  # that the family can be trained for
 
     @property
@@ -382,6 +384,8 @@ class BertSettings(SizedSettings):
     }
     USUAL: ClassVar[str] = "mini"
     TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
+    adds_bos: ClassVar[bool] = True  # a text is classified at this position
+    extra_tags: ClassVar[tuple[str, ...]] = ("<mask>",)
 
     family: Literal["bert"] = Field("bert", description="the kind of model")
     size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")

@@ -52,8 +52,8 @@ class ContextBudget:
 
 
 def prefix_ids(recipe: Recipe) -> tuple[int, ...]:
-    """The special tokens before a model's input: BERT classifies a text at its BOS token."""
-    return (BOS,) if recipe.model.family == "bert" else ()
+    """The special tokens before a model's input."""
+    return (BOS,) if recipe.model.adds_bos else ()
 
 
 def encode_side(
