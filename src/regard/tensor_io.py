@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files with a checksum, written whole or not at all. Loading never executes code."""
+"""Tensors on disk: safetensors files with a checksum, written atomically. Loading never executes code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from regard.files import atomic_write, errno_text, json_checksum, parse_json, re
 
 Tensors = dict[str, Tensor]
 CHECKSUM = "checksum"  # of the tensors
-FACTS_CHECKSUM = "facts_checksum"  # of the facts about them, the tensors' checksum included
+FACTS_CHECKSUM = "facts_checksum"  # of the metadata, including the tensors' checksum
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Hash names, types, shapes and values."""
+    """Hash names, dtypes, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()
@@ -35,14 +35,15 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and a few JSON facts about them."""
+    """Write tensors with metadata, a JSON object."""
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     facts = {**about, CHECKSUM: digest(on_cpu)}
-    header = {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})}  # the library shuffles entries
+    # one entry, because the library does not keep the order of several
+    header = {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})}
     with atomic_write(path) as temporary:
         try:
             save_file(on_cpu, str(temporary), metadata=header)
-        except SafetensorError as error:  # the library wraps the system's reason in text
+        except SafetensorError as error:  # the library reports the system's error as text
             full = "No space left" in str(error) or "os error 28" in str(error)
             raise OSError(28 if full else 5, "the disk is full" if full else str(error)) from error
 
@@ -51,13 +52,13 @@ def _nothing() -> None: ...
 
 
 class TensorWriter:
-    """Saves files one after the other; `behind`: on a thread of its own, while whoever saves goes on.
+    """Saves files one after the other; `behind`: in a background thread.
 
-    Then tensors are copied first, and what went wrong is raised by the next call of `save`, `check` or `wait`. After
-    that nothing more is written: a file never says that an earlier one is there which is not.
+    In the background, tensors are copied first, and an error is raised by the next call of `save`, `check` or `wait`.
+    After an error nothing more is written, so that no file refers to an earlier one that is missing.
     """
 
-    AHEAD = 1  # files that may wait while another is written: each is held in memory
+    AHEAD = 1  # files that may be queued while another is written; each is held in memory
 
     def __init__(self, behind: bool, check: Callable[[], None] = _nothing) -> None:
         """`check` is called before each file is written, and may raise."""
@@ -69,7 +70,7 @@ class TensorWriter:
     def save(
         self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None] = _nothing
     ) -> None:
-        """Write a file; `then` is what is to be done once it is there."""
+        """Write a file, then call `then`."""
         if self._thread is None:
             return self._write(path, tensors, about, then)
         self._finish(self.AHEAD)
@@ -94,32 +95,32 @@ class TensorWriter:
             self._unfinished.popleft().result()
 
     def check(self) -> None:
-        """Raise what has gone wrong so far."""
+        """Raise the error of a failed write, if there is one."""
         while self._unfinished and self._unfinished[0].done():
             self._unfinished.popleft().result()
 
     def wait(self) -> None:
-        """Until everything is on disk."""
+        """Wait until all files are written."""
         self._finish(0)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._thread is not None:  # who is in a hurry waits for the file that is being written, and no other
+        if self._thread is not None:  # after Ctrl-C, finish only the file that is being written
             self._thread.shutdown(wait=True, cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
         if kind is None:
             self.wait()
 
 
 def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and facts; a truncated or altered file is an error that names it."""
+    """Load tensors and metadata; a truncated or altered file is an error."""
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise UserError(f"{path} is damaged or not a safetensors file: {error}") from error
     except OSError as error:
         raise UserError(f"{path} could not be read: {errno_text(error)}") from error
     facts = _facts(header, path)
@@ -138,7 +139,7 @@ def mean(files: Sequence[Path]) -> Tensors:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The facts alone, without reading the tensors."""
+    """Load the metadata without the tensors."""
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             facts = _facts(file.metadata() or {}, path)
@@ -149,7 +150,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def elements(path: Path, prefix: str = "") -> int:
-    """The number of elements of all tensors of a file whose names begin so, from its header alone."""
+    """The number of elements of all tensors whose names start with `prefix`, read from the header."""
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -159,13 +160,13 @@ def elements(path: Path, prefix: str = "") -> int:
 
 
 def _facts(header: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The facts in a file's header, compared with their checksum; older files have none."""
+    """The metadata in a file's header, verified by its checksum if it has one."""
     try:
         facts = parse_json(header.get("about", "{}"))
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        raise UserError(f"{path} is damaged: what its header says about it is not a JSON object")
+        raise UserError(f"{path} is damaged: the metadata in its header are not a JSON object")
     if FACTS_CHECKSUM in facts and facts.pop(FACTS_CHECKSUM) != json_checksum(facts):
         raise _altered(path)
     return facts
@@ -176,22 +177,23 @@ def _altered(path: Path) -> UserError:
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Every parameter and kept buffer once, by name (tied ones under their first name)."""
-    kept = set(model.state_dict())
+    """Every parameter and persistent buffer once, by name (tied ones under their first name)."""
+    persistent = set(model.state_dict())
     return {
         **{name: p.detach() for name, p in model.named_parameters()},
-        **{name: b for name, b in model.named_buffers() if name in kept},
+        **{name: b for name, b in model.named_buffers() if name in persistent},
     }
 
 
 def load_into_model(model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:
-    """Copy tensors into a model; a missing, unknown or misshapen one is an error that names it."""
-    own = model_tensors(model)
-    for what, names in (("lacks", own.keys() - tensors.keys()), ("has an unknown", tensors.keys() - own.keys())):
+    """Copy tensors into a model; a missing or unknown tensor, or one of the wrong shape, is an error that names it."""
+    targets = model_tensors(model)
+    lacking, unknown = targets.keys() - tensors.keys(), tensors.keys() - targets.keys()
+    for what, names in (("lacks", lacking), ("has an unknown", unknown)):
         if names:
             raise UserError(f"{origin} {what} tensor {min(names)} ({len(names)} in all)")
-    for name, mine in own.items():  # all of them before the first is copied: a model is not left half changed
-        if mine.shape != tensors[name].shape:
-            raise UserError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, not {tuple(mine.shape)}")
-    for name, mine in own.items():
-        mine.copy_(tensors[name])
+    for name, target in targets.items():  # check all before copying, so that an error leaves the model unchanged
+        if target.shape != tensors[name].shape:
+            raise UserError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, not {tuple(target.shape)}")
+    for name, target in targets.items():
+        target.copy_(tensors[name])

@@ -97,7 +97,8 @@ def test_where_both_sides_share_the_context_a_pair_is_as_long_as_both(tmp_path):
 def test_a_class_that_was_not_learnt_is_named(tmp_path):
     text = {"unit": "word", "shared": False}
     plan = recipe(tmp_path, "good\tyes\nbad\tno\n", text)
-    plan = Recipe.model_validate({**plan.model_dump(), "model": {"family": "bert", "size": "tiny", "task": "classify"}})
+    model = {"family": "bert", "size": "tiny", "task": "classify"}
+    plan = Recipe.model_validate({**plan.model_dump(), "task": "classification", "model": model})
     tokenizers = learn_tokenizers(plan)
     assert len(build(plan, *tokenizers)[0]) == 2
     (tmp_path / "a.tsv").write_text("good\tyes\nsoso\tmaybe\n")

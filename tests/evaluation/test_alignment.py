@@ -105,7 +105,7 @@ def test_links_out_of_range_are_left_out_and_told_but_many_are_an_error(tmp_path
     (line,) = told
     assert "1 of 13 links out of range" in line and "sentence 6 links word 3 of 4 with word 5 of 4" in line
     shorter = written(tmp_path, "shorter", "e\n" * 6)
-    with pytest.raises(UserError, match="other way round"):
+    with pytest.raises(UserError, match="source and target swapped"):
         read_aligned(gold, source, shorter)
 
 

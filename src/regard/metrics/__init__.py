@@ -1,1 +1,1 @@
-"""Scores of output texts and of word alignments."""
+"""Scores of output texts, of language models on text, and of word alignments."""

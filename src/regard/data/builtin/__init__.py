@@ -1,7 +1,7 @@
-"""Corpora that come with the package and are made on the spot: nothing to download, any amount, the same every time.
+"""Built-in corpora, generated on the fly: no download, any size, deterministic.
 
-`en-es` is English and Spanish from a grammar; `stories` is plain text, pairs without a source; `moods` are stories and
-how they leave their main character; `copy`, `reverse` and `sort` are rows of letters.
+`en-es` is English and Spanish from a grammar; `stories` is plain text; `moods` are stories with the mood of their main
+character; `copy`, `reverse` and `sort` are sequences of letters.
 
     >>> next(pairs("en-es", "test")).target
     'este gato es muy grande'
@@ -21,7 +21,7 @@ NO_FEATURES: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its translation. Words are what `split()` gives; links count them from 0."""
+    """A sentence and its translation. Words are separated by `split()` and counted from 0 in links."""
 
     source: str
     target: str
@@ -35,14 +35,14 @@ def splits(corpus: str) -> tuple[str, ...]:
 
 
 def pairs(corpus: str, split: str, count: int | None = None, seed: int = 0) -> Iterator[Pair]:
-    """The first `count` pairs of a split (a default per split if None), the same for the same seed on every machine."""
+    """The first `count` pairs of a split (None: the split's default), the same for a seed on every machine."""
     counts = _counts(corpus)
     if split not in counts:
         raise UserError(f"corpus {corpus!r} has no split {split!r}; it has {', '.join(counts)}")
     if corpus == "en-es":
         stream = _sentences(split, seed)
     else:
-        stream = (_told if corpus in ("stories", "moods") else _rows)(corpus, split, seed)
+        stream = (_stories if corpus in ("stories", "moods") else _letters)(corpus, split, seed)
     return islice(stream, counts[split] if count is None else count)
 
 
@@ -58,13 +58,13 @@ def _sentences(split: str, seed: int) -> Iterator[Pair]:
         yield Pair(" ".join(s.source), " ".join(s.target), tuple(sorted(s.links)), frozenset(s.features))
 
 
-def _rows(task: str, split: str, seed: int) -> Iterator[Pair]:
-    for letters, order in symbols.rows(task, split, seed):
+def _letters(task: str, split: str, seed: int) -> Iterator[Pair]:
+    for letters, order in symbols.sequences(task, split, seed):
         alignment = tuple(sorted((i, j) for j, i in enumerate(order)))
         yield Pair(" ".join(letters), " ".join(letters[i] for i in order), alignment, NO_FEATURES)
 
 
-def _told(corpus: str, split: str, seed: int) -> Iterator[Pair]:
+def _stories(corpus: str, split: str, seed: int) -> Iterator[Pair]:
     for story in stories(corpus, split, seed):
         source, target = ("", story.text) if corpus == "stories" else (story.told, story.mood)
         yield Pair(source, target, (), NO_FEATURES)

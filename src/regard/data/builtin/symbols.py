@@ -1,4 +1,4 @@
-"""Three tasks on rows of letters, small enough to learn in seconds: copy, reverse, sort."""
+"""Three tasks on sequences of letters that are learned in seconds: copy, reverse, sort."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -16,10 +16,10 @@ ORDERS: dict[str, Callable[[Sequence[str]], list[int]]] = {  # target position -
 }
 
 
-def rows(task: str, split: str, seed: int = 0) -> Iterator[tuple[list[str], list[int]]]:
-    """Endless (letters, order) of a split: the target is `[letters[i] for i in order]`. Lengths are uniform.
+def sequences(task: str, split: str, seed: int = 0) -> Iterator[tuple[list[str], list[int]]]:
+    """Endless stream of (letters, order) of a split: the target is `[letters[i] for i in order]`. Lengths are uniform.
 
-    Sources belong to one split each; in `valid` and `test` none comes twice.
+    Each source belongs to one split; `valid` and `test` have no duplicates.
     """
     rng = Random(f"{task} {split} {seed}")
     seen = set()
