@@ -49,7 +49,7 @@ RECURRENT = {"family": "recurrent", "width": 128, "encoder_width": 128, "embeddi
 GPT = {"family": "gpt", **SIZE, "layers": 3, "max_positions": 256}
 MODELS: dict[str, dict[str, Any]] = {
     "Transformer": {"family": "transformer", **SIZE, "encoder_layers": 2, "decoder_layers": 3},
-    "LSTM, additive": {**RECURRENT, "cell": "lstm", "attention": "additive"},
+    "LSTM, additive": {**RECURRENT, "cell": "lstm", "attention": "bahdanau"},
     "GRU, no attention": {**RECURRENT, "cell": "gru", "attention": "none"},
     "GPT, learned": {**GPT, "positions": "learned"},
     "GPT, sinusoidal": {**GPT, "positions": "sinusoidal"},

@@ -22,7 +22,7 @@ HOME = Path(__file__).parent.parent
 TRANSLATE: dict[str, Any] = {"vocabulary": 37000, "batch": 64, "source": 25, "tokens": 40}
 GENERATE: dict[str, Any] = {"vocabulary": 50257, "batch": 1, "source": 16, "tokens": 256}
 TRANSFORMER = {"family": "transformer", "size": "base"}
-RECURRENT = {"family": "recurrent", "cell": "lstm", "attention": "additive"}
+RECURRENT = {"family": "recurrent", "cell": "lstm", "attention": "bahdanau"}
 DRAWS = {"method": "sample", "temperature": 0.8, "top_p": 0.95}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.nn import positions
 from regard.nn.positions import Sinusoidal
-from regard.recipes.schema import TransformerSettings
+from regard.registry import POSITIONS
 
 
 def vectors(made: positions.PositionEncoding, places: list[int], length: int = 1) -> Tensor:
@@ -89,14 +89,16 @@ def test_learned_places_are_rows_of_a_trained_table() -> None:
 
 
 def test_positions_by_name() -> None:
-    offered = TransformerSettings.model_json_schema()["properties"]["positions"]["enum"]
-    kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in offered}  # what a recipe may name can be made
+    kinds = {kind: type(positions.make(kind, 4)).__name__ for kind in POSITIONS}
     assert kinds == {
         "sinusoidal": "Sinusoidal",
         "sinusoidal-split": "SinusoidalSplit",
         "learned": "LearnedPositions",
         "index": "IndexPosition",
         "fraction": "FractionPosition",
+        "none": "NoPositions",
+        "rotary": "RotaryPositions",
+        "relative": "RelativePositions",
     }
     assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
 

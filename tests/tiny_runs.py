@@ -24,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "data": "en-es",
         "model": {**SMALL, "encoder_layers": 1, "decoder_layers": 1, "norm_first": False, "activation": "gated"},
     },
-    "recurrent (additive)": {"data": "en-es", "model": {**RECURRENT, "attention": "additive", "cell": "gru"}},
+    "recurrent (additive)": {"data": "en-es", "model": {**RECURRENT, "attention": "bahdanau", "cell": "gru"}},
     "recurrent (heads)": {
         "data": "en-es",
         "model": {**RECURRENT, "attention": "multihead", "heads": 2, "cell": "lstm", "decoder_layers": 2},

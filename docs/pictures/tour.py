@@ -261,7 +261,7 @@ def distance() -> str:
     one_way: dict[str, Any] = dict(size="tiny", bidirectional=False, dropout=0.0)
     kinds = {
         "Transformer": TransformerSettings(size="tiny", dropout=0.0),
-        "LSTM with attention": RecurrentSettings(attention="additive", **one_way),
+        "LSTM with attention": RecurrentSettings(attention="bahdanau", **one_way),
         "LSTM without": RecurrentSettings(attention="none", **one_way),
     }
     lengths = (2, 5, 10, 20, 40, 80)

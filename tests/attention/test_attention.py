@@ -144,7 +144,7 @@ def test_scores_112_and_96_at_width_64_give_14_and_12_and_weights_of_88_and_12_p
 
 def test_additive_scores_are_v_tanh_of_the_sum() -> None:
     torch.manual_seed(2)
-    score = Additive(3, 4, 5).double()
+    score = Additive(3, 4, hidden=5).double()
     q, k = draw(2, 3), draw(6, 4)
     w, u, b, v = (t.tolist() for t in (score.query.weight, score.key.weight, score.key.bias, score.out.weight[0]))
     expected = torch.empty(2, 6, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_additive_scores_are_v_tanh_of_the_sum() -> None:
 
 def test_additive_attention_through_attend_is_the_loops() -> None:
     torch.manual_seed(3)
-    score = Additive(3, 4, 5).double()
+    score = Additive(3, 4, hidden=5).double()
     q, k, v = draw(1, 1, 2, 3), draw(1, 1, 6, 4), draw(1, 1, 6, 2)
     table = torch.rand(2, 6) < 0.7
     expected = loops(score(q, k)[0, 0].tolist(), v[0, 0].tolist(), table.tolist())
@@ -178,10 +178,17 @@ def test_the_bilinear_score_is_q_w_k() -> None:
     torch.testing.assert_close(score(q, k), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_a_score_that_is_no_dot_product_has_no_fused_kernel() -> None:
+@pytest.mark.parametrize("backend", ["fused", "small", "block_sparse", "varlen"])
+def test_a_score_that_is_not_a_dot_product_is_computed_by_the_plain_backend(backend: str) -> None:
     q, k, v = (draw(1, 1, 2, 4, dtype=torch.float32) for _ in range(3))
-    with use_backend("fused"), pytest.raises(TypeError, match="Additive is no dot product"):
-        attend(q, k, v, DenseQK(), score=Additive(4, 4, 4))
+    score = Additive(4, 4)
+    with use_backend(backend):
+        assert torch.equal(attend(q, k, v, DenseQK(), score=score), score(q, k).softmax(-1) @ v)
+    with pytest.raises(TypeError, match="Additive is not a dot product"):
+        score.as_dot(q, k)
+
+
+def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ValueError, match="no kernel 'fast'"), use_backend("fast"):
         pass
 

@@ -19,12 +19,12 @@ from regard.attention import (
     Rotary,
     Score,
     attend,
-    positional_score,
     use_backend,
 )
 from regard.attention.backends import fused, plain
 from regard.errors import UserError
 from regard.packed import PackedLayout
+from regard.registry import POSITIONS
 
 HEADS, WIDTH, BASE = 2, 6, 50.0
 
@@ -163,20 +163,19 @@ def test_far_distances_are_as_exact_as_near_ones(kind: str) -> None:
 
 
 def test_scores_for_positions_by_name() -> None:
-    rotary, relative = positional_score("rotary", 12, 2), positional_score("relative", 12, 2)
-    assert rotary is not None and isinstance(rotary(), Rotary) and relative is not None
-    shapes = {name: tuple(p.shape) for name, p in relative().named_parameters()}
+    scores = {name: encoding.score(6, 2, 10000.0) for name, encoding in POSITIONS.items()}
+    rotary, relative = scores.pop("rotary"), scores.pop("relative")
+    assert isinstance(rotary, Rotary) and isinstance(relative, Relative)
+    shapes = {name: tuple(p.shape) for name, p in relative.named_parameters()}
     assert shapes == {"content": (2, 6), "distance": (2, 6), "weight": (2, 6, 6)}
-    assert positional_score("learned", 12, 2) is None and positional_score("none", 12, 2) is None
-    with pytest.raises(UserError, match="a head of 3 has no pairs"):
+    assert set(scores.values()) == {None}
+    with pytest.raises(UserError, match="the width of a head, 3, must be even"):
         Rotary(3)
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
 def test_what_was_made_while_only_looking_serves_training_too(kind: str) -> None:
-    make = positional_score(kind, 8, 2)
-    assert make is not None
-    score = make()
+    score = POSITIONS[kind].score(4, 2, 10000.0)
     query, key = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(2))
     with torch.inference_mode():
         score(query, key)

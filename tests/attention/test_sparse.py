@@ -145,10 +145,12 @@ def test_the_blocks_kernel_does_without_a_pattern_what_the_fused_one_does() -> N
             for run in (kernels_module.fused, kernels_module.block_sparse)
         )
         assert torch.equal(one, other)
-    rows = PackedLayout([5])
-    with use_backend("block_sparse"), pytest.raises(TypeError, match="Additive is no dot product"):
-        attend(query[0].transpose(0, 1), query[0].transpose(0, 1), query[0].transpose(0, 1),
-               PackedQK(rows, rows, Window(1)), score=Additive(4, 4, 4))  # fmt: skip
+    rows, flat, score = PackedLayout([5]), query[0].transpose(0, 1), Additive(4, 4)
+    outputs = []
+    for backend in ("block_sparse", "plain"):
+        with use_backend(backend):
+            outputs.append(attend(flat, flat, flat, PackedQK(rows, rows, Window(1)), score=score))
+    assert torch.equal(*outputs)  # not a dot product: the plain backend computes it either way
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ TEXTS = {"data": {"corpus": "stories"}, "text": {"unit": "bpe", "vocabulary": 40
 SMALL = {"width": 16, "heads": 4, "ffn_width": 32, "dropout": 0.0}
 TINY: dict[str, dict[str, Any]] = {
     "tiny-transformer": PAIRS | {"model": {"family": "transformer", "encoder_layers": 1, "decoder_layers": 2, **SMALL}},
-    "tiny-additive": PAIRS | {"model": {"family": "recurrent", "attention": "additive", "width": 16, "embedding": 16}},
+    "tiny-additive": PAIRS | {"model": {"family": "recurrent", "attention": "bahdanau", "width": 16, "embedding": 16}},
     "tiny-gpt": TEXTS | {"model": {"family": "gpt", "layers": 2, **SMALL}},
     "tiny-bert": TEXTS | {"model": {"family": "bert", "layers": 2, **SMALL}},
 }

@@ -43,7 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
     ),
     "rotary": dict(family="gpt", width=16, heads=2, layers=1, ffn_width=24, max_positions=128, positions="rotary"),
     "relative": dict(family="gpt", width=16, heads=2, layers=2, ffn_width=24, max_positions=128, positions="relative"),
-    "lstm": dict(family="recurrent", cell="lstm", width=12, encoder_width=8, embedding=10, attention="additive"),
+    "lstm": dict(family="recurrent", cell="lstm", width=12, encoder_width=8, embedding=10, attention="bahdanau"),
     "gru": dict(family="recurrent", cell="gru", width=12, encoder_width=8, embedding=10, attention="none"),
     "heads": dict(family="recurrent", width=12, encoder_width=8, embedding=10, attention="multihead", heads=2),
 }

@@ -104,7 +104,9 @@ def test_models_in_a_few_words() -> None:
 
     assert recurrent(cell="lstm", attention="none") == "LSTM, no attention"
     assert recurrent(cell="gru", attention="none", feed="every") == "GRU, context fed"
-    assert recurrent(cell="gru", attention="additive") == "GRU, additive"
+    assert recurrent(cell="gru", attention="bahdanau") == "GRU, additive"
+    assert recurrent(cell="gru", attention="luong", score="bilinear") == "GRU, bilinear"
+    assert recurrent(cell="gru", attention="multihead") == "GRU, multihead"
     assert TransformerSettings.model_validate({}).in_words() == "Transformer"
 
 

@@ -551,6 +551,8 @@ def test_a_run_of_our_own_is_the_same_model_in_transformers(name: str, tmp_path:
         ("gpt", {"positions": "relative"}, "model.positions = 'relative' has no counterpart in GPT-2"),
         ("gpt", {"mask": "window"}, "model.mask = 'window' has no counterpart in GPT-2"),
         ("gpt", {"activation": "gated"}, 'model.activation = "gated" has no counterpart in GPT-2'),
+        ("gpt", {"score": "dot"}, "model.score = 'dot' has no counterpart in GPT-2"),
+        ("transformer", {"cross_score": "additive"}, "model.cross_score = 'additive' has no counterpart in Marian"),
         ("bert", {"norm_first": True}, "model.norm_first = True has no counterpart in BERT"),
         ("transformer", {"positions": "sinusoidal"}, "model.positions = 'sinusoidal' has no counterpart in Marian"),
         ("transformer", {"norm": "rms"}, "model.norm = 'rms' has no counterpart in Marian"),

@@ -33,9 +33,9 @@ from regard.viz.maps import Map
 TEXTS = ["The cats , the cats sat", "a Ünder-cat's é …", "sat", "", "the the the cats cats cats sat sat zebra"]
 SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"family": "transformer", "width": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 2},
-    "additive": {"family": "recurrent", "attention": "additive"},
-    "dot": {"family": "recurrent", "attention": "dot"},
-    "bilinear": {"family": "recurrent", "attention": "bilinear"},
+    "additive": {"family": "recurrent", "attention": "bahdanau"},
+    "dot": {"family": "recurrent", "attention": "luong"},
+    "bilinear": {"family": "recurrent", "attention": "luong", "score": "bilinear"},
     "heads": {"family": "recurrent", "attention": "multihead", "heads": 2},
     "none": {"family": "recurrent", "attention": "none"},
     "gpt": {"family": "gpt", "width": 8, "heads": 2, "layers": 1},

@@ -62,18 +62,20 @@ def transformer(seed: int) -> dict[str, Any]:
 
 def recurrent(seed: int) -> dict[str, Any]:
     random = Random(f"recurrent {seed}")
-    attention = ["none", "dot", "additive", "multihead", "none", "bilinear"][seed % 6]
+    kinds = [("none", None), ("luong", "dot"), ("bahdanau", "additive"), ("multihead", None), ("none", None)]
+    attention, score = [*kinds, ("luong", "bilinear")][seed % 6]
     width = 2 * random.randint(2, 4) if attention != "multihead" else 8
     return {
         "family": "recurrent",
         "cell": ["lstm", "gru"][(seed // 2 + seed) % 2],
         "width": width,
-        "encoder_width": width if attention == "dot" else 2 * random.randint(2, 5),
+        "encoder_width": width if score == "dot" else 2 * random.randint(2, 5),
         "embedding": random.randint(4, 9),
         "encoder_layers": 1 + seed % 2,
         "decoder_layers": 1 + (seed // 2) % 2,
         "bidirectional": seed % 4 != 3,
         "attention": attention,
+        "score": score,
         "heads": 2,
         "feed": "start" if seed % 6 == 0 else "every",
         "dropout": 0.0,

@@ -21,6 +21,7 @@ from regard.models.recurrent import Recurrent
 from regard.nn.recurrent import RecurrentLayer, reversal_index
 from regard.packed import PackedLayout, SeqBatch
 from regard.recipes.schema import Recipe, RecurrentSettings
+from regard.registry import SCORES
 from regard.text import BOS, EOS
 
 CELLS = ["lstm", "gru"]
@@ -31,6 +32,9 @@ TARGETS = [[13, EOS], [14, 15, 16, EOS], [EOS], [4, 5, 6, 7, EOS]]
 
 def settings(**changes: Any) -> RecurrentSettings:
     small = dict(width=8, encoder_width=8, embedding=6, encoder_layers=1, decoder_layers=1, dropout=0.0, heads=2)
+    if changes.get("attention") in SCORES:
+        changes["score"] = changes["attention"]
+        changes["attention"] = "bahdanau" if changes["score"] == "additive" else "luong"
     return RecurrentSettings.model_validate({**small, **changes})
 
 
@@ -270,7 +274,7 @@ def test_additive_attention_by_hand(cell: str) -> None:
     for n, read in enumerate(batch.source.layout.split(encoded)):
         states = [state[n] for state in layer.begin(summary)]
         for t, token in enumerate([BOS, *TARGETS[n][:-1]]):
-            asked = torch.tanh(score.query.weight @ states[0] + layer.cross_attn.key(read))
+            asked = torch.tanh(score.query.weight @ states[0] + score.key(read))
             weights = (asked @ score.out.weight[0]).softmax(0)
             torch.testing.assert_close(seen.attention["decoder.0.cross_attn"].sentence(n)[0, t], weights)
             y, context = model.target_embedding(torch.tensor([token]))[0], weights @ read
@@ -426,7 +430,7 @@ def test_encoder_and_decoder_may_differ_in_width(attention: str) -> None:
 
 
 def test_dot_attention_needs_equal_widths() -> None:
-    with pytest.raises(ValueError, match="dot attention needs width = encoder_width"):
+    with pytest.raises(ValueError, match='score = "dot" needs width = encoder_width'):
         settings(attention="dot", encoder_width=6)
 
 
@@ -511,7 +515,7 @@ def test_a_run_shows_what_it_looked_at_if_it_looks(attention: str, tmp_path: Pat
     )
     translation = regard.train(recipe, tmp_path / "run", device="cpu", quiet=True).forced("a b c", "c a")
     if attention == "none":
-        with pytest.raises(UserError, match="nothing to show"):
+        with pytest.raises(UserError, match="no weights to show"):
             _ = translation.attention
     else:
         assert translation.attention.weights.shape == (1, 1, 3, 4)

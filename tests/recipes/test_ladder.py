@@ -38,6 +38,6 @@ def test_the_rungs_are_what_they_are_called() -> None:
     for ladder in LADDERS:
         models = [load(ladder + rung).model for rung in RUNGS]
         told = [(m.cell, m.attention, m.feed) for m in models if m.family == "recurrent"]
-        assert told == [("lstm", "none", "start"), ("gru", "none", "every"), ("gru", "dot", "start"),
-                        ("gru", "additive", "start")]  # fmt: skip
+        assert told == [("lstm", "none", "start"), ("gru", "none", "every"), ("gru", "luong", "start"),
+                        ("gru", "bahdanau", "start")]  # fmt: skip
         assert models[-1].family == "transformer"

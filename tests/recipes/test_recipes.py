@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -405,7 +406,8 @@ def test_a_description_names_every_setting_with_its_meaning():
     for section in (recipe.data, recipe.text, recipe.model, recipe.training, recipe.decoding):
         for key, field in type(section).model_fields.items():
             begin = f"# {key} =" if getattr(section, key) is None else f"{key} = "
-            names = [f" [{', '.join(each.names())}]" for each in field.metadata if isinstance(each, NameIn)]
+            parts = [*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind))]
+            names = [f" [{', '.join(each.names())}]" for each in parts if isinstance(each, NameIn)]
             end = f"  # {field.description}{''.join(names)}"
             assert any(line.startswith(begin) and line.endswith(end) for line in lines)
     at = lines.index("[training]")
@@ -442,7 +444,7 @@ def test_a_size_lets_go_of_what_sizes_of_its_family_decide_and_of_nothing_else()
 
 def test_one_vocabulary_has_one_unit_and_rotary_heads_are_even():
     assert complaint("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
-    assert complaint("stories", "model.width=20", "model.heads=4").endswith("a head of 5 is odd")
+    assert complaint("stories", "model.width=20", "model.heads=4").endswith("the width of a head, 5, is odd")
 
 
 def test_foreign_names_stand_for_settings_that_there_are():

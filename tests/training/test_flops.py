@@ -64,19 +64,34 @@ CASES: dict[str, tuple[dict[str, Any], SeqBatch]] = {
         {"family": "gpt", **SMALL, "layers": 2, "max_positions": 32, "positions": "relative"},
         pairs(True),
     ),
+    **{
+        f"gpt, {score} on text": (
+            {"family": "gpt", **SMALL, "layers": 2, "max_positions": 32, "score": score},
+            pairs(True),
+        )
+        for score in ("additive", "bilinear")
+    },
+    "transformer, additive and bilinear": (
+        {"family": "transformer", **SMALL, "encoder_layers": 1, "decoder_layers": 2}
+        | {"score": "additive", "cross_score": "bilinear"},
+        pairs(False),
+    ),
     "bert fills": ({"family": "bert", **SMALL, "layers": 2}, gaps()),
     "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, pairs(False)),
     **{
-        f"recurrent {cell} {attention} {feed}": (
-            {"family": "recurrent", **RECURRENT, "cell": cell, "attention": attention, "feed": feed, "heads": 2},
+        f"recurrent {cell} {attention} {score} {feed}": (
+            {"family": "recurrent", **RECURRENT, "cell": cell, "attention": attention, "score": score, "feed": feed}
+            | {"heads": 2},
             pairs(False),
         )
-        for cell, attention, feed in [
-            ("lstm", "none", "every"),
-            ("gru", "dot", "start"),
-            ("lstm", "bilinear", "start"),
-            ("gru", "additive", "every"),
-            ("lstm", "multihead", "start"),
+        for cell, attention, score, feed in [
+            ("lstm", "none", None, "every"),
+            ("gru", "luong", "dot", "start"),
+            ("lstm", "luong", "bilinear", "start"),
+            ("gru", "bahdanau", "additive", "every"),
+            ("gru", "bahdanau", "bilinear", "start"),
+            ("lstm", "multihead", "scaled-dot", "start"),
+            ("lstm", "multihead", "additive", "start"),
         ]
     },
 }

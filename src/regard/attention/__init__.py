@@ -17,7 +17,7 @@ from regard.attention.masks import (
     Window,
 )
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score, positional_score
+from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score
 
 __all__ = [
     "Additive",
@@ -49,6 +49,5 @@ __all__ = [
     "attend",
     "pack",
     "plain_weights",
-    "positional_score",
     "use_backend",
 ]

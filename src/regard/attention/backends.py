@@ -27,7 +27,7 @@ _SCALED_DOT = ScaledDot()
 
 def plain_weights(query: Tensor, key: Tensor, allowed: MaskTable, score: Score) -> Tensor:
     """softmax over the allowed scores, [..., Q, K]: exactly zero where not allowed, and a row with nothing is zeros."""
-    scores = score(query, key)
+    scores = score.compare(query, key)
     table = allowed.to_dense(scores.shape[-2], scores.shape[-1], scores.device)
     if table is None:
         return scores.softmax(-1)
@@ -139,8 +139,6 @@ SPARSE = 0.4  # of all pairs; a causal table is one half
 
 def _select_backend(allowed: MaskTable, score: Score, query: Tensor, keys: int) -> str:
     """Return the name of the fastest backend that supports these inputs."""
-    if type(score).as_dot is Score.as_dot:
-        return "plain"  # no dot product, no fused kernel
     sparse, length = allowed.sparse, query.shape[-2]
     if length <= FEW and not torch.is_grad_enabled() and (query.is_cpu or allowed.bias is not None):
         return "small"
@@ -217,14 +215,16 @@ def attend(
     weights. If a listener replaces the weights [..., Q, K], the result is `weights @ values`.
     """
     positions = layout.positions(query)
-    if positions is not None and key is not None:
-        query, key, score = score.at(query, key, positions)
+    if key is not None:
+        key = score.project_keys(key)
+        if positions is not None:
+            query, key, score = score.at(query, key, positions)
     q, k, v, allowed = layout.open(query, key, value)
     if owner is not None and taps.has_listeners():
         written = taps.offer(owner, "weights", AttentionWeights(q, k, v, allowed, score, layout))
         if written is not None:
             return layout.close(written.to(v.dtype) @ v)
-    name = requested_backend()
+    name = requested_backend() if score.is_dot else "plain"
     if name == "auto":
         name = _select_backend(allowed, score, q, k.shape[-2])
     return layout.close(BACKENDS[name](q, k, v, allowed, score))

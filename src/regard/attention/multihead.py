@@ -98,6 +98,7 @@ class MultiHeadAttention(nn.Module):
         key, value = self._project(self.kv_proj, source, 2)
         if self.qk_norm:
             key = _norm_per_head(self.k_norm, key)
+        key = self.score.project_keys(key)
         key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))
         return SourceCache(key, value, PackedQK(rows, rows).allowed)
 

@@ -47,7 +47,10 @@ def hf_activation(ours: str) -> str | None:
 
 
 def unsupported_settings(settings: SizedSettings, whose: str, **wanted: Any) -> list[str]:
-    """The settings that `whose` model cannot express: those with values other than `wanted`, and the activation."""
+    """The settings that `whose` model cannot express: values other than `wanted`, the scores, and the activation."""
+    wanted["score"] = "scaled-dot"
+    if getattr(settings, "cross_score", None) not in (None, "scaled-dot"):
+        wanted["cross_score"] = "scaled-dot"
     given = {name: getattr(settings, name) for name in wanted}
     problems = [
         f"model.{name} = {given[name]!r} has no counterpart in {whose} (only {value!r} has)"

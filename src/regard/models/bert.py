@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
-from regard.attention import pack, positional_score
+from regard.attention import pack
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
@@ -112,13 +112,12 @@ class Bert(SequenceModel):
     """
 
     Settings = BertSettings
-    static_shapes = True
 
     def __init__(self, settings: BertSettings, source_size: int, target_size: int, shared: bool = False) -> None:
         super().__init__()
         self.settings = settings
-        score = positional_score(settings.positions, settings.width, settings.heads, settings.position_base)
-        block = BlockConfig.from_settings(settings, score)
+        block = BlockConfig.from_settings(settings)
+        self.static_shapes = block.only_dot_scores
         self.embedding = BertEmbedding(source_size, settings, block.make_norm())
         self.encoder = BlockStack.of(block, EncoderBlock, settings.layers)
         if settings.task == "fill":

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, Mask, Segments, pack, positional_score
+from regard.attention import BeamTree, Causal, Mask, Segments, pack
 from regard.errors import UserError
 from regard.models.base import DecoderState, SequenceModel, StaticShape
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
@@ -79,13 +79,12 @@ class GPT(SequenceModel):
         super().__init__()
         self.settings = settings
         self.mask = sparse_mask(settings)
-        score = positional_score(settings.positions, settings.width, settings.heads, settings.position_base)
-        block = BlockConfig.from_settings(settings, score)
+        block = BlockConfig.from_settings(settings)
         self.embedding = TokenEmbedding(target_size, settings)
         self.source_embedding = self.embedding if shared else TokenEmbedding(source_size, settings)
         self.source_embedding.positions = self.embedding.positions  # places are counted through both
         self.decoder = BlockStack.of(block, EncoderBlock, settings.layers)
-        self.static_shapes = self.mask is None  # sparse masks are laid out on the host
+        self.static_shapes = self.mask is None and block.only_dot_scores  # sparse masks are laid out on the host
         if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
         self.register_buffer("unused", torch.tensor(settings.unused, dtype=torch.long), persistent=False)
@@ -94,7 +93,9 @@ class GPT(SequenceModel):
     def _initialise(self) -> None:
         """Small and normal; what is added to the stream is smaller the more layers add to it; biases stay zero."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() < 2 or (self.settings.scale_embeddings and name.endswith("embedding.table")):
+            if parameter.dim() < 2 or ".score." in name:
+                continue  # scores initialise their own parameters
+            if self.settings.scale_embeddings and name.endswith("embedding.table"):
                 continue  # scaled token vectors begin as the Transformer's
             added = name.endswith(("self_attn.out_proj.weight", "feed_forward.w_out.weight"))
             nn.init.normal_(parameter, std=INIT_STD / math.sqrt(2 * self.settings.layers) if added else INIT_STD)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +19,12 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import (
-    Additive,
     AttentionLayout,
-    Bilinear,
-    Dot,
     MultiHeadAttention,
     PackedQK,
     Score,
     SourceCache,
     attend,
-    use_backend,
 )
 from regard.attention.backends import AttentionWeights
 from regard.attention.kv_cache import keep_sources, source_tensors
@@ -38,7 +33,7 @@ from regard.models.base import SequenceModel, StaticShape
 from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import RecurrentSettings
-from regard.registry import MODELS
+from regard.registry import MODELS, SCORES
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -109,33 +104,18 @@ class SourceAttention(nn.Module):
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
-        width, keys = settings.width, settings.encoder_width
-        self.key: nn.Module = nn.Identity()
-        self.score: Score = Dot()
-        if settings.attention == "bilinear":
-            self.score = Bilinear(width, keys)
-        elif settings.attention == "additive":
-            self.key = _linear(keys, width)  # U, once a batch
-            self.score = Additive(width, None, width)
-            nn.init.xavier_uniform_(self.score.query.weight)
-            nn.init.xavier_uniform_(self.score.out.weight)
+        self.score: Score = SCORES[settings.attention_score](settings.width, settings.encoder_width)
 
     def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, E]; the source row [S, E], or None when the layout remembers it."""
-        key, value = (None, None) if source is None else (self.key(source)[:, None], source[:, None])
-        with _possible(self.score):
-            heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
+        key = value = None if source is None else source[:, None]
+        heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
         return taps.tap(self, "heads", heads).flatten(-2)
 
     def source_kv(self, source: Tensor, rows: PackedLayout) -> SourceCache:
         """The source's keys and values, computed once a sentence."""
-        key, value = (rows.pad(t)[:, None].contiguous() for t in (self.key(source), source))
+        key, value = (rows.pad(t)[:, None].contiguous() for t in (self.score.project_keys(source), source))
         return SourceCache(key, value, PackedQK(rows, rows).allowed)
-
-
-def _possible(score: Score) -> AbstractContextManager[None]:
-    """The additive score is no dot product and has the plain kernel alone, whichever is chosen for the rest."""
-    return use_backend("plain") if isinstance(score, Additive) else nullcontext()
 
 
 class AttentionFirstLayer(DecoderLayer):
@@ -165,16 +145,15 @@ class AttentionFirstLayer(DecoderLayer):
         """x [N, L, I] -> outputs [N, L, D] and what was seen [N, L, E]; gates or what is seen may be given."""
         weight = self.cell.weights[0][:, x.shape[-1] :].t()  # for what was seen
         score, outputs, contexts = self.cross_attn.score, [], []
-        with _possible(score):
-            for t, given in enumerate(self.cell.project(x).unbind(1)):
-                if seen is None:
-                    context = attend(states[0][:, None], None, None, memory, score=score)[:, 0]
-                else:
-                    context = seen[:, t]
-                given = torch.addmm(given, context, weight)
-                states = self.cell.advance(given, states, None if gates is None else gates[:, t])
-                outputs.append(states[0])
-                contexts.append(context)
+        for t, given in enumerate(self.cell.project(x).unbind(1)):
+            if seen is None:
+                context = attend(states[0][:, None], None, None, memory, score=score)[:, 0]
+            else:
+                context = seen[:, t]
+            given = torch.addmm(given, context, weight)
+            states = self.cell.advance(given, states, None if gates is None else gates[:, t])
+            outputs.append(states[0])
+            contexts.append(context)
         return torch.stack(outputs, 1), torch.stack(contexts, 1)
 
     def _show(
@@ -228,9 +207,11 @@ class Readout(nn.Module):
         super().__init__()
         self.cross_attn: SourceAttention | MultiHeadAttention | None = None
         if settings.attention == "multihead":
-            self.cross_attn = MultiHeadAttention(settings.width, settings.heads, settings.encoder_width)
+            width = settings.width // settings.heads
+            score: Score = SCORES[settings.attention_score](width, width, settings.heads)
+            self.cross_attn = MultiHeadAttention(settings.width, settings.heads, settings.encoder_width, score)
             beside += settings.width
-        elif settings.attention in ("dot", "bilinear"):
+        elif settings.attention == "luong":
             self.cross_attn = SourceAttention(settings)
             beside += settings.encoder_width
         self.mix = _linear(settings.width + beside, settings.embedding if settings.tie_embeddings else settings.width)
@@ -321,13 +302,14 @@ class Recurrent(SequenceModel):
         if shared:
             self.target_embedding.table = self.source_embedding.table
         e, fed = settings.encoder_width, settings.encoder_width if settings.feed == "every" else 0
-        first = AttentionFirstLayer if settings.attention == "additive" else DecoderLayer
+        attends_first = settings.attention == "bahdanau"
+        first = AttentionFirstLayer if attends_first else DecoderLayer
         self.encoder = nn.ModuleList(
             EncoderLayer(settings, e if number else settings.embedding) for number in range(settings.encoder_layers)
         )
         self.decoder = nn.ModuleList([first(settings, settings.embedding + fed)])
         self.decoder.extend(DecoderLayer(settings, settings.width) for _ in range(settings.decoder_layers - 1))
-        self.readout = Readout(settings, fed + (e + settings.embedding if settings.attention == "additive" else 0))
+        self.readout = Readout(settings, fed + (e + settings.embedding if attends_first else 0))
         if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
             nn.init.xavier_uniform_(self.output)

@@ -29,12 +29,13 @@ class Transformer(SequenceModel):
     """
 
     Settings = TransformerSettings
-    static_shapes = has_static_state = can_restart = True
+    has_static_state = can_restart = True
 
     def __init__(self, settings: TransformerSettings, source_size: int, target_size: int, shared: bool = True) -> None:
         super().__init__()
         self.settings = settings
         block = BlockConfig.from_settings(settings)
+        self.static_shapes = block.only_dot_scores
         self.source_embedding = TokenEmbedding(source_size, settings)
         self.target_embedding = TokenEmbedding(target_size, settings)
         if shared:

@@ -20,7 +20,7 @@ from regard.attention.squeeze_excite import SqueezeExcite
 from regard.dropout import dropout
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.packed import PackedLayout
-from regard.registry import ACTIVATIONS, NORMS
+from regard.registry import ACTIVATIONS, NORMS, POSITIONS, SCORES
 
 
 @dataclass(frozen=True)
@@ -38,25 +38,42 @@ class BlockConfig:
     se_dim: int = 0  # of the encoder's feed-forward layers; 0: none
     qk_norm: bool = False
     zero_init: bool = False
-    score: Callable[[], Score] | None = None  # makes the score of each self-attention; None: scaled dot
+    score: str = "scaled-dot"
+    cross_score: str | None = None  # of cross-attention; None: as `score`
+    positions: str = "none"  # rotary and relative positions are the score of self-attention
+    position_base: float = 10000.0
 
     @classmethod
-    def from_settings(cls, settings: object, score: Callable[[], Score] | None = None) -> BlockConfig:
-        """Take from a family's settings what concerns its blocks; the rest keeps its default."""
+    def from_settings(cls, settings: object) -> BlockConfig:
+        """Take the fields that a family's settings have; the others keep their defaults."""
         given = {field.name: getattr(settings, field.name) for field in fields(cls) if hasattr(settings, field.name)}
-        return cls(**given, score=score)
+        return cls(**given)
+
+    @property
+    def only_dot_scores(self) -> bool:
+        """Whether all scores are dot products, as the fused kernels require."""
+        return all(SCORES[name].is_dot for name in (self.score, self.cross_score or self.score))
 
     def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
         return NORMS[self.norm](self.width, eps=self.norm_eps)
 
     def make_self_attn(self) -> MultiHeadAttention:
-        """Make a self-attention."""
-        score = None if self.score is None else self.score()
-        return MultiHeadAttention(self.width, self.heads, score=score, qk_norm=self.qk_norm, zero_init=self.zero_init)
+        return self._make_attn(self._positional_score() or self._make_score(self.score))
 
     def make_cross_attn(self, source_width: int) -> MultiHeadAttention:
-        """Make an attention over a source of that width."""
-        return MultiHeadAttention(self.width, self.heads, source_width, qk_norm=self.qk_norm, zero_init=self.zero_init)
+        return self._make_attn(self._make_score(self.cross_score or self.score), source_width)
+
+    def _make_attn(self, score: Score, source_width: int | None = None) -> MultiHeadAttention:
+        flags = {"qk_norm": self.qk_norm, "zero_init": self.zero_init}
+        return MultiHeadAttention(self.width, self.heads, source_width, score, **flags)
+
+    def _make_score(self, name: str) -> Score:
+        score: Score = SCORES[name](self.width // self.heads, self.width // self.heads, self.heads)
+        return score
+
+    def _positional_score(self) -> Score | None:
+        score: Score | None = POSITIONS[self.positions].score(self.width // self.heads, self.heads, self.position_base)
+        return score
 
 
 ACTIVATIONS.register("relu")(F.relu)

@@ -19,7 +19,18 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from regard.registry import ACTIVATIONS, MASKS, MODELS, NORMS, OPTIMIZERS, SCHEDULES, TASKS, NameIn
+from regard.registry import (
+    ACTIVATIONS,
+    MASKS,
+    MODELS,
+    NORMS,
+    OPTIMIZERS,
+    POSITIONS,
+    SCHEDULES,
+    SCORES,
+    TASKS,
+    NameIn,
+)
 
 LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
 
@@ -164,6 +175,8 @@ class TextSettings(SettingsModel):
 
 
 Activation = Annotated[str, NameIn(ACTIVATIONS)]
+ScoreName = Annotated[str, NameIn(SCORES)]
+PositionsName = Annotated[str, NameIn(POSITIONS, where=lambda positions: not positions.needs_length)]
 TokenNorm = Annotated[str, NameIn(NORMS, where=lambda norm: not norm.mixes_tokens)]
 
 
@@ -214,8 +227,13 @@ class SizedSettings(SettingsModel):
         width, heads = getattr(self, "width", 1), getattr(self, "heads", 1)
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        if getattr(self, "positions", None) == "rotary" and (width // heads) % 2:
-            raise ValueError(f"rotary positions turn pairs of features, and a head of {width // heads} is odd")
+        positions = getattr(self, "positions", "none")
+        if positions == "rotary" and (width // heads) % 2:
+            raise ValueError(
+                f"rotary positions rotate pairs of features, and the width of a head, {width // heads}, is odd"
+            )
+        if positions in ("rotary", "relative") and getattr(self, "score", None) != "scaled-dot":
+            raise ValueError(f'{positions} positions are part of a scaled dot product: score must be "scaled-dot"')
         return self
 
 
@@ -246,8 +264,10 @@ class TransformerSettings(SizedSettings):
     norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
     qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
     zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
-    positions: Literal["sinusoidal", "sinusoidal-split", "learned", "index", "fraction"] = Field(
-        "sinusoidal", description="how a token knows where it stands (sinusoidal-split: sines first, then cosines)"
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    cross_score: ScoreName | None = Field(None, description="of the attention to the source; not set: as score")
+    positions: Annotated[str, NameIn(POSITIONS)] = Field(
+        "sinusoidal", description="position encoding; rotary and relative act inside the self-attention"
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
@@ -285,8 +305,12 @@ class RecurrentSettings(SizedSettings):
     encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
     decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
     bidirectional: bool = Field(True, description="read the source from both ends")
-    attention: Literal["none", "dot", "bilinear", "additive", "multihead"] = Field(
-        "additive", description="how the decoder looks back at the source: not at all, by a score, or by several heads"
+    attention: Literal["none", "bahdanau", "luong", "multihead"] = Field(
+        "bahdanau",
+        description="to the source: before each step, with the last state (bahdanau), or after it (luong, multihead)",
+    )
+    score: ScoreName | None = Field(
+        None, description="how attention compares states; not set: additive (bahdanau), dot (luong) or scaled-dot"
     )
     heads: int = Field(4, ge=1, description='heads of attention = "multihead"; they share the width')
     feed: Literal["start", "every"] = Field(
@@ -308,17 +332,34 @@ class RecurrentSettings(SizedSettings):
     def _directions_share(self) -> RecurrentSettings:
         if self.bidirectional and self.encoder_width % 2:
             raise ValueError(f"encoder_width {self.encoder_width} is odd: two directions share it")
-        if self.attention == "dot" and self.width != self.encoder_width:
-            raise ValueError("dot attention needs width = encoder_width (bilinear, additive and heads do not)")
         return self
+
+    @model_validator(mode="after")
+    def _states_compare(self) -> RecurrentSettings:
+        if self.attention == "none" and self.score is not None:
+            raise ValueError('attention = "none" has no score')
+        one_head = self.attention in ("bahdanau", "luong")
+        if one_head and self.width != self.encoder_width and SCORES[self.attention_score].equal_widths:
+            others = [name for name, score in SCORES.items() if not score.equal_widths]
+            raise ValueError(
+                f'score = "{self.attention_score}" needs width = encoder_width '
+                f'({", ".join(others)} and attention = "multihead" do not)'
+            )
+        return self
+
+    @property
+    def attention_score(self) -> str:
+        """The name of the score: `score`, or the usual one of this attention."""
+        return self.score or {"bahdanau": "additive", "luong": "dot"}.get(self.attention, "scaled-dot")
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.encoder_layers, self.decoder_layers
 
     def in_words(self) -> str:
-        without = "context fed" if self.feed == "every" else "no attention"
-        return f"{self.cell.upper()}, {without if self.attention == 'none' else self.attention}"
+        if self.attention == "none":
+            return f"{self.cell.upper()}, {'context fed' if self.feed == 'every' else 'no attention'}"
+        return f"{self.cell.upper()}, {'multihead' if self.attention == 'multihead' else self.attention_score}"
 
 
 class GPTSettings(SizedSettings):
@@ -348,8 +389,9 @@ class GPTSettings(SizedSettings):
     dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
     activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
     norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
-    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
-        "learned", description="how a token knows where it stands; rotary and relative act inside the attention"
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    positions: PositionsName = Field(
+        "learned", description="position encoding; rotary and relative act inside the attention"
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
@@ -399,8 +441,9 @@ class BertSettings(SizedSettings):
     norm: TokenNorm = Field("layer", description="which normalisation")
     norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
     norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
-    positions: Literal["learned", "sinusoidal", "rotary", "relative"] = Field(
-        "learned", description="how a token knows where it stands; rotary and relative act inside the attention"
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    positions: PositionsName = Field(
+        "learned", description="position encoding; rotary and relative act inside the attention"
     )
     position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
     max_positions: int = Field(512, ge=2, description="longest text in tokens")

@@ -71,12 +71,21 @@ def _feed_forward(settings: TransformerSettings | GPTSettings | BertSettings) ->
     return 2 * settings.width * settings.ffn_width * (3 if settings.activation == "gated" else 2)
 
 
+def _projections(score: str, width: int, heads: int, queries: int, keys: int) -> int:
+    """The projections of queries and keys, per head, that are part of a score."""
+    projected = {"additive": queries + keys, "bilinear": queries}.get(score, 0)
+    return 2 * projected * width * (width // heads)
+
+
 def _transformer(settings: TransformerSettings, sizes: Sizes, vocabulary: int) -> int:
     d, inner = settings.width, _feed_forward(settings)
     reads = sizes.source * (8 * d * d + inner) + 4 * sizes.own_source * d
     reads += sizes.sentences * 4 * d * settings.se_dim
+    reads += _projections(settings.score, d, settings.heads, sizes.source, sizes.source)
     writes = sizes.target * (12 * d * d + inner) + sizes.source * 4 * d * d  # its own q, k, v, o; q, o; then k, v
     writes += 4 * (sizes.own_target + sizes.cross) * d
+    writes += _projections(settings.score, d, settings.heads, sizes.target, sizes.target)
+    writes += _projections(settings.cross_score or settings.score, d, settings.heads, sizes.target, sizes.source)
     return settings.encoder_layers * reads + settings.decoder_layers * writes + 2 * sizes.target * d * vocabulary
 
 
@@ -84,6 +93,7 @@ def _body(settings: GPTSettings | BertSettings, tokens: int, pairs: int) -> int:
     """Blocks of self-attention. Relative positions ask each distance besides: as many features again."""
     d = settings.width
     layer = tokens * (8 * d * d + _feed_forward(settings)) + 4 * pairs * d
+    layer += _projections(settings.score, d, settings.heads, tokens, tokens)
     if settings.positions == "relative":
         layer += 2 * tokens * d * (d // settings.heads) + 2 * pairs * d
     return settings.layers * layer
@@ -106,21 +116,24 @@ def _recurrent(settings: RecurrentSettings, sizes: Sizes, vocabulary: int) -> in
     directions = 2 if settings.bidirectional else 1
     half = e // directions
     fed = e if settings.feed == "every" else 0
-    additive = settings.attention == "additive"
+    attends_first, score = settings.attention == "bahdanau", settings.attention_score
     total = 0
     for layer in range(settings.encoder_layers):
         total += directions * 2 * sizes.source * gates * half * ((e if layer else i) + half)
     for layer in range(settings.decoder_layers):
-        inputs = d if layer else i + fed + (e if additive else 0)
+        inputs = d if layer else i + fed + (e if attends_first else 0)
         total += 2 * sizes.target * gates * d * (inputs + d) + 2 * sizes.sentences * e * d * states
-    beside = fed + (e + i if additive else 0)
+    beside = fed + (e + i if attends_first else 0)
     if settings.attention == "multihead":
         total += sizes.target * 4 * d * d + sizes.source * 4 * e * d + 4 * sizes.cross * d
+        total += _projections(score, d, settings.heads, sizes.target, sizes.source)
         beside += d
-    elif additive:
-        total += 2 * sizes.source * e * d + 2 * sizes.target * d * d + 2 * sizes.cross * (d + e)
-    elif settings.attention in ("dot", "bilinear"):
-        total += 2 * sizes.cross * (d + e) + (2 * sizes.target * d * e if settings.attention == "bilinear" else 0)
-        beside += e
+    elif settings.attention != "none":
+        total += 2 * sizes.cross * (d + e)
+        if score == "additive":
+            total += 2 * sizes.source * e * d + 2 * sizes.target * d * d
+        elif score == "bilinear":
+            total += 2 * sizes.target * d * e
+        beside += 0 if attends_first else e
     features = i if settings.tie_embeddings else d
     return total + 2 * sizes.target * ((d + beside) * features + features * vocabulary)

@@ -23,8 +23,8 @@ from regard.interpret.trace.tasks import TraceTask
 from regard.interpret.trace.tokens import Spelling
 from regard.interpret.trace.trace import LARGEST_HALF, Made, described
 from regard.models import SequenceModel
-from regard.nn.positions import IN_ATTENTION
 from regard.packed import SeqBatch
+from regard.registry import POSITIONS
 from regard.text import Tokenizer
 
 TOP, LAYER_TOP = 10, 5  # likeliest tokens listed: of the output, and of each layer
@@ -180,7 +180,7 @@ def embeddings(now: ForwardPass, positions: str, arrays: Arrays) -> Iterator[Ent
     """What the tokens are and where they stand, before they are added up; where a model offers both."""
     places = _gathered(now, "positions")
     for name, tokens in _gathered(now, "tokens").items():
-        added = positions not in (*IN_ATTENTION, "none")
+        added = POSITIONS[positions].adds_vectors
         yield {
             "name": name,
             "side": _side(now, name),
