@@ -88,7 +88,7 @@ def cells(page: Page, where: str = "main") -> np.ndarray:
 def table(page: Page, where: str = "main") -> list[list[str]]:
     """The words of the first table there, row by row, with its heading."""
     read = "table => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
-    return page.eval_on_selector(f"{where} .table-room table", read)
+    return page.eval_on_selector(f"{where} .table-box table", read)
 
 
 def export(page: Page, kind: str, folder: Path) -> Path:

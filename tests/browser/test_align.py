@@ -48,7 +48,7 @@ def test_the_mean_of_heads_and_words_are_what_the_library_makes(visit: Visit, tr
     assert np.abs(cells(page) - _coloured(mean)).max() <= 1, "float32 here, float64 there"
     pieces = {side: tuple(token["piece"] for token in trace.header["tokens"][side]) for side in ("target", "source")}
     merged = Map(mean, pieces["target"], pieces["source"]).to_words()
-    page.check("text=Merge pieces into words")
+    page.check("text=Merge subwords into words")
     until(lambda: cells(page).shape[:2] == merged.weights.shape, "the map of words")
     assert np.abs(cells(page) - _coloured(merged.weights)).max() <= 1
 
@@ -71,7 +71,7 @@ def test_the_table_has_the_same_numbers(visit: Visit, trace: Trace) -> None:
     numbers = np.array([[float(cell) for cell in row[1:]] for row in rows])
     assert np.abs(numbers - _shown(trace)[2]).max() <= 0.0005
     page.click("text=Pictures")
-    assert page.is_visible(".map-plane canvas") and not page.is_visible(".table-room")
+    assert page.is_visible(".map-plane canvas") and not page.is_visible(".table-box")
 
 
 def test_the_map_is_walked_with_the_arrow_keys(visit: Visit, trace: Trace) -> None:
@@ -91,7 +91,7 @@ def test_the_map_is_walked_with_the_arrow_keys(visit: Visit, trace: Trace) -> No
     page.keyboard.press("ArrowLeft")
     assert _place(page) == (0, -1) and page.get_attribute(".map-cell", "role") == "rowheader"
     best = int(weights[0].argmax())
-    until(lambda: announced(page).startswith(f"{target[0]} looks at"), "where the word looks")
+    until(lambda: announced(page).startswith(f"{target[0]} attends to"), "where the word looks")
     assert f"{weights[0, best]:.2f}" in announced(page)
 
 
@@ -173,7 +173,7 @@ def test_a_view_that_says_it_is_ready_has_drawn_its_map(visit: Visit, page: Page
 def test_the_saved_html_shows_the_same_from_disk(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align", layer=1, head=1)
     path = export(page, "HTML", tmp_path)
-    read = "() => ['.said', 'main', '#composer .facts'].map((where) => document.querySelector(where).textContent)"
+    read = "() => ['.output', 'main', '#composer .facts'].map((where) => document.querySelector(where).textContent)"
     live, colours_live = page.evaluate(read), cells(page)
     page.goto(path.as_uri())
     page.wait_for_selector("main[data-ready=align]")

@@ -28,7 +28,7 @@ def held(page: Page) -> list[float]:
 
 
 def shown(page: Page, which: str) -> str:
-    return page.text_content(f"[data-output={which}] .output-said") or ""
+    return page.text_content(f"[data-output={which}] .output-text") or ""
 
 
 def assert_as_in_python(page: Page, trace: Trace) -> None:
@@ -43,16 +43,16 @@ def assert_as_in_python(page: Page, trace: Trace) -> None:
 
 def test_a_head_switched_off_gives_what_python_gives(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer")
-    page.get_by_role("button", name="cross-attention, layer 1, head 2 off").click()
+    page.get_by_role("button", name="cross-attention, layer 1, head 2 ablated").click()
     change = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
     assert_as_in_python(page, regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=[change]))
     assert changes_in(page) == [change]
-    until(lambda: "with the change" in announced(page), "the announcement")
+    until(lambda: "with the intervention" in announced(page), "the announcement")
 
 
 def test_a_hidden_word_loses_all_its_tokens_and_a_link_brings_it_back(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer")
-    page.get_by_role("button", name="large hidden").click()
+    page.get_by_role("button", name="large masked").click()
     model = regard.load(site.runs["tiny-transformer"])
     tokens = model.trace(SENTENCE).header["tokens"]["source"]
     word = [place for place, token in enumerate(tokens) if token["word"] == 4]
@@ -62,47 +62,47 @@ def test_a_hidden_word_loses_all_its_tokens_and_a_link_brings_it_back(site: Site
     assert changes_in(page) == wanted
     page.reload()
     assert_as_in_python(page, there)
-    assert page.get_by_role("button", name="large hidden").get_attribute("aria-pressed") == "true"
-    page.get_by_role("button", name="large hidden").click()
+    assert page.get_by_role("button", name="large masked").get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="large masked").click()
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
     assert changes_in(page) == []
 
 
 def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer", row="decoder.1.cross_attn:3:0")
-    page.get_by_label("Everything on").select_option(index=2)
+    page.get_by_label("All weight on").select_option(index=2)
     model = regard.load(site.runs["tiny-transformer"])
     keys = len(model.trace(SENTENCE).header["tokens"]["source"])
     weights = [float(k == 1) for k in range(keys)]
     change = {"kind": "row", "attention": "decoder.1.cross_attn", "head": 3, "query": 0, "weights": weights}
     assert_as_in_python(page, model.trace(SENTENCE, changes=[change]))
-    page.get_by_role("button", name="As recorded").click()
+    page.get_by_role("button", name="Reset").click()
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
 
 
 def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer", row="decoder.0.cross_attn:all:1")
-    page.get_by_role("button", name="large hidden").click()
+    page.get_by_role("button", name="large masked").click()
     page.wait_for_selector("[data-output=changed]")
     assert page.query_selector("[data-output=forced]") is None
-    page.get_by_role("button", name="Evenly").click()
+    page.get_by_role("button", name="Uniform").click()
     forced = page.locator("[data-output=forced]")
     forced.wait_for()
     there = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=changes_in(page))
     assert_as_in_python(page, there)
     assert shown(page, "forced").strip() == shown(page, "original").strip()
-    assert "original output forced" in forced.inner_text() and "says" not in forced.inner_text()
+    assert "original output forced" in forced.inner_text() and "same output" not in forced.inner_text()
     same = there.header["free"]["text"] == there.header["before"]["text"]
-    remark = "says the same" if same else "says something else"
+    remark = "same output" if same else "different output"
     assert remark in page.locator("[data-output=changed]").inner_text()
 
 
 def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
     page = visit("changes", run="tiny-gpt", text="Once upon a time", row="decoder.0.self_attn:0:2")
     assert page.locator(".row-sliders input").count() == 3
-    assert page.get_by_label("Everything on").locator("option").count() == 4
+    assert page.get_by_label("All weight on").locator("option").count() == 4
     assert "tokens are masked" in page.inner_text("section:has(.row-sliders)")
-    page.get_by_role("button", name="Evenly").click()
+    page.get_by_role("button", name="Uniform").click()
     until(lambda: bool(changes_in(page)), "the change")
     (change,) = changes_in(page)
     assert change["weights"][:3] == [0.333] * 3 and not any(change["weights"][3:])
@@ -110,7 +110,7 @@ def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
 
 def test_a_word_of_a_prompt_can_be_hidden_too(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-gpt", text="Once upon a time")
-    page.get_by_role("button", name="Once hidden").click()
+    page.get_by_role("button", name="Once masked").click()
     model = regard.load(site.runs["tiny-gpt"])
     tokens = model.trace("Once upon a time").header["tokens"]["inputs"]
     word = [place for place, token in enumerate(tokens) if token["word"] == 0]

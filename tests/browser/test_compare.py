@@ -31,7 +31,7 @@ def test_two_runs_stand_side_by_side_on_the_same_input(visit: Visit, site: Site)
     assert panes.count() == 2
     for i, name in enumerate(("tiny-transformer", "tiny-additive")):
         trace = regard.load(site.runs[name]).trace(SENTENCE)
-        assert (panes.nth(i).locator(".pane-said").text_content() or "") == trace.header["text"]["target"]
+        assert (panes.nth(i).locator(".pane-output").text_content() or "") == trace.header["text"]["target"]
         last = [entry for entry in trace.header["attention"] if entry["part"] == "cross"][-1]
         mean = (trace.display(last["array"]) / 255).mean(0)
         assert np.abs(cells(page, f".columns > figure:nth-child({i + 1})") - _coloured(mean)).max() <= 1
@@ -67,7 +67,7 @@ def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, si
     page = visit("compare", snap=10, layer=1, head=0)
     run = RunDir(site.runs["tiny-transformer"])
     target = Model(run, "cpu").trace(SENTENCE).header["text"]["target"]
-    where = "section[aria-label='How attention formed']"
+    where = "section[aria-label='Attention during training']"
     for step, path in run.snapshots().items():
         page.evaluate("step => location.hash = location.hash.replace(/snap=\\d+/, `snap=${step}`)", step)
         holds(page, f"document.querySelector(\"{where} h3\").textContent.endsWith('step {step}')")
@@ -88,10 +88,10 @@ def test_many_snapshots_are_all_seen_whole(visit: Visit, page: Page, tmp_path: P
         shutil.copy(run.snapshot(10), run.snapshot(step))
     with served([run.path], SENTENCE) as address:
         visit("compare", at=address)
-        holds(page, "[...document.querySelectorAll('.film canvas')].every((one) => one.width > 1)")
+        holds(page, "[...document.querySelectorAll('.frames canvas')].every((one) => one.width > 1)")
         read = "all => all.map((one) => one.getBoundingClientRect().bottom)"
-        (film,), thumbs = (page.eval_on_selector_all(where, read) for where in (".film", ".film .thumb"))
-    assert len(thumbs) == 10 and max(thumbs) <= film
+        (frames,), thumbs = (page.eval_on_selector_all(where, read) for where in (".frames", ".frames .thumb"))
+    assert len(thumbs) == 10 and max(thumbs) <= frames
 
 
 def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Page, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Pa
     assert page.query_selector("main [role=alert]") is None
     for i, before in enumerate(live, 1):
         assert np.array_equal(cells(page, f".columns > figure:nth-child({i})"), before)
-    assert (page.text_content("section[aria-label='How attention formed'] h3") or "").endswith("step 10")
+    assert (page.text_content("section[aria-label='Attention during training'] h3") or "").endswith("step 10")
 
 
 def test_of_more_than_a_file_may_carry_the_last_ones_are_saved(visit: Visit, page: Page, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_of_more_than_a_file_may_carry_the_last_ones_are_saved(visit: Visit, pag
 
     page.route("**/api/runs", few)
     visit("compare")  # two models, and two snapshots
-    holds(page, "[...document.querySelectorAll('.film canvas')].every((one) => one.width > 1)")
+    holds(page, "[...document.querySelectorAll('.frames canvas')].every((one) => one.width > 1)")
     page.goto(export(page, "HTML", tmp_path).as_uri())
     carried = page.eval_on_selector("#regard-data", "one => Object.keys(JSON.parse(one.textContent).traces)")
     assert [json.loads(key)[:2] for key in carried] == [["tiny-transformer", None], ["tiny-transformer", 20]]

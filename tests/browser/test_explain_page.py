@@ -10,7 +10,7 @@ import pytest
 from onscreen import SENTENCE, Site, Visit, announced, cells, export, settled, table, until
 
 import regard
-from regard.interpret.explain import Function, curves, sort_by
+from regard.interpret.explain import curves
 from regard.interpret.explain.models import ask
 from regard.viz.colours import signed_rgb
 from regard.viz.explanations import number
@@ -32,7 +32,7 @@ def test_the_explanation_is_the_librarys_for_the_same_seed(site: Site, visit: Vi
     _done(page)
     there = regard.load(site.runs["tiny-transformer"]).explain(text, masks=64, seed=3)
     assert there.exact is exact
-    head, *rows = table(page, "figure:has(h3:text('What each output'))")
+    head, *rows = table(page, "figure:has(h3:text('Importance of each'))")
     assert tuple(head[1:]) == there.features
     assert tuple(row[0] for row in rows) == there.outputs
     written = [
@@ -40,7 +40,7 @@ def test_the_explanation_is_the_librarys_for_the_same_seed(site: Site, visit: Vi
         for values, errors in zip(there.importance.T, there.error.T, strict=True)
     ]
     assert [row[1:] for row in rows] == written
-    overall = table(page, "figure:has(h3:text('What the whole output'))")[1:]
+    overall = table(page, "figure:has(h3:text('Importance for the whole'))")[1:]
     assert [row[1] for row in overall] == [number(value) for value in there.overall]
 
 
@@ -49,7 +49,7 @@ def test_its_cells_have_the_signed_colours(site: Site, visit: Visit) -> None:
     _done(page)
     there = regard.load(site.runs["tiny-transformer"]).explain(SENTENCE, masks=64).importance.T
     expected = [[list(signed_rgb(value / np.abs(there).max())) for value in row] for row in there]
-    assert np.abs(cells(page, "figure:has(h3:text('What each output'))") - expected).max() <= 1
+    assert np.abs(cells(page, "figure:has(h3:text('Importance of each'))") - expected).max() <= 1
 
 
 def test_the_curves_are_the_librarys(site: Site, visit: Visit) -> None:
@@ -70,7 +70,7 @@ def test_the_curves_are_the_librarys(site: Site, visit: Visit) -> None:
 def test_a_gpt_s_attention_is_put_to_the_same_test_as_the_page_says(visit: Visit) -> None:
     page = visit("explain", run="tiny-gpt", text="Once upon", masks=64, table=1)
     _done(page)
-    assert "the curves below put both" in (page.text_content(".tested") or "").lower()
+    assert "the curves below compare both" in (page.text_content(".comparison") or "").lower()
     head = table(page, "figure:has(h3:text('Deletion'))")[0]
     assert head[1:] == ["explanation", "attention", "random order"]
 
@@ -79,42 +79,26 @@ def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> Non
     page = visit("explain", run="tiny-transformer", masks=64)
     assert "not by itself an explanation" in (page.text_content("#view-explain .callout") or "")
     _done(page)
-    until(lambda: "What mattered most" in announced(page), "the announcement")
+    until(lambda: "Most important:" in announced(page), "the announcement")
 
 
 def test_pointing_at_one_map_points_at_the_other(visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64)
     _done(page)
-    page.locator("figure:has(h3:text('What each output')) .map-cell").focus()
+    page.locator("figure:has(h3:text('Importance of each')) .map-cell").focus()
     page.keyboard.press("ArrowRight")
-    other = page.locator("figure:has(h3:text('Where it looked')) .map-ghost")
+    other = page.locator("figure:has(h3:text('Attention:')) .map-ghost")
     until(lambda: other.is_visible(), "the other map's mark")
 
 
 def test_the_saved_page_carries_the_explanation(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("explain", run="tiny-transformer", masks=64)
     _done(page)
-    live, colours = page.inner_text(".columns"), cells(page, "figure:has(h3:text('What each output'))")
+    live, colours = page.inner_text(".columns"), cells(page, "figure:has(h3:text('Importance of each'))")
     page.goto(export(page, "HTML", tmp_path).as_uri())
     _done(page)
     assert page.inner_text(".columns") == live
-    assert np.array_equal(cells(page, "figure:has(h3:text('What each output'))"), colours)
+    assert np.array_equal(cells(page, "figure:has(h3:text('Importance of each'))"), colours)
     page.fill("input[type=number]", "5")
     page.keyboard.press("Tab")
     until(lambda: "regard look" in page.inner_text(".explain-status"), "what the file says of another question")
-
-
-def test_a_person_at_the_page_sorts_things_by_answering(visit: Visit) -> None:
-    page = visit("explain", run="tiny-transformer", masks=64)
-    things = ["10", "two", "7", "one"]
-    size = {"10": 10, "two": 2, "7": 7, "one": 1}
-    page.get_by_label("Things, with commas between").fill(", ".join(things))
-    page.get_by_role("button", name="Sort by asking me").click()
-    expected = sort_by(Function(lambda a, b: size[a] < size[b]), things)
-    for asked in range(expected.questions):
-        until(lambda asked=asked: f"Question {asked + 1}," in (page.text_content(".judge-place") or ""), "a question")
-        first, second = page.locator(".judge-choice").all_text_contents()
-        page.get_by_role("button", name=first if size[first] < size[second] else second, exact=True).click()
-    until(lambda: page.locator(".judge-order").count() == 1, "the order")
-    assert tuple(page.locator(".judge-order li").all_text_contents()) == expected.things
-    assert page.get_attribute(".judge-place [data-questions]", "data-questions") == str(expected.questions)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 CHANGE = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
-OFF = "cross-attention, layer 1, head 2 off"
+OFF = "cross-attention, layer 1, head 2 ablated"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def _renewed(page: Page, run: RunDir, troubles: list[str]) -> None:
     page.wait_for_selector(".answer .note")
     assert "weights on disk have changed" in (page.text_content(".answer .note") or "")
     assert "step 30" in (page.text_content(".facts") or "")
-    assert page.text_content(".said") == (Model(run, "cpu").translate(SENTENCE).text or "(nothing)")
+    assert page.text_content(".output") == (Model(run, "cpu").translate(SENTENCE).text or "(empty)")
     until(lambda: bool(troubles), "the browser's own note of the refusal")
     assert all("409" in trouble for trouble in troubles)
     troubles.clear()
@@ -62,7 +62,7 @@ def test_an_intervention_is_in_the_weights_that_the_page_names(
     page.wait_for_selector("[data-output=changed]")
     there = Model(run, "cpu").trace(SENTENCE, changes=[CHANGE]).header
     for which, said in (("original", there["before"]["text"]), ("changed", there["text"]["target"])):
-        assert (page.text_content(f"[data-output={which}] .output-said") or "").strip() == (said.strip() or "∅")
+        assert (page.text_content(f"[data-output={which}] .output-text") or "").strip() == (said.strip() or "∅")
     until(lambda: "weights on disk have changed" in announced(page), "the announcement")
     page.fill("textarea", "the dog sees a house")
     until(lambda: page.query_selector(".answer .note") is None, "another text, which has nothing to do with it")
@@ -77,7 +77,7 @@ def test_an_explanation_is_of_the_weights_that_the_page_names(
     _renewed(page, run, troubles)
     page.wait_for_selector("figure:has(h3:text('Deletion'))")
     there = Model(run, "cpu").explain(SENTENCE, masks=64)
-    overall = table(page, "figure:has(h3:text('What the whole output'))")[1:]
+    overall = table(page, "figure:has(h3:text('Importance for the whole'))")[1:]
     assert [row[1] for row in overall] == [number(value) for value in there.overall]
 
 

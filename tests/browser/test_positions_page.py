@@ -29,33 +29,30 @@ def criteria(page: Page) -> dict[str, tuple[bool, float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_four_criteria_are_the_librarys(visit: Visit, kind: str) -> None:
-    page = visit("positions", positions=kind, places=20, features=16)
+    page = visit("positions", positions=kind, length=20, features=16)
     expected = study(kind, 20, 16).criteria
     assert criteria(page) == {one.name: (one.holds, pytest.approx(one.value)) for one in expected}
 
 
 def test_all_kinds_stand_in_one_table(visit: Visit) -> None:
-    page = visit("positions", places=20, features=16)
-    rows = page.eval_on_selector_all(
-        "table.plain tbody tr", "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.className))"
-    )
-    expected = [["holds" if one.holds else "fails" for one in study(kind, 20, 16).criteria] for kind in KINDS]
-    assert rows == expected
+    page = visit("positions", length=20, features=16)
+    expected = [["✓ yes" if one.holds else "✗ no" for one in study(kind, 20, 16).criteria] for kind in KINDS]
+    assert [row[1:] for row in table(page)[1:]] == expected
 
 
 def test_the_vectors_have_their_colours_and_the_curve_its_numbers(visit: Visit) -> None:
-    page = visit("positions", places=12, features=8, base=2)
+    page = visit("positions", length=12, features=8, base=2)
     there = study("sinusoidal", 12, 8, 100.0)
     extent = float(np.abs(there.vectors).max())
     assert cells(page).tolist() == [[list(signed_rgb(float(x) / extent)) for x in row] for row in there.vectors]
     page.get_by_text("Tables", exact=True).click()
-    page.wait_for_selector(".table-room")
+    page.wait_for_selector("figure .table-box")
     rows = table(page, "figure:has(h3:text('Dot product'))")
     assert [float(row[1].replace("−", "-")) for row in rows[1:]] == pytest.approx(there.dot.tolist(), rel=1e-3)
 
 
 def test_another_kind_is_chosen_with_the_arrow_keys(visit: Visit) -> None:
-    page = visit("positions", places=8, features=8)
+    page = visit("positions", length=8, features=8)
     page.get_by_role("radio", name="Sinusoidal").focus()
     page.keyboard.press("ArrowRight")
     until(lambda: criteria(page)["deterministic"][0] is False, "learned positions")
@@ -63,7 +60,7 @@ def test_another_kind_is_chosen_with_the_arrow_keys(visit: Visit) -> None:
 
 
 def test_the_saved_page_carries_the_positions(visit: Visit, page: Page, tmp_path: Path) -> None:
-    visit("positions", positions="fraction", places=20, features=16)
+    visit("positions", positions="fraction", length=20, features=16)
     live, colours = criteria(page), cells(page)
     page.goto(export(page, "HTML", tmp_path).as_uri())
     page.wait_for_selector("main[data-ready=positions]")

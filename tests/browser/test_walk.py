@@ -70,7 +70,7 @@ def test_the_numbers_that_tokens_are_drawn_with_are_the_librarys(visit: Visit) -
 
 
 def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=1.5, topk=6)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=1.5, topk=6)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     row = next(place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
     logits = torch.from_numpy(trace.array("output.logits")[row])
@@ -83,7 +83,7 @@ def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit
 
 
 def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=1.2, topk=20, draw=5)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=1.2, topk=20, draw=5)
     model = regard.load(site.runs["tiny-gpt"])
     written = model.generate(PROMPT, seed=5, tokens=4, temperature=1.2, top_k=20, top_p=1.0)
     drawn: list[int] = []
@@ -93,16 +93,16 @@ def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) 
         page.click("[data-act=draw]")
         until(lambda before=before: page.text_content(".walk-panel .walk-text") != before, f"token {count}")
     assert tuple(drawn) == written.hypotheses[0].tokens
-    text, said = page.text_content(".walk-panel .walk-text"), _fields(page)["said"]
+    text, ids = page.text_content(".walk-panel .walk-text"), _fields(page)["continuation"]
     page.reload()  # the address holds where the walk is
     page.wait_for_selector("[data-drawn]")
-    assert (page.text_content(".walk-panel .walk-text"), _fields(page)["said"]) == (text, said)
+    assert (page.text_content(".walk-panel .walk-text"), _fields(page)["continuation"]) == (text, ids)
     page.get_by_role("button", name="Start over").click()
-    until(lambda: "said" not in _fields(page), "the beginning")
+    until(lambda: "continuation" not in _fields(page), "the beginning")
 
 
 def test_all_logits_have_their_tokens_and_no_others(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="logits", token=1)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="logits", token=1)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     logits = trace.array("output.logits")[1]
     page.get_by_role("button", name=f"All {len(logits)} logits").click()
@@ -120,50 +120,50 @@ def test_all_logits_have_their_tokens_and_no_others(site: Site, visit: Visit) ->
 
 
 def test_the_draw_names_its_token_also_where_it_is_an_unlikely_one(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=3)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=3)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     for seed in range(1, 20):
         drawn = int(page.get_attribute("[data-drawn]", "data-drawn") or -1)
         listed = page.eval_on_selector_all(".bar-line", "all => all.map((line) => line.dataset.label)")
         word = visible(trace.vocabulary[drawn])
-        assert (page.text_content("[data-drawn]") or "").endswith(f"falls on {word}")
+        assert (page.text_content("[data-drawn]") or "").endswith(f"selects “{word}”")
         if word not in listed:
             return
-        page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", temperature=3, draw=seed)
+        page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=3, draw=seed)
     raise AssertionError("every draw fell on one of the likeliest tokens")
 
 
-def test_the_next_station_begins_at_its_beginning_and_back_goes_back(visit: Visit) -> None:
-    page = visit("walk", run="tiny-transformer", station="decoder.0")
+def test_the_next_stage_begins_at_its_beginning_and_back_goes_back(visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", stage="decoder.0")
     page.get_by_role("button", name="Next").scroll_into_view_if_needed()
     page.get_by_role("button", name="Next").click()
-    until(lambda: "Decoder block 2" in (page.text_content(".walk-title") or ""), "the next station")
+    until(lambda: "Decoder block 2" in (page.text_content(".walk-title") or ""), "the next stage")
     holds(page, "document.querySelector('.walk-title').getBoundingClientRect().top >= 0")
     holds(page, "document.querySelector('.walk-title').getBoundingClientRect().top < innerHeight / 2")
     page.go_back()
-    until(lambda: "Decoder block 1" in (page.text_content(".walk-title") or ""), "the station before")
+    until(lambda: "Decoder block 1" in (page.text_content(".walk-title") or ""), "the stage before")
 
 
-def test_the_followed_token_has_one_name_in_all_attentions_of_a_block(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-transformer", station="decoder.0", token=2)
-    followed = page.text_content(".follow [aria-pressed=true]") or "?"
+def test_the_selected_token_has_one_name_in_all_attentions_of_a_block(site: Site, visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", stage="decoder.0", token=2)
+    selected = page.text_content(".selection [aria-pressed=true]") or "?"
     notes = page.eval_on_selector_all(".addition figcaption p", "all => all.map((note) => note.textContent)")
-    assert len(notes) == 2 and all(note.startswith(followed) for note in notes), notes
+    assert len(notes) == 2 and all(note.startswith(selected) for note in notes), notes
     written = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE).header["tokens"]["target"][2]["label"]
-    assert f"to write {written}," in notes[1]
+    assert f"predicting {written}," in notes[1]
     marked = page.eval_on_selector_all(".map-label.lit", "all => all.map((label) => label.textContent)")
-    assert marked == [followed, followed]
+    assert marked == [selected, selected]
 
 
 def test_tokens_and_ids_are_the_tokenizers(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-transformer", station="tokens", table=1)
+    page = visit("walk", run="tiny-transformer", stage="tokens", table=1)
     model = regard.load(site.runs["tiny-transformer"])
     tokens = model.trace(SENTENCE).header["tokens"]["source"]
     assert [row[2] for row in table(page)[1:]] == [str(token["id"]) for token in tokens]
 
 
 def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="decoder.0", table=1)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="decoder.0", table=1)
     page.get_by_role("button", name="stream after").first.click()
     rows = [[number.replace("−", "-") for number in row[1:]] for row in table(page, "dialog")[1:]]
     exact = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).array("decoder.0.self_attn.stream")
@@ -173,21 +173,21 @@ def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) ->
     assert "tensor" in (page.evaluate("document.activeElement.className") or "")
 
 
-def test_the_stations_are_walked_with_the_keyboard(visit: Visit) -> None:
+def test_the_stages_are_walked_with_the_keyboard(visit: Visit) -> None:
     page = visit("walk", run="tiny-transformer")
     page.get_by_role("tab", name="Text").focus()
     seen = []
     for _ in range(page.locator("[role=tab]").count()):
         seen.append(page.get_by_role("tab", selected=True).text_content())
         page.keyboard.press("ArrowDown")
-        until(lambda: page.get_by_role("tab", selected=True).text_content() != seen[-1], "the next station")
+        until(lambda: page.get_by_role("tab", selected=True).text_content() != seen[-1], "the next stage")
     assert seen == ["Text", "Tokens and ids", "Source: embedding", "Encoder block 1", "Output: embedding",
-                    "Decoder block 1", "Decoder block 2", "If it stopped here", "Logits", "The next token"]  # fmt: skip
-    until(lambda: "Station 1 of 10" in announced(page), "the announcement")
+                    "Decoder block 1", "Decoder block 2", "Logit lens", "Logits", "Next token"]  # fmt: skip
+    until(lambda: "Stage 1 of 10" in announced(page), "the announcement")
 
 
 def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="lens", token=0, table=1)
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="lens", token=0, table=1)
     layers = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).layers
     rows = table(page)[1:]
     assert [row[0] for row in rows] == [layer["label"] for layer in layers]
@@ -196,24 +196,24 @@ def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> No
 
 
 @pytest.mark.parametrize("run", ["tiny-additive", "tiny-bert"])
-def test_every_station_of_every_family_is_drawn(run: str, visit: Visit) -> None:
+def test_every_stage_of_every_family_is_drawn(run: str, visit: Visit) -> None:
     page = visit("walk", run=run, text=SENTENCE if run == "tiny-additive" else "Once upon a [MASK]")
     for place in range(page.locator("[role=tab]").count()):
         page.locator("[role=tab]").nth(place).click()
-        until(lambda place=place: (page.text_content(".walk-title") or "").startswith(f"{place + 1}."), "the station")
+        until(lambda place=place: (page.text_content(".walk-title") or "").startswith(f"{place + 1}."), "the stage")
         assert page.query_selector(".walk-panel .note[role=alert]") is None
 
 
-def test_stations_fit_a_phone_and_an_accessibility_checker_finds_nothing_serious(
+def test_stages_fit_a_phone_and_an_accessibility_checker_finds_nothing_serious(
     visit: Visit, new_page: Callable[..., Page]
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     page = new_page(width=360, color_scheme="dark")
-    for station in ("tokens", "decoder.0", "lens", "choose"):
-        visit("walk", on=page, run="tiny-gpt", text=PROMPT, station=station)
+    for stage in ("tokens", "decoder.0", "lens", "choose"):
+        visit("walk", on=page, run="tiny-gpt", text=PROMPT, stage=stage)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        if station in ("tokens", "lens"):
+        if stage in ("tokens", "lens"):
             continue  # plain text and a plain table
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
         assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
@@ -240,19 +240,19 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
 
     page.route("**/api/trace", spoil)
     page.route("**/api/trace/*/layers", spoil_layers)
-    for station in ("decoder.0", "choose", None):
-        visit("walk" if station else "changes", run="tiny-transformer", station=station)
+    for stage in ("decoder.0", "choose", None):
+        visit("walk" if stage else "changes", run="tiny-transformer", stage=stage)
         assert evil in (page.text_content("main") or "").replace("␣", " ")
         assert page.query_selector("img") is None and page.title() != "owned"
 
 
 def test_an_address_that_cannot_be_read_is_no_harm(visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, said="[1,", station="nowhere", token="x")
+    page = visit("walk", run="tiny-gpt", text=PROMPT, continuation="[1,", stage="nowhere", token="x")
     assert page.text_content(".walk-title") == "1. Text"
 
 
 def test_another_text_begins_another_walk(visit: Visit) -> None:
-    page = visit("walk", run="tiny-gpt", text=PROMPT, station="choose", said="[300]")
+    page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", continuation="[300]")
     page.fill("textarea", "A dog")
-    until(lambda: "said" not in _fields(page), "the beginning")
+    until(lambda: "continuation" not in _fields(page), "the beginning")
     until(lambda: page.text_content(".walk-panel .walk-text") == "A dog …", "the new text")

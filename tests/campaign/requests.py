@@ -21,7 +21,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/trace": {"run": "transformer", "text": TEXT, "changes": [HEAD, {"kind": "hide", "word": 1}], "step": None},
     "/api/explain": {"run": "gpt", "text": "Once upon a", "masks": 20, "keep": 0.5, "seed": 1, "span": 1},
     "/api/positions": {"kind": "sinusoidal", "length": 16, "width": 16, "base": 100.0},
-    "/api/judge": {"things": ["a", 2, 3.5, "b"], "answers": [True, False]},
     "/api/standalone": {"requests": [{"run": "bert", "text": "a [MASK] day"}], "hash": ""},
 }
 PATHS = [
@@ -123,7 +122,7 @@ def _request(random: Random, keys: list[str]) -> tuple[str, str, str, bytes, dic
             {"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Content-Type": "text/plain"},
             {"Authorization": "Bearer x"}, {"Cookie": "a=b; " * 100}, {"X-A": "b" * 5000}, {"Content-Length": "5"},
         ]  # fmt: skip
-        return "odd headers", "POST", "/api/judge", b'{"things": [1, 2]}', {**json_type, **random.choice(odd_headers)}
+        return "odd headers", "POST", "/api/positions", b'{"kind": "index"}', {**json_type, **random.choice(odd_headers)}
     return (
         "raw bytes",
         "",

@@ -218,25 +218,6 @@ def test_few_words_are_explained_exactly(client: TestClient) -> None:
     assert gpt["exact"] and "attention" in gpt["curves"]["deletion"]
 
 
-def test_a_person_sorts_by_answering(client: TestClient) -> None:
-    """Whoever prefers the shorter of two things puts 42 before "twenty"."""
-    things, answers = ["twenty", 42, "seven"], []
-    while True:
-        found = client.post("/api/judge", json={"things": things, "answers": answers}).json()
-        if "sorted" in found:
-            break
-        assert found["questions"] == len(answers) <= found["most"] == 3
-        a, b = found["ask"]
-        answers.append(len(str(a)) < len(str(b)))
-    assert found == {"sorted": [42, "seven", "twenty"], "questions": len(answers)}
-    refused(client.post("/api/judge", json={"things": things, "answers": [True] * 9}), 400, "were enough")
-    assert client.post("/api/judge", json={"things": ["one"]}).status_code == 400
-    as_json = {"content-type": "application/json"}
-    assert client.post("/api/judge", content=b'{"things": [NaN, 1]}', headers=as_json).status_code == 400
-    half = client.post("/api/judge", content=b'{"things": ["\\ud83d", 1]}', headers=as_json)  # of a surrogate pair
-    assert half.status_code == 200 and "\ud83d" in half.json()["ask"]
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The application: the page and its files, traces and their arrays, explanations, positions, a judge."""
+"""The application: the page and its files, traces and their arrays, explanations, positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from regard.cancel import Cancelled, cancellable
 from regard.errors import UserError
 from regard.server import schemas
 from regard.server.explain import Busy, EventLines, Explainer, TooMany
-from regard.server.judge import sorting
 from regard.server.middleware import SecurityMiddleware
 from regard.server.registry import NotFound, RunRegistry, WeightsChanged
 from regard.viz import standalone
@@ -94,10 +93,10 @@ def application(
 
     @app.get("/page/{path:path}")
     async def file(path: str) -> Response:
-        found = standalone.places().get(path)
+        found = standalone.entries().get(path)
         if found is None:
             raise NotFound(f"the page has no file {path!r}")
-        return Response(found.read_bytes(), media_type=standalone.kind(path))
+        return Response(found.read_bytes(), media_type=standalone.media_type(path))
 
     @app.get("/api/runs")
     async def known() -> Response:
@@ -141,10 +140,6 @@ def application(
     @app.post("/api/positions")
     async def places(wanted: schemas.PositionsBody, request: Request) -> Response:
         return _json(await turns.take(request, lambda: runs.positions(wanted).to_json()))
-
-    @app.post("/api/judge")
-    async def judge(wanted: schemas.JudgeBody) -> Response:
-        return _json(sorting(wanted.things, wanted.answers))
 
     @app.post("/api/standalone")
     async def whole(wanted: schemas.StandaloneBody, request: Request) -> Response:

@@ -177,7 +177,6 @@ class RunRegistry:
             "limits": {
                 "characters": schemas.CHARACTERS,
                 "masks": schemas.MASKS,
-                "things": schemas.THINGS,
                 "requests": schemas.REQUESTS,
             },
         }

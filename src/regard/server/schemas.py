@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 CHARACTERS = 20_000  # of a text
 MASKS = 20_000
 CHANGES = 512
-THINGS = 100
 REQUESTS = 32  # traces in one file
 FILE_BYTES = 2**28  # of their arrays, as they are carried
 LONGEST, WIDEST = 512, 512  # of a position table
@@ -71,8 +70,3 @@ class PositionsBody(RequestModel):
     run: str | None = None  # its own table, of learned positions
     step: int | None = None
     weights: str | None = None
-
-
-class JudgeBody(RequestModel):
-    things: list[str | int | FiniteFloat] = Field(min_length=2, max_length=THINGS)
-    answers: list[bool] = Field(default_factory=list, max_length=1000)

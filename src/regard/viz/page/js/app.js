@@ -1,12 +1,13 @@
-// The shell: what the model reads, what it says, and one view of how it got there.
+// The application: the input, the output, and one view of how the model got from one to the other.
 
 import { button, clear, debounce, el, field, segmented, select } from "./dom.js";
+import { weightOptions } from "./attention_map.js";
 import { setAnchors } from "./colours.js";
-import { shortNumber } from "./chart.js";
-import { captionLines } from "./figure.js";
+import { shortNumber } from "./numbers.js";
+import { CAUTION, captionLines } from "./figure.js";
 import { embeddedSource, liveSource, requestKey } from "./source.js";
 import { saveHtml, savePng, saveSvg } from "./export.js";
-import { makeState } from "./state.js";
+import { anyOf, makeState } from "./state.js";
 import { direction } from "./tokens.js";
 import { align } from "./views/align.js";
 import { heads } from "./views/heads.js";
@@ -17,33 +18,33 @@ import { explain } from "./views/explain.js";
 import { positions } from "./views/positions.js";
 
 const VIEWS = [align, heads, compare, walk, changes, explain, positions];
-const ANSWERS = { translate: "Translation", generate: "Continuation", fill: "Filled in", classify: "Class" };
-const LONG_TEXT = 140; // characters, from which on text is set smaller
-const RENEWED = "The weights on disk have changed: all that is shown here is of the new ones.";
-const TYPING_PAUSE = 450; // milliseconds of quiet before the model is asked
+const OUTPUT_NAMES = { translate: "Translation", generate: "Continuation", fill: "Filled masks", classify: "Class" };
+const LONG_TEXT = 140; // characters; longer texts have a smaller font
+const RELOADED = "The weights on disk have changed; the page now shows the new ones.";
+const TYPING_PAUSE = 450; // milliseconds without typing before the model runs
 
-const place = (id) => document.getElementById(id);
-const laidIn = (id) => (place(id) ? JSON.parse(place(id).textContent) : null);
-const carriedData = laidIn("regard-data");
-const fileCopy = carriedData ? `<!doctype html>\n${document.documentElement.outerHTML}` : "";
-const source = carriedData ? embeddedSource(carriedData, laidIn("regard-answers") ?? {}, fileCopy) : liveSource();
-const state = makeState(carriedData?.hash ?? "");
+const byId = (id) => document.getElementById(id);
+const embeddedJson = (id) => (byId(id) ? JSON.parse(byId(id).textContent) : null);
+const embedded = embeddedJson("regard-data");
+const fileCopy = embedded ? `<!doctype html>\n${document.documentElement.outerHTML}` : "";
+const source = embedded ? embeddedSource(embedded, embeddedJson("regard-answers") ?? {}, fileCopy) : liveSource();
+const state = makeState(embedded?.hash ?? "");
 const figures = new Set();
 const usedRequests = new Map();
 
 let runs = [];
 let firstText = "";
-let mostInFile = 16; // traces; the server says how many it lays into one file
+let maxEmbedded = 16; // traces in one standalone file; set by the server
 let trace = null;
 let traceKey = "";
-let viewShown = null; // what render() was last called for, so that a late answer draws nothing twice
+let viewShown = null; // view and trace that render() was last called for, so that nothing is drawn twice
 let leave = () => {};
-let asked = 0;
+let loads = 0;
 let failure = null; // why there is no trace
-let renewed = false; // by itself, until another text is asked for
+let reloaded = false; // after the weights have changed, until the next input
 
 const announce = debounce((text) => {
-  place("live").textContent = text;
+  byId("live").textContent = text;
 }, 150);
 
 // ---- theme
@@ -55,10 +56,10 @@ function theme() {
   return chosen === "light" || chosen === "dark" ? chosen : darkScreen.matches ? "dark" : "light";
 }
 
-function dress() {
+function applyTheme() {
   document.documentElement.dataset.theme = theme();
   const other = theme() === "dark" ? "light" : "dark";
-  const control = place("theme");
+  const control = byId("theme");
   if (control) {
     control.textContent = other === "dark" ? "Dark" : "Light";
     control.setAttribute("aria-label", `Use ${other} colours`);
@@ -69,15 +70,9 @@ function dress() {
 // ---- tools
 
 function buildTools() {
-  const asTables = segmented(
-    "Show as",
-    [
-      ["0", "Pictures"],
-      ["1", "Tables"],
-    ],
-    state.get("table", "0"),
-    (value) => state.set({ table: value === "1" ? "1" : null }),
-  );
+  const options = [["0", "Pictures"], ["1", "Tables"]];
+  const setTable = (value) => state.set({ table: value === "1" ? "1" : null });
+  const asTables = segmented("Show as", options, state.get("table", "0"), setTable);
   state.subscribe((changed) => {
     if (!changed.has("table")) return;
     for (const radio of asTables.querySelectorAll("input")) radio.checked = radio.value === state.get("table", "0");
@@ -86,7 +81,7 @@ function buildTools() {
     id: "theme",
     class: "plain",
   });
-  place("tools").append(asTables, themeButton, exportMenu());
+  byId("tools").append(asTables, themeButton, exportMenu());
 }
 
 function exportMenu() {
@@ -98,13 +93,13 @@ function exportMenu() {
         await save();
         announce(`${label} saved`);
       } catch (error) {
-        complain(error);
+        showError(error);
       }
     });
   const shown = () => [...figures];
   const requests = () => {
     const all = [...usedRequests.values()];
-    return all.length > mostInFile ? [all[0], ...all.slice(1 - mostInFile)] : all; // of very many, the last ones
+    return all.length > maxEmbedded ? [all[0], ...all.slice(1 - maxEmbedded)] : all; // the first, and the last ones
   };
   menu.append(
     el(
@@ -138,10 +133,9 @@ function currentRequest() {
   return source.live ? wanted : source.nearest(wanted);
 }
 
-/** The moments of training that can be looked at: all snapshots, or those that a standalone file carries. */
+/** The weights that can be chosen: all snapshots, or those that a standalone file has. */
 function stepOptions(run) {
-  const steps = source.live ? [null, ...(run.snapshots ?? [])] : source.steps(run.id);
-  return steps.map((step) => [step === null ? "" : String(step), step === null ? "best" : `step ${step}`]);
+  return weightOptions(source.live ? [null, ...(run.snapshots ?? [])] : source.steps(run.id));
 }
 
 function buildComposer() {
@@ -163,15 +157,15 @@ function buildComposer() {
     );
     form.append(field("Weights", stepChoice, { class: "field field-step" }));
   }
-  form.append(source.live ? typedText(request) : recordedText(request));
-  clear(place("composer")).append(form, el("div", { class: "answer", id: "answer" }));
-  tellAnswer();
+  form.append(source.live ? textInput(request) : textChoice(request));
+  clear(byId("composer")).append(form, el("div", { class: "answer", id: "answer" }));
+  showOutput();
 }
 
-function typedText(request) {
+function textInput(request) {
   const box = el("textarea", { class: "sentence", rows: 1, spellcheck: false, dir: "auto" });
   box.value = request.text;
-  let typing = false; // one entry of the history for all that is typed before the box is left, or Enter is pressed
+  let typing = false; // all that is typed until Enter or blur makes one entry of the history
   const submit = () => {
     if (!box.value.trim() || box.value === currentRequest().text) return;
     state.set({ text: box.value }, { push: !typing });
@@ -199,8 +193,8 @@ function typedText(request) {
   return field("Text", box, { class: "field field-text" });
 }
 
-/** A standalone file offers the sentences it carries. */
-function recordedText(request) {
+/** The texts of a standalone file. */
+function textChoice(request) {
   const texts = source.texts(request.run);
   const choice = select(
     texts.map((text) => [text, text]),
@@ -211,83 +205,83 @@ function recordedText(request) {
   return field("Text", choice, { class: "field field-text" });
 }
 
-function tellAnswer(error = null) {
-  const answer = place("answer");
+function showOutput(error = null) {
+  const answer = byId("answer");
   if (!answer) return;
   clear(answer);
   if (error) {
     answer.append(el("p", { class: "callout", role: "alert", text: error.message }));
-    if (trace) answer.append(el("p", { class: "hint", text: "Below is still the last text that could be read." }));
+    if (trace) answer.append(el("p", { class: "hint", text: "The views below show the previous input." }));
     return;
   }
   if (!trace) return;
   const { text, model, tokens } = trace.header;
-  const said = el("p", {
-    class: text.target.length > LONG_TEXT ? "said long" : "said",
+  const output = el("p", {
+    class: text.target.length > LONG_TEXT ? "output long" : "output",
     dir: direction(text.target),
     lang: "",
-    text: text.target || "(nothing)",
+    text: text.target || "(empty)",
   });
   const facts = [
     Number.isFinite(text.score) ? `score ${shortNumber(text.score)}` : null,
-    `${tokens.source.length || tokens.target.filter((token) => token.given).length} tokens in`,
-    text.cut ? "the text was cut: this model reads no more at once" : null,
+    `${tokens.source.length || tokens.target.filter((token) => token.given).length} input tokens`,
+    text.cut ? "input truncated to the model's maximum length" : null,
     model.step === null ? null : `step ${model.step}`,
     model.parameters ? `${(model.parameters / 1e6).toFixed(model.parameters < 1e7 ? 1 : 0)} M parameters` : null,
   ];
   answer.append(
-    el("span", { class: "verb", text: ANSWERS[model.task] ?? "Answer" }),
-    said,
+    el("span", { class: "output-name", text: OUTPUT_NAMES[model.task] ?? "Output" }),
+    output,
     el("p", { class: "quiet facts num", text: facts.filter(Boolean).join(" · ") }),
-    renewed ? el("p", { class: "note", text: RENEWED }) : "",
+    reloaded ? el("p", { class: "note", text: RELOADED }) : "",
     source.live ? "" : el("p", { class: "hint caption", text: captionLines(trace.header).join(" · ") }),
   );
 }
 
 // ---- views
 
-function fits(view) {
+function applies(view) {
   return view.needs(trace?.header ?? null);
 }
 
 function currentView() {
   const chosen = VIEWS.find((view) => view.id === state.get("view"));
-  return chosen ?? VIEWS.find(fits) ?? VIEWS[0];
+  return chosen ?? VIEWS.find(applies) ?? VIEWS[0];
 }
 
 function buildNavigation() {
   const shown = currentView();
   const links = VIEWS.map((view) => {
-    const link = el("a", { href: state.link({ view: view.id }), text: view.title, class: fits(view) ? null : "unfit" });
+    const link = el("a", { href: state.link({ view: view.id }), text: view.title, class: applies(view) ? null : "unavailable" });
     if (view === shown) link.setAttribute("aria-current", "page");
     return link;
   });
-  const strip = place("views");
+  const strip = byId("views");
   const focused = [...strip.children].indexOf(document.activeElement);
   clear(strip).append(...links);
   if (focused >= 0) links[focused].focus();
-  const link = links[VIEWS.indexOf(shown)]; // scrollIntoView would also move where the Tab key begins
+  const link = links[VIEWS.indexOf(shown)]; // scrollIntoView would also move the starting point of the Tab key
   const [left, right] = [link.offsetLeft - strip.offsetLeft, link.offsetLeft - strip.offsetLeft + link.offsetWidth];
   if (left < strip.scrollLeft || right > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = left - 24;
 }
 
-/** Links follow every change of the state, so that another view opens on the same run, text and layer. */
+/** Updates links after a change of the state, so that another view opens on the same run, text and layer. */
 function refreshLinks() {
-  [...place("views").children].forEach((link, i) => {
+  [...byId("views").children].forEach((link, i) => {
     link.href = state.link({ view: VIEWS[i].id });
   });
   for (const link of document.querySelectorAll("a[data-view]")) link.href = state.link({ view: link.dataset.view });
 }
 
-function complain(error) {
-  if (error?.name === "AbortError" || error?.status === 409) return; // with other weights all is drawn anew
-  const said = el("p", { class: "callout", role: "alert", text: error?.message ?? String(error) });
-  const old = place("main").querySelector(".callout[role=alert]");
-  if (old) old.replaceWith(said);
-  else place("main").append(said);
+function showError(error) {
+  if (error?.name === "AbortError" || error?.status === 409) return; // after 409 everything is drawn again
+  const message = el("p", { class: "callout", role: "alert", text: error?.message ?? String(error) });
+  const old = byId("main").querySelector(".callout[role=alert]");
+  if (old) old.replaceWith(message);
+  else byId("main").append(message);
 }
 
-/** The address of another view on the same input. */
+/** A link to another view on the same input. */
 function viewLink(id, text) {
   return el("a", { href: state.link({ view: id }), data: { view: id }, text });
 }
@@ -296,11 +290,10 @@ async function show() {
   const view = currentView();
   leave();
   const ending = new AbortController();
-  const shownKey = `${view.id} ${traceKey}`;
-  viewShown = shownKey;
+  viewShown = `${view.id} ${traceKey}`;
   figures.clear();
   usedRequests.clear();
-  const main = place("main");
+  const main = byId("main");
   delete main.dataset.ready;
   clear(main);
   document.title = `${view.title} · regard`;
@@ -316,14 +309,14 @@ async function show() {
     ending.abort();
     cleanup?.();
   };
-  if (fits(view)) {
+  if (applies(view)) {
     try {
       cleanup = await view.render(root, makeContext(ending.signal));
     } catch (error) {
-      complain(error);
+      showError(error);
     }
   } else {
-    root.append(el("p", { class: "callout", text: trace || !failure ? view.lacking : `Nothing to show: ${failure}` }));
+    root.append(el("p", { class: "callout", text: trace || !failure ? view.lacking : `There is nothing to show: ${failure}` }));
   }
   if (ending.signal.aborted) {
     cleanup?.();
@@ -333,7 +326,7 @@ async function show() {
   if (!ending.signal.aborted) main.dataset.ready = view.id;
 }
 
-/** Maps draw themselves when they are given their room: between the next frame and the one after it. */
+/** Resolves when heat maps have been drawn: they draw on their first resize, in the next frame. */
 function drawn() {
   return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
 }
@@ -344,7 +337,7 @@ function makeContext(signal) {
       ...source,
       trace(request) {
         const key = requestKey(request);
-        if (key !== traceKey) usedRequests.delete(key); // to the end, where the last ones stand
+        if (key !== traceKey) usedRequests.delete(key); // so that it becomes the last one
         usedRequests.set(key, request);
         return source.trace(request);
       },
@@ -358,7 +351,7 @@ function makeContext(signal) {
     theme,
     signal,
     figures,
-    failed: complain,
+    failed: showError,
     viewLink,
   };
 }
@@ -369,48 +362,47 @@ function subscribeUntil(signal, listener) {
   return stop;
 }
 
-/** Asks for the trace of what the address says, then shows the view; the last question wins. */
+/** Requests the trace that the address names, then shows the view; the last request wins. */
 async function load() {
   const request = currentRequest();
   const key = requestKey(request);
-  const mine = ++asked;
+  const mine = ++loads;
   if (key !== traceKey || !trace) {
-    place("main").setAttribute("aria-busy", "true");
+    byId("main").setAttribute("aria-busy", "true");
     try {
-      const found = await source.trace(request);
-      if (mine !== asked) return;
-      trace = found;
+      const answer = await source.trace(request);
+      if (mine !== loads) return;
+      trace = answer;
       traceKey = key;
-      tellAnswer();
-      const said = [renewed && RENEWED, found.header.text.target].filter(Boolean);
-      if (said.length) announce(said.join(" "));
-      renewed = false;
+      showOutput();
+      const texts = [reloaded && RELOADED, trace.header.text.target].filter(Boolean);
+      if (texts.length) announce(texts.join(" "));
+      reloaded = false;
     } catch (error) {
-      if (mine !== asked) return;
+      if (mine !== loads) return;
       failure = error.message;
-      tellAnswer(error); // the last text that could be read stays, and its views can be visited
+      showOutput(error); // the views keep showing the previous input
     } finally {
-      if (mine === asked) place("main").removeAttribute("aria-busy");
+      if (mine === loads) byId("main").removeAttribute("aria-busy");
     }
   }
   if (viewShown !== `${currentView().id} ${traceKey}`) await show();
 }
 
-/** Some of what is shown has other weights by now: the view ends, and everything is asked for again. */
-function renew() {
+/** Ends the view and requests everything again, after the weights on disk have changed. */
+function reload() {
   leave();
   leave = () => {};
-  [trace, traceKey, viewShown, renewed] = [null, "", null, true];
+  [trace, traceKey, viewShown, reloaded] = [null, "", null, true];
   load();
 }
 
 function buildFoot() {
-  place("foot").append(
+  byId("foot").append(
     el(
       "p",
       {},
-      "Attention shows where a model looked. It is not by itself an explanation of what it said: ",
-      "to see which words mattered, hide them, in ",
+      CAUTION,
       viewLink("explain", "Explain"),
       " or ",
       viewLink("changes", "Interventions"),
@@ -421,39 +413,39 @@ function buildFoot() {
 
 async function begin() {
   if (source.live && location.search) history.replaceState(null, "", location.pathname + location.hash); // the token
-  dress();
-  darkScreen.addEventListener("change", dress);
-  place("skip").addEventListener("click", (event) => {
+  applyTheme();
+  darkScreen.addEventListener("change", applyTheme);
+  byId("skip").addEventListener("click", (event) => {
     event.preventDefault();
-    place("main").focus();
+    byId("main").focus();
   });
   document.addEventListener("click", followLink);
   try {
-    const told = await source.runs();
-    runs = told.runs;
-    setAnchors(told.colours.anchors);
-    firstText = told.text ?? "";
-    mostInFile = told.limits?.requests ?? mostInFile;
+    const answer = await source.runs();
+    runs = answer.runs;
+    setAnchors(answer.colours.anchors);
+    firstText = answer.text ?? "";
+    maxEmbedded = answer.limits?.requests ?? maxEmbedded;
   } catch (error) {
-    return complain(error);
+    return showError(error);
   }
-  addEventListener("regard-weights", renew);
+  addEventListener("regard-weights", reload);
   buildTools();
-  dress();
+  applyTheme();
   buildComposer();
   buildNavigation();
   buildFoot();
   state.subscribe((changed) => {
     refreshLinks();
-    if (changed.has("theme")) dress();
+    if (changed.has("theme")) applyTheme();
     if (changed.has("run") || (changed.has("text") && !source.live)) buildComposer();
-    followAddress(changed);
-    if (["view", "run", "step", "text"].some((name) => changed.has(name))) load();
+    updateComposer(changed);
+    if (anyOf(changed, "view", "run", "step", "text")) load();
   });
   await load();
 }
 
-/** Links of the page are followed here: in a notebook's frame they would point at the notebook. */
+/** Follows links of the page by script: in a notebook's frame they would point at the notebook. */
 function followLink(event) {
   const link = event.target.closest?.("a[href^='#']");
   if (!link || event.defaultPrevented || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -461,13 +453,13 @@ function followLink(event) {
   state.follow(link.getAttribute("href"));
 }
 
-/** The Back button and links change fields without the composer; it follows. */
-function followAddress(changed) {
-  const box = place("composer").querySelector("textarea");
+/** Updates the composer after the Back button or a link has changed the address. */
+function updateComposer(changed) {
+  const box = byId("composer").querySelector("textarea");
   if (changed.has("text") && box && box.value.trim() !== currentRequest().text.trim())
     box.value = currentRequest().text;
   if (changed.has("step")) {
-    const choice = place("composer").querySelector(".field-step select");
+    const choice = byId("composer").querySelector(".field-step select");
     if (choice) choice.value = state.get("step");
   }
 }

@@ -1,25 +1,26 @@
-// Arcs: the two axes as lists, joined by lines as strong as the weights; all above a threshold, or one token's.
+// Attention as arcs: the tokens of both axes as lists, joined by lines whose width shows the weight.
 
-import { clear, el, slider } from "./dom.js";
+import { button, clear, drawOnChange, el, rovingFocus, slider } from "./dom.js";
+import { plural, topIndices } from "./numbers.js";
 import { direction, isolated } from "./tokens.js";
 import { svgCard, svgDocument, svgElement, svgGroup, svgPalette, svgPath, svgText, textWidth } from "./svg.js";
 
 const LINE = 26; // pixels from one token to the next
-const MOST_ARCS = 1500; // more would be a grey field, and slow
-const FAINTEST = 0.01; // of the arcs of one token
+const MAX_ARCS = 1500; // more are unreadable, and slow
+const MIN_FOCUSED = 0.01; // the least weight shown for the focused token
 
-/** The arcs to draw: [row, column, weight], the strongest first. */
+/** The arcs to draw, [row, column, weight] by descending weight, and how many there are in all. */
 function strongArcs({ rows, columns, values, scale }, focused, threshold) {
   const arcs = [];
   for (let r = 0; r < rows.length; r++) {
     if (focused !== null && r !== focused) continue;
     for (let c = 0; c < columns.length; c++) {
       const weight = values[r * columns.length + c] * scale;
-      if (weight >= (focused === null ? threshold : FAINTEST)) arcs.push([r, c, weight]);
+      if (weight >= (focused === null ? threshold : MIN_FOCUSED)) arcs.push([r, c, weight]);
     }
   }
   arcs.sort((a, b) => b[2] - a[2]);
-  return { drawn: arcs.slice(0, MOST_ARCS), all: arcs.length };
+  return { drawn: arcs.slice(0, MAX_ARCS), all: arcs.length };
 }
 
 function arcParts(arcs, width, stroke) {
@@ -32,34 +33,27 @@ function arcParts(arcs, width, stroke) {
 
 export function arcs({ map, threshold, onThreshold, announce, name }) {
   let focused = null;
-  let at = 0;
   const middle = el("div", { class: "arc-lines", aria: { hidden: "true" } });
-  const told = el("p", { class: "hint" });
+  const status = el("p", { class: "hint" });
   const weight = (r, c) => map.values[r * map.columns.length + c] * map.scale;
   const buttons = map.rows.map((text, r) => {
-    const one = el("button", { type: "button", class: "arc-token", tabIndex: r ? -1 : 0, dir: direction(text), text });
-    one.addEventListener("focus", () => {
-      buttons[at].tabIndex = -1;
-      at = r;
-      one.tabIndex = 0;
-      look(r);
-      announce(saying(r));
-    });
-    one.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && look(r));
+    const one = button(text, () => {}, { class: "arc-token", dir: direction(text) });
+    one.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && setFocused(r));
     return one;
   });
-  const left = el(
-    "div",
-    { class: "arc-side arc-rows", role: "group", aria: { label: `${name}: tokens that look` } },
-    buttons,
-  );
+  const leftProps = { class: "arc-side arc-rows", role: "group", aria: { label: `${name}: query tokens` } };
+  const left = el("div", leftProps, buttons);
+  rovingFocus(left, buttons, ["ArrowUp", "ArrowDown"], (r) => {
+    setFocused(r);
+    announce(describe(r));
+  });
   const right = el(
     "div",
     { class: "arc-side", aria: { hidden: "true" } },
     map.columns.map((text) => el("span", { class: "arc-token", dir: direction(text), text })),
   );
   const control = slider(
-    "Show arcs from weight",
+    "Minimum weight",
     { min: 0.02, max: 0.9, step: 0.02, value: threshold, format: (x) => x.toFixed(2) },
     (value) => {
       threshold = value;
@@ -67,18 +61,15 @@ export function arcs({ map, threshold, onThreshold, announce, name }) {
       draw();
     },
   );
-  const element = el("div", { class: "stack" }, control, el("div", { class: "arcs" }, left, middle, right), told);
+  const element = el("div", { class: "stack" }, control, el("div", { class: "arcs" }, left, middle, right), status);
 
-  function saying(r) {
-    const order = map.columns
-      .map((_, c) => c)
-      .sort((a, b) => weight(r, b) - weight(r, a))
-      .slice(0, 3);
-    const places = order.map((c) => `${isolated(map.columns[c])} ${weight(r, c).toFixed(2)}`);
-    return `${isolated(map.rows[r])} looks at ${places.join(", ")}`;
+  function describe(r) {
+    const top = topIndices(map.columns.map((_, c) => weight(r, c)), 3);
+    const texts = top.map((c) => `${isolated(map.columns[c])} ${weight(r, c).toFixed(2)}`);
+    return `${isolated(map.rows[r])} attends to ${texts.join(", ")}`;
   }
 
-  function look(r) {
+  function setFocused(r) {
     if (focused === r) return;
     focused = r;
     draw();
@@ -92,26 +83,21 @@ export function arcs({ map, threshold, onThreshold, announce, name }) {
     [...right.children].forEach((node, c) => {
       node.style.opacity = focused === null ? "" : String(0.45 + 0.55 * Math.min(1, weight(focused, c) * 1.5));
     });
-    const few =
-      drawn.length < all ? `the ${drawn.length} strongest of ${all} arcs` : `${all} arc${all === 1 ? "" : "s"}`;
-    told.textContent =
+    const count = drawn.length < all ? `The ${drawn.length} strongest of ${all} arcs` : plural(all, "arc");
+    status.textContent =
       focused === null
-        ? `${few} from weight ${threshold.toFixed(2)} on; point at a token for its own.`
-        : saying(focused);
+        ? `${count} with weight ${threshold.toFixed(2)} or more; point at a token to see only its arcs.`
+        : describe(focused);
   }
 
   left.addEventListener("keydown", (event) => {
-    const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: buttons.length - 1 };
-    if (event.key === "Escape") look(null);
-    if (moves[event.key] === undefined) return;
-    event.preventDefault();
-    buttons[Math.min(Math.max(moves[event.key], 0), buttons.length - 1)].focus();
+    if (event.key === "Escape") setFocused(null);
   });
-  left.addEventListener("focusout", (event) => !left.contains(event.relatedTarget) && look(null));
-  left.addEventListener("pointerleave", () => look(left.contains(document.activeElement) ? at : null));
-  const watch = new ResizeObserver(draw);
-  watch.observe(middle);
-  addEventListener("regard-theme", draw);
+  left.addEventListener("focusout", (event) => !left.contains(event.relatedTarget) && setFocused(null));
+  left.addEventListener("pointerleave", () => {
+    const r = buttons.indexOf(document.activeElement);
+    setFocused(r < 0 ? null : r);
+  });
 
   return {
     element,
@@ -133,9 +119,6 @@ export function arcs({ map, threshold, onThreshold, announce, name }) {
       const parts = [names(map.rows, 28 + side - 8, "end"), lines, names(map.columns, 28 + side + inner + 8, "start")];
       return svgDocument(width, height, title, [...svgCard(width, height, title), ...parts]);
     },
-    remove() {
-      watch.disconnect();
-      removeEventListener("regard-theme", draw);
-    },
+    remove: drawOnChange(middle, draw),
   };
 }

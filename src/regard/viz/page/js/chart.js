@@ -1,20 +1,11 @@
-// Curves in one plot: drawn as SVG, walked with the arrow keys, the same numbers in a table and in the saved file.
+// Line charts: drawn as SVG, with a cursor that the arrow keys move, a table, and an exported file.
 
-import { el } from "./dom.js";
+import { drawOnChange, el } from "./dom.js";
 import { OKABE } from "./colours.js";
 import { figure } from "./figure.js";
-import {
-  svgCard,
-  svgDocument,
-  svgElement,
-  svgGroup,
-  svgLine,
-  svgPalette,
-  svgPath,
-  svgRect,
-  svgText,
-  textWidth,
-} from "./svg.js";
+import { shortNumber } from "./numbers.js";
+import { svgCard, svgDocument, svgElement, svgGroup, svgLine, svgPalette, svgPath, svgRect, svgText } from "./svg.js";
+import { textWidth } from "./svg.js";
 
 const PLOT = { left: 56, right: 16, top: 12, bottom: 44 };
 
@@ -23,15 +14,10 @@ function ticks(low, high, count = 5) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((times) => times * power).find((candidate) => candidate >= rough);
-  const found = [];
+  const result = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step)
-    found.push(Number(tick.toPrecision(12)));
-  return found;
-}
-
-export function shortNumber(number) {
-  const text = Math.abs(number) >= 1000 ? number.toFixed(0) : String(Number(number.toPrecision(3)));
-  return text.replace("-", "−");
+    result.push(Number(tick.toPrecision(12)));
+  return result;
 }
 
 function extents({ x, series }) {
@@ -43,61 +29,42 @@ function extents({ x, series }) {
   return { left: Math.min(...x.values), right: Math.max(...x.values), low, high: high + (high - low) * 0.04 };
 }
 
-/** The parts of the plot and the functions from numbers to places. */
+const strokeOf = (line, i) => line.colour ?? OKABE[i % OKABE.length];
+const dashesOf = (line) => (line.dashed ? "6 4" : null);
+
+/** The parts of the plot, and the functions from values to coordinates. */
 function plot(options, width, height) {
   const { ink, quiet, edge } = svgPalette();
   const { left, right, low, high } = extents(options);
   const atX = (value) => PLOT.left + ((value - left) / (right - left || 1)) * (width - PLOT.left - PLOT.right);
   const atY = (value) => height - PLOT.bottom - ((value - low) / (high - low)) * (height - PLOT.top - PLOT.bottom);
+  const label = (x, y, text, size, anchor) => svgText(x, y, text, { fill: quiet, "font-size": size, "text-anchor": anchor });
   const parts = [];
   for (const tick of ticks(low, high)) {
     parts.push(svgLine(PLOT.left, atY(tick), width - PLOT.right, atY(tick), { stroke: edge }));
-    parts.push(
-      svgText(PLOT.left - 8, atY(tick) + 4, shortNumber(tick), { fill: quiet, "font-size": 11, "text-anchor": "end" }),
-    );
+    parts.push(label(PLOT.left - 8, atY(tick) + 4, shortNumber(tick), 11, "end"));
   }
-  for (const tick of ticks(left, right, width < 480 ? 4 : 8)) {
-    parts.push(
-      svgText(atX(tick), height - PLOT.bottom + 16, shortNumber(tick), {
-        fill: quiet,
-        "font-size": 11,
-        "text-anchor": "middle",
-      }),
-    );
-  }
-  parts.push(
-    svgText((PLOT.left + width - PLOT.right) / 2, height - 8, options.x.label, {
-      fill: quiet,
-      "font-size": 12,
-      "text-anchor": "middle",
-    }),
-  );
+  for (const tick of ticks(left, right, width < 480 ? 4 : 8))
+    parts.push(label(atX(tick), height - PLOT.bottom + 16, shortNumber(tick), 11, "middle"));
+  parts.push(label((PLOT.left + width - PLOT.right) / 2, height - 8, options.x.label, 12, "middle"));
   options.series.forEach((line, i) => parts.push(...curve(line, i, options.x.values, atX, atY)));
   return { parts, atX, atY, ink };
 }
 
 function curve(line, i, xs, atX, atY) {
-  const stroke = line.colour ?? OKABE[i % OKABE.length];
-  const places = (values) => values.map((value, k) => [atX(xs[k]), atY(value)]).filter(([, y]) => Number.isFinite(y));
-  const joined = (points) => points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join(" L ");
+  const stroke = strokeOf(line, i);
+  const points = (values) => values.map((value, k) => [atX(xs[k]), atY(value)]).filter(([, y]) => Number.isFinite(y));
+  const joined = (coordinates) => coordinates.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join(" L ");
   const parts = [];
   if (line.low && line.high) {
-    const around = [...places(line.high), ...places(line.low).reverse()];
+    const around = [...points(line.high), ...points(line.low).reverse()];
     parts.push(svgPath(`M ${joined(around)} Z`, { fill: stroke, "fill-opacity": 0.15, stroke: "none" }));
   }
-  const dashes = line.dashed ? "6 4" : null;
-  parts.push(
-    svgPath(`M ${joined(places(line.values))}`, {
-      stroke,
-      "stroke-width": 2,
-      "stroke-dasharray": dashes,
-      "stroke-linejoin": "round",
-    }),
-  );
-  return parts;
+  const look = { stroke, "stroke-width": 2, "stroke-dasharray": dashesOf(line), "stroke-linejoin": "round" };
+  return [...parts, svgPath(`M ${joined(points(line.values))}`, look)];
 }
 
-/** Names of the curves with a stroke of their colour, as parts of a picture `width` wide; also how high they are. */
+/** The names of the curves with a stroke of their colour, in a picture `width` wide, and where they end. */
 function namesOf(series, width, y) {
   const { ink } = svgPalette();
   let [x, line] = [PLOT.left, y];
@@ -105,14 +72,8 @@ function namesOf(series, width, y) {
   series.forEach((one, i) => {
     const wide = 34 + textWidth(one.name, 12) + 18;
     if (x + wide > width && x > PLOT.left) [x, line] = [PLOT.left, line + 18];
-    const stroke = one.colour ?? OKABE[i % OKABE.length];
-    parts.push(
-      svgLine(x, line - 4, x + 26, line - 4, {
-        stroke,
-        "stroke-width": 3,
-        "stroke-dasharray": one.dashed ? "6 4" : null,
-      }),
-    );
+    const look = { stroke: strokeOf(one, i), "stroke-width": 3, "stroke-dasharray": dashesOf(one) };
+    parts.push(svgLine(x, line - 4, x + 26, line - 4, look));
     parts.push(svgText(x + 34, line, one.name, { fill: ink, "font-size": 12 }));
     x += wide;
   });
@@ -123,11 +84,11 @@ function namesOf(series, width, y) {
 export function lineChart(context, given) {
   let options = given;
   let at = 0;
-  const room = el("div", { class: "chart" }); // a slider once there are values to slide over
+  const chart = el("div", { class: "chart" }); // a slider to a screen reader
   const box = figure(context, {
     title: options.title,
     note: options.note,
-    picture: room,
+    picture: chart,
     name: options.name ?? "curves",
     trace: options.trace,
     table: () => ({
@@ -147,29 +108,23 @@ export function lineChart(context, given) {
     },
   });
 
-  function saying(i) {
+  function describe(i) {
     const values = options.series.map((line) => `${line.name} ${shortNumber(line.values[i] ?? NaN)}`);
     return `${options.x.label} ${shortNumber(options.x.values[i])}: ${values.join(", ")}`;
   }
 
   function draw() {
-    const width = Math.max(room.clientWidth, 260);
-    if (!options.series.length || !options.x.values.length) return room.replaceChildren();
+    const width = Math.max(chart.clientWidth, 260);
+    if (!options.series.length || !options.x.values.length) return chart.replaceChildren();
     at = Math.min(at, options.x.values.length - 1);
     const names = namesOf(options.series, width, 14);
     const height = Math.round(Math.min(300, Math.max(200, width * 0.5)));
     const inner = plot(options, width, height);
     const x = inner.atX(options.x.values[at]);
-    const cursor = svgLine(x, PLOT.top, x, height - PLOT.bottom, {
-      stroke: inner.ink,
-      "stroke-width": 1,
-      "stroke-dasharray": "2 3",
-    });
+    const look = { stroke: inner.ink, "stroke-width": 1, "stroke-dasharray": "2 3" };
+    const cursor = svgLine(x, PLOT.top, x, height - PLOT.bottom, look);
     const here = options.series.map((line, i) =>
-      svgRect(x - 3.5, inner.atY(line.values[at] ?? 0) - 3.5, 7, 7, {
-        rx: 3.5,
-        fill: line.colour ?? OKABE[i % OKABE.length],
-      }),
+      svgRect(x - 3.5, inner.atY(line.values[at] ?? 0) - 3.5, 7, 7, { rx: 3.5, fill: strokeOf(line, i) }),
     );
     const moved = svgGroup({ transform: `translate(0 ${names.bottom})` }, [
       ...inner.parts,
@@ -177,14 +132,11 @@ export function lineChart(context, given) {
     ]);
     const picture = svgElement(width, height + names.bottom, options.title, [...names.parts, moved]);
     picture.setAttribute("aria-hidden", "true");
-    room.replaceChildren(picture, el("p", { class: "chart-said num", aria: { hidden: "true" }, text: saying(at) }));
-    room.tabIndex = 0;
-    room.setAttribute("role", "slider");
-    room.setAttribute("aria-label", options.title);
-    room.setAttribute("aria-valuemin", 0);
-    room.setAttribute("aria-valuemax", options.x.values.length - 1);
-    room.setAttribute("aria-valuenow", at);
-    room.setAttribute("aria-valuetext", saying(at));
+    chart.replaceChildren(picture, el("p", { class: "chart-text num", aria: { hidden: "true" }, text: describe(at) }));
+    chart.tabIndex = 0;
+    chart.role = "slider";
+    const range = { valuemin: 0, valuemax: options.x.values.length - 1, valuenow: at, valuetext: describe(at) };
+    for (const [name, value] of Object.entries({ label: options.title, ...range })) chart.setAttribute(`aria-${name}`, value);
   }
 
   function move(to) {
@@ -192,16 +144,16 @@ export function lineChart(context, given) {
     draw();
   }
 
-  room.addEventListener("keydown", (event) => {
+  chart.addEventListener("keydown", (event) => {
     const last = options.x.values.length - 1;
     const moves = { ArrowLeft: at - 1, ArrowDown: at - 1, ArrowRight: at + 1, ArrowUp: at + 1, Home: 0, End: last };
     if (moves[event.key] === undefined) return;
     event.preventDefault();
     move(moves[event.key]);
   });
-  room.addEventListener("pointermove", (event) => {
+  chart.addEventListener("pointermove", (event) => {
     const { left, right } = extents(options);
-    const edge = room.getBoundingClientRect();
+    const edge = chart.getBoundingClientRect();
     const share = (event.clientX - edge.left - PLOT.left) / (edge.width - PLOT.left - PLOT.right);
     const value = left + share * (right - left);
     const distance = (i) => Math.abs(options.x.values[i] - value);
@@ -210,18 +162,7 @@ export function lineChart(context, given) {
     if (nearest !== at) move(nearest);
   });
 
-  let drawnWidth = 0;
-  const watch = new ResizeObserver(() => {
-    if (room.clientWidth === drawnWidth) return;
-    drawnWidth = room.clientWidth;
-    draw();
-  });
-  watch.observe(room);
-  addEventListener("regard-theme", draw);
-  context.signal.addEventListener("abort", () => {
-    watch.disconnect();
-    removeEventListener("regard-theme", draw);
-  });
+  context.signal.addEventListener("abort", drawOnChange(chart, draw));
   box.update = (changes) => {
     options = { ...options, ...changes };
     box.retitle(options.title, options.note);

@@ -2,13 +2,13 @@
 
 let lastId = 0;
 
-/** A name for an element that no other element has. */
+/** An element id that is not in use. */
 export function freshId(stem) {
   lastId += 1;
   return `${stem}-${lastId}`;
 }
 
-/** An element: `el("p", { class: "quiet", text: "hello", on: { click: f } }, child, "text")`. */
+/** Creates an element: `el("p", { class: "quiet", text: "hello", on: { click: f } }, child, "text")`. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -18,7 +18,7 @@ export function el(tag, props = {}, ...children) {
     else if (name === "on")
       for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
     else if (name === "data") Object.assign(node.dataset, value);
-    else if (name === "aria") for (const [key, said] of Object.entries(value)) node.setAttribute(`aria-${key}`, said);
+    else if (name === "aria") for (const [key, text] of Object.entries(value)) node.setAttribute(`aria-${key}`, text);
     else if (name in node && name !== "list" && name !== "role") node[name] = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
@@ -49,13 +49,18 @@ export function select(options, value, onChange, props = {}) {
   return list;
 }
 
+/** A labelled drop-down list, or nothing where there is nothing to choose. */
+export function choice(label, options, value, onChange, props = {}) {
+  return options.length > 1 ? field(label, select(options, value, onChange, props)) : null;
+}
+
 /** A check box with its label beside it. */
-export function toggle(label, checked, onChange, props = {}) {
-  const box = el("input", { type: "checkbox", checked, ...props, on: { change: () => onChange(box.checked) } });
+export function toggle(label, checked, onChange) {
+  const box = el("input", { type: "checkbox", checked, on: { change: () => onChange(box.checked) } });
   return el("label", { class: "toggle" }, box, el("span", { text: label }));
 }
 
-/** A few choices in one line, as radio buttons, so that the arrow keys work as everywhere. */
+/** A few options in one line. They are radio buttons, so that the arrow keys work. */
 export function segmented(label, options, value, onChange) {
   const name = freshId("choice");
   const choices = options.map(([key, text]) => {
@@ -67,34 +72,65 @@ export function segmented(label, options, value, onChange) {
   return el("fieldset", { class: "segmented" }, legend, el("div", { class: "segments" }, choices));
 }
 
-/** A slider that says its value; `format` writes a value for people. */
+/** A slider that shows its value; `format` turns a value into text. */
 export function slider(label, { min, max, step = 1, value, format = String }, onInput) {
-  const said = el("output", { class: "num", text: format(value) });
+  const output = el("output", { class: "num", text: format(value) });
   const input = el("input", { type: "range", min, max, step, id: freshId("slider") });
-  input.value = String(value);
-  const tell = () => {
-    said.textContent = format(Number(input.value));
-    input.setAttribute("aria-valuetext", said.textContent);
+  const show = (shown) => {
+    input.value = String(shown);
+    output.textContent = format(Number(input.value));
+    input.setAttribute("aria-valuetext", output.textContent);
   };
-  tell();
+  show(value);
   input.addEventListener("input", () => {
-    tell();
+    show(input.value);
     onInput(Number(input.value));
   });
-  const box = el("div", { class: "field slider" }, el("label", { htmlFor: input.id }, label, " ", said), input);
-  box.input = input;
-  box.show = (shown) => {
-    input.value = String(shown);
-    tell();
-  };
-  return box;
+  const text = el("label", { htmlFor: input.id }, label, " ", output);
+  return Object.assign(el("div", { class: "field slider" }, text, input), { show });
 }
 
-/** Calls `f` once things have been quiet for `pause` milliseconds. */
+/** Calls `f` once `pause` milliseconds have passed without another call. */
 export function debounce(f, pause) {
   let timer = 0;
   return (...args) => {
     clearTimeout(timer);
     timer = setTimeout(() => f(...args), pause);
+  };
+}
+
+/** Keeps one of `items` in the tab order; the keys [back, forward], Home and End move the focus between them. */
+export function rovingFocus(container, items, [back, forward], onFocus) {
+  let at = 0;
+  items.forEach((item, i) => {
+    item.tabIndex = i ? -1 : 0;
+    item.addEventListener("focus", () => {
+      items[at].tabIndex = -1;
+      at = i;
+      item.tabIndex = 0;
+      onFocus(i);
+    });
+  });
+  container.addEventListener("keydown", (event) => {
+    const moves = { [forward]: at + 1, [back]: at - 1, Home: 0, End: items.length - 1 };
+    if (moves[event.key] === undefined) return;
+    event.preventDefault();
+    items[Math.min(Math.max(moves[event.key], 0), items.length - 1)].focus();
+  });
+}
+
+/** Calls `draw` when the width of `element` or the theme changes; returns a function that ends this. */
+export function drawOnChange(element, draw) {
+  let width = 0;
+  const watch = new ResizeObserver(() => {
+    if (element.clientWidth === width) return;
+    width = element.clientWidth;
+    draw();
+  });
+  watch.observe(element);
+  addEventListener("regard-theme", draw);
+  return () => {
+    watch.disconnect();
+    removeEventListener("regard-theme", draw);
   };
 }

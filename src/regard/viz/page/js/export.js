@@ -1,9 +1,9 @@
-// What is on screen, saved as a file.
+// Export of the figures on screen as files.
 
 import { svgCaptioned, svgStack } from "./svg.js";
 import { el } from "./dom.js";
 
-const LARGEST_SIDE = 8192; // pixels; browsers refuse much larger canvases
+const MAX_CANVAS_SIDE = 8192; // pixels; browsers refuse much larger canvases
 
 function save(name, blob) {
   const address = URL.createObjectURL(blob);
@@ -14,11 +14,11 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-/** One SVG of all figures on screen, in their order. */
+/** One SVG of all figures on screen, in document order. */
 async function onScreen(figures) {
   const shown = figures.filter((box) => box.isConnected && box.exported.svg);
   shown.sort((a, b) => (a.compareDocumentPosition(b) & Node.DOCUMENT_POSITION_FOLLOWING ? -1 : 1));
-  if (!shown.length) throw new Error("There is no picture on screen to save.");
+  if (!shown.length) throw new Error("There is no picture on screen to export.");
   const drawn = await Promise.all(
     shown.map(async ({ exported }) => svgCaptioned(await exported.svg(), exported.caption())),
   );
@@ -40,14 +40,14 @@ export async function savePng(figures) {
   image.src = address;
   await image.decode();
   URL.revokeObjectURL(address);
-  const times = Math.min(2, LARGEST_SIDE / Math.max(image.width, image.height));
+  const times = Math.min(2, MAX_CANVAS_SIDE / Math.max(image.width, image.height));
   const canvas = el("canvas", { width: Math.round(image.width * times), height: Math.round(image.height * times) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
   save(`${name}.png`, blob);
 }
 
-/** A file with this view and its numbers in it, which opens from disk. */
+/** A standalone HTML file of this view and its data. */
 export async function saveHtml(source, requests, hash) {
   save("regard.html", new Blob([await source.standalone(requests, hash)], { type: "text/html" }));
 }

@@ -1,12 +1,17 @@
-// Every picture stands in a figure: a title, a legend, its twin as a table, and a way to save it.
+// Figures: every picture has a title, a legend, a table of the same numbers, and can be exported.
 
 import { clear, el } from "./dom.js";
 import { SCALES } from "./colours.js";
+import { heatMap } from "./heatmap.js";
+import { plural, signedNumber } from "./numbers.js";
 import { direction } from "./tokens.js";
 
 const LEGEND_STEPS = 32;
+export const CAUTION =
+  "Attention weights show where a model looked; they do not by themselves explain its output. " +
+  "To measure which words mattered, see ";
 
-/** What the colours of a scale stand for; with `gold` also the outlines, with `masked` the hatched cells. */
+/** A colour bar with its label; `gold` adds a key for outlined cells, `masked` one for hatched cells. */
 export function legend({ scale = "weight", label, low = "0", high = "1", gold = false, masked = false }) {
   const bar = el("canvas", { class: "legend-bar", width: LEGEND_STEPS, height: 1, aria: { hidden: "true" } });
   const paint = bar.getContext("2d");
@@ -15,22 +20,19 @@ export function legend({ scale = "weight", label, low = "0", high = "1", gold = 
     paint.fillStyle = colour(from + ((to - from) * i) / (LEGEND_STEPS - 1));
     paint.fillRect(i, 0, 1, 1);
   }
-  const said = el("span", { class: "legend-label", text: label });
   const swatch = (kind, text) => el("span", { class: `legend-${kind}` }, el("i"), text);
-  const marks = { gold: swatch("gold", "gold alignment"), masked: swatch("masked", "masked: may not be seen") };
-  const key = el(
-    "div",
-    { class: "legend" },
-    el("span", { class: "num", text: low }),
-    bar,
-    el("span", { class: "num", text: high }),
-    said,
-    marks.gold,
-    marks.masked,
-  );
-  key.show = (shown) => Object.entries(shown).forEach(([kind, on]) => (marks[kind].hidden = !on));
+  const swatches = { gold: swatch("gold", "gold alignment"), masked: swatch("masked", "masked") };
+  const number = (text) => el("span", { class: "num", text });
+  const key = el("div", { class: "legend" }, number(low), bar, number(high), el("span", { text: label }));
+  key.append(swatches.gold, swatches.masked);
+  key.show = (shown) => Object.entries(shown).forEach(([kind, on]) => (swatches[kind].hidden = !on));
   key.show({ gold, masked });
   return key;
+}
+
+/** The colour bar of values between -extent and +extent. */
+export function signedLegend(label, extent) {
+  return legend({ scale: "signed", label, low: signedNumber(-extent), high: signedNumber(extent) });
 }
 
 function isNumeric(cell) {
@@ -40,69 +42,54 @@ function isNumeric(cell) {
 /** A table of a picture's numbers; the first cell of a row is its heading. */
 export function tableOf({ caption, columns, rows }) {
   const heading = (text, scope) => el("th", { scope, dir: direction(String(text)), text });
-  const head = el(
-    "tr",
-    {},
-    columns.map((column) => heading(column, "col")),
-  );
-  const body = rows.map(([first, ...rest]) =>
-    el(
-      "tr",
-      {},
-      heading(first, "row"),
-      rest.map((cell) => el("td", { class: isNumeric(cell) ? "num" : null, text: cell })),
-    ),
-  );
-  const table = el(
-    "table",
-    {},
-    caption ? el("caption", { text: caption }) : null,
-    el("thead", {}, head),
-    el("tbody", {}, body),
-  );
-  return el("div", { class: "table-room", tabIndex: 0, role: "region", aria: { label: caption ?? "table" } }, table);
+  const value = (text) => el("td", { class: isNumeric(text) ? "num" : null, text });
+  const head = el("tr", {}, columns.map((column) => heading(column, "col")));
+  const body = rows.map(([first, ...rest]) => el("tr", {}, heading(first, "row"), rest.map(value)));
+  const title = caption ? el("caption", { text: caption }) : null;
+  const table = el("table", {}, title, el("thead", {}, head), el("tbody", {}, body));
+  return el("div", { class: "table-box", tabIndex: 0, role: "region", aria: { label: caption ?? "table" } }, table);
 }
 
-/** Of what a picture is, in lines: model and weights, what is shown, the texts. */
+/** The caption of a picture, as lines: model and weights, title, input and output. */
 export function captionLines({ model, request, text, changes }, title = "") {
   const at = model.step === null ? "" : `step ${model.step}`;
   const weights = request.step === null ? `best${at && ` (${at})`}` : `step ${request.step}`;
   const quoted = (name, words) => (words.trim() ? `${name}: “${words.trim()}”` : "");
   const texts = [quoted("Text", text.source), quoted("Output", text.target)].filter(Boolean).join("  ");
-  const changed = changes?.length ? `, with ${changes.length} change${changes.length > 1 ? "s" : ""}` : "";
+  const changed = changes?.length ? `, with ${plural(changes.length, "intervention")}` : "";
   return [`Model: ${model.name} (${model.family}), weights: ${weights}${changed}`, title, texts].filter(Boolean);
 }
 
 /**
- * The figure of one picture; it shows the table instead while the page's switch says so. `trace` is what it shows, for
- * the caption of a saved file; null: no model's.
+ * A figure that shows its picture, or its table while the page is set to tables. `trace` gives the caption of an
+ * exported file; null for a picture that belongs to no model.
  */
 export function figure(context, { title, note, picture, legend: key, table, svg, name, trace = context.trace }) {
-  const twin = el("div", { class: "twin" });
-  const room = el("div", { class: "picture" }, picture);
+  const tableView = el("div", { class: "figure-table" });
+  const pictureView = el("div", { class: "picture" }, picture);
   const heading = el("h3", { text: title });
-  const said = el("p", { class: "quiet", text: note ?? "", hidden: !note });
+  const noteLine = el("p", { class: "quiet", text: note ?? "", hidden: !note });
   const caption = () => (trace ? captionLines(trace.header, heading.textContent) : []);
-  const box = el("figure", { class: "card figure" }, el("figcaption", {}, heading, said), room, twin, key ?? null);
+  const box = el("figure", { class: "card figure" }, el("figcaption", {}, heading, noteLine), pictureView);
+  box.append(tableView, key ?? "");
 
   function refresh() {
     const asTable = context.state.get("table") === "1";
-    room.hidden = asTable;
+    pictureView.hidden = asTable;
     if (key) key.hidden = asTable;
-    clear(twin);
+    clear(tableView);
     if (asTable) {
       const { caption, ...rest } = table();
-      twin.append(tableOf({ caption: caption ?? heading.textContent, ...rest }));
+      tableView.append(tableOf({ caption: caption ?? heading.textContent, ...rest }));
     }
   }
 
   box.refresh = refresh;
-  box.retitle = (text, noted) => {
-    heading.textContent = text;
-    if (noted !== undefined) {
-      said.textContent = noted;
-      said.hidden = !noted;
-    }
+  box.retitle = (newTitle, newNote) => {
+    heading.textContent = newTitle;
+    if (newNote === undefined) return;
+    noteLine.textContent = newNote;
+    noteLine.hidden = !newNote;
   };
   box.exported = { name: name ?? "picture", title: () => heading.textContent, svg, caption };
   const stop = context.state.subscribe((changed) => changed.has("table") && refresh());
@@ -113,4 +100,25 @@ export function figure(context, { title, note, picture, legend: key, table, svg,
   context.figures.add(box);
   refresh();
   return box;
+}
+
+/** A figure of a heat map; `svgTitle()` is the title of the exported file. */
+export function mapFigure(context, map, { svgTitle, ...options }) {
+  return figure(context, { picture: map.element, table: map.table, svg: () => map.svg(svgTitle()), ...options });
+}
+
+/** A context for pictures that are replaced while their view stays: `end()` removes their listeners. */
+export function innerContext(context) {
+  const ending = new AbortController();
+  return {
+    context: { ...context, signal: AbortSignal.any([context.signal, ending.signal]) },
+    end: () => ending.abort(),
+  };
+}
+
+/** A heat map that announces its cells, and is removed when its context ends. */
+export function mapIn(context, options) {
+  const map = heatMap({ announce: context.announce, ...options });
+  context.signal.addEventListener("abort", () => map.remove());
+  return map;
 }

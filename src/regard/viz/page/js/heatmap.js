@@ -1,44 +1,43 @@
-// A heat map: cells on a canvas, labels as text, and one live cell over it that carries focus and meaning.
+// A heat map: cells on a canvas, labels as text, and one element over the focused cell.
 //
-// To a screen reader it is a grid of which only the cell at hand exists; to a keyboard it is one tab stop with arrows.
+// A screen reader sees a grid with that one cell; the keyboard sees one tab stop that the arrow keys move.
 
-import { el, clear } from "./dom.js";
-import { SCALES, byteColours, packedPixel } from "./colours.js";
+import { clear, drawOnChange, el } from "./dom.js";
+import { SCALES, pixelColours } from "./colours.js";
+import { drawPixels } from "./pixels.js";
 import { direction, isolated } from "./tokens.js";
 import { canvasHatch, svgCard, svgDocument, svgGroup, svgHatch, svgPalette, svgPart, svgRect, svgText } from "./svg.js";
 import { textWidth } from "./svg.js";
+import { shortNumber, topIndices } from "./numbers.js";
 
 const LABEL_SIZE = 13;
-const LEAST_LABEL = 12; // pixels that a label needs for itself; where cells are smaller, only some are written
-const SHOWN = 0.05; // weights below this are not written into their cells
-const BIG_TABLE = 64; // columns; tables of wider maps list the strongest places of each row
-const STRONGEST = 8;
-const DASHES = [5, 3]; // of the gold alignment's outlines: the pointer's is whole, and of another colour
+const MIN_LABEL = 12; // pixels; where cells are smaller, only some labels are shown
+const MIN_SHOWN = 0.05; // cells below this share of the scale have no number
+const MAX_TABLE_COLUMNS = 64; // tables of wider maps list the greatest values of each row
+const TOP_OF_ROW = 8;
+const DASHES = [5, 3]; // of the gold alignment's outlines; the outline under the pointer is solid
 
-/** How small cells may get before the map scrolls inside its own room. */
-function leastCell(columns) {
+/** The smallest size of a cell; a map that needs more space scrolls. */
+function minCell(columns) {
   return columns <= 80 ? 14 : columns <= 200 ? 6 : 2;
 }
 
-/** Where everything lies: cells of `across` x `down` pixels, of which `gap` stays empty. */
+/** The layout: cells of `across` x `down` pixels with `gap` pixels between them, and the labels around them. */
 function layOut({ rows, columns, maxCell, corner }, width) {
   const rowWidth = Math.min(
     Math.max(...rows.map((row) => textWidth(row, LABEL_SIZE)), textWidth(corner, 11)),
     width < 480 ? 92 : 160,
   );
   const left = Math.ceil(rowWidth) + 14;
-  const room = Math.max(width - left - 4, 40);
-  const least = leastCell(columns.length);
-  const down = Math.max(
-    least,
-    Math.min(maxCell, Math.floor(room / columns.length)),
-    Math.min(maxCell, rows.length <= 24 ? 20 : least),
-  );
+  const available = Math.max(width - left - 4, 40);
+  const fitting = Math.floor(available / columns.length);
+  const least = minCell(columns.length);
+  const down = Math.max(least, Math.min(maxCell, fitting), Math.min(maxCell, rows.length <= 24 ? 20 : least));
   const widest = Math.min(Math.max(...columns.map((column) => textWidth(column, LABEL_SIZE))), 140);
-  let across = Math.max(least, Math.min(maxCell, Math.floor(room / columns.length)));
+  let across = Math.max(least, Math.min(maxCell, fitting));
   let angle = 0;
-  const level = Math.ceil(Math.max(across, widest + 14, Math.min(down * 1.5, Math.floor(room / columns.length))));
-  if (level <= 96 && level * columns.length <= room) across = level;
+  const horizontal = Math.ceil(Math.max(across, widest + 14, Math.min(down * 1.5, fitting)));
+  if (horizontal <= 96 && horizontal * columns.length <= available) across = horizontal;
   else if (across >= 20) angle = -45;
   else angle = -90;
   const slant = (-angle * Math.PI) / 180;
@@ -54,13 +53,30 @@ function layOut({ rows, columns, maxCell, corner }, width) {
     angle,
     gap: small >= 24 ? 3 : small >= 10 ? 1 : 0,
     radius: small >= 24 ? 5 : small >= 10 ? 2 : 0,
-    rowStep: Math.ceil(LEAST_LABEL / down),
-    columnStep: Math.ceil(LEAST_LABEL / across),
+    rowStep: Math.ceil(MIN_LABEL / down),
+    columnStep: Math.ceil(MIN_LABEL / across),
     width: left + across * columns.length + overhang,
     height: headHeight + 6 + down * rows.length,
     numbers: small >= 30 && across >= 34,
   };
 }
+
+/** The rectangle of a cell relative to the first one: x, y, width, height. */
+function cellRect({ across, down, gap }, r, c) {
+  return [c * across + gap / 2, r * down + gap / 2, across - gap, down - gap];
+}
+
+/** The strokes of an outline, [colour, width, dashes]: a light one below a dashed dark one. */
+function outlineStrokes({ down }) {
+  const { card, ink } = svgPalette();
+  const width = Math.max(1, Math.min(2.4, down / 8));
+  return [
+    [card, width * 2.2, []],
+    [ink, width, DASHES],
+  ];
+}
+
+const cellFontSize = ({ across }) => Math.min(12, across * 0.32);
 
 export function heatMap(given) {
   const options = {
@@ -68,20 +84,19 @@ export function heatMap(given) {
     colours: "weight",
     extent: 1,
     name: "heat map",
-    corner: "looks at →",
+    corner: "attends to →",
     outlines: [],
-    masked: null, // ones where a cell is masked: hatched instead of coloured
+    masked: null, // [R, C], 1 for masked cells, which are hatched
     digits: 2,
     maxCell: 44,
     announce: () => {},
     onFocus: () => {},
-    onOpen: () => {},
     ...given,
   };
   let layout = null;
-  let at = { r: 0, c: 0 }; // the cell that has the focus when the map has it; -1 is a heading
+  let at = { r: 0, c: 0 }; // the focused cell; -1 is a heading
   let pointed = null; // the cell under the pointer
-  let marked = null; // the cell a linked map points at
+  let marked = null; // the cell that a linked map points at
 
   const canvas = el("canvas", { aria: { hidden: "true" } });
   const heads = el("div", { class: "map-heads", aria: { hidden: "true" } });
@@ -95,30 +110,23 @@ export function heatMap(given) {
   const element = el("div", { class: "map" }, plane, fewLabels);
 
   const value = (r, c) => options.values[r * options.columns.length + c] * options.scale;
-  const shareOf = (r, c) => value(r, c) / (options.rowExtents?.[r] ?? options.extent); // of the scale's end
+  const shareOf = (r, c) => value(r, c) / (options.rowExtents?.[r] ?? options.extent); // of the scale
   const isMasked = (r, c) => Boolean(options.masked?.[r * options.columns.length + c]);
-  const write = (number) => number.toFixed(options.digits).replace("-", "−");
+  const format = (number, digits = options.digits) => number.toFixed(digits).replace("-", "−");
 
-  function saying({ r, c }) {
+  function describe({ r, c }) {
     if (r < 0) return options.columnLabel?.(c) ?? `column ${isolated(options.columns[c])}`;
-    if (c < 0) return options.rowLabel?.(r) ?? `row ${isolated(options.rows[r])}: ${strongest(r)}`;
-    const said = isMasked(r, c) ? "masked" : write(value(r, c));
+    if (c < 0) return options.rowLabel?.(r) ?? `row ${isolated(options.rows[r])}: ${topOfRow(r, 3).join(", ")}`;
+    const text = isMasked(r, c) ? "masked" : format(value(r, c));
     return (
-      options.label?.(r, c, value(r, c)) ?? `${isolated(options.rows[r])} → ${isolated(options.columns[c])}: ${said}`
+      options.label?.(r, c, value(r, c)) ?? `${isolated(options.rows[r])} → ${isolated(options.columns[c])}: ${text}`
     );
   }
 
-  /** The places of a row with the greatest numbers, in words. */
-  function strongest(r, count = 3) {
-    return places(r, count)
-      .map((c) => `${isolated(options.columns[c])} ${write(value(r, c))}`)
-      .join(", ");
-  }
-
-  function places(r, count) {
-    const order = options.columns.map((_, c) => c);
-    order.sort((a, b) => Math.abs(value(r, b)) - Math.abs(value(r, a)));
-    return order.slice(0, count);
+  /** The greatest values of a row with their columns, as texts. */
+  function topOfRow(r, count) {
+    const sizes = options.columns.map((_, c) => Math.abs(value(r, c)));
+    return topIndices(sizes, count).map((c) => `${isolated(options.columns[c])} ${format(value(r, c))}`);
   }
 
   function box({ r, c }) {
@@ -131,48 +139,48 @@ export function heatMap(given) {
     };
   }
 
-  function put(node, place) {
-    const { x, y, w, h } = box(place);
+  function setBox(node, { x, y, w, h }) {
     Object.assign(node.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
   }
 
   function placeCell() {
-    put(cell, at);
+    setBox(cell, box(at));
     cell.setAttribute("role", at.r < 0 ? "columnheader" : at.c < 0 ? "rowheader" : "gridcell");
     row.setAttribute("aria-rowindex", at.r + 2);
     cell.setAttribute("aria-colindex", at.c + 2);
-    cell.setAttribute("aria-label", saying(at));
+    cell.setAttribute("aria-label", describe(at));
     cell.dataset.r = at.r;
     cell.dataset.c = at.c;
   }
 
-  /** Labels of the row and column at hand stand out; a linked map's cell is outlined. */
+  /** Highlights the labels of the current row and column, and outlines the cell under the pointer or a linked one. */
   function highlight() {
     if (!layout) return;
-    const hand = pointed ?? (document.activeElement === cell ? at : marked);
+    const current = pointed ?? (document.activeElement === cell ? at : marked);
     for (const label of sideLabels.children)
-      label.classList.toggle("lit", hand !== null && Number(label.dataset.i) === hand.r);
+      label.classList.toggle("lit", current !== null && Number(label.dataset.i) === current.r);
     for (const label of heads.children)
-      label.classList.toggle("lit", hand !== null && Number(label.dataset.i) === hand.c);
+      label.classList.toggle("lit", current !== null && Number(label.dataset.i) === current.c);
     const shown = pointed ?? marked;
     ghost.hidden = shown === null || (shown.r < 0 && shown.c < 0);
     if (!ghost.hidden) {
-      if (shown.r >= 0 && shown.c >= 0) put(ghost, shown);
-      else putLine(shown);
+      if (shown.r >= 0 && shown.c >= 0) setBox(ghost, box(shown));
+      else outlineLine(shown);
     }
   }
 
-  /** The outline of a whole row or column. */
-  function putLine({ r, c }) {
-    const from = box({ r: Math.max(r, 0), c: Math.max(c, 0) });
-    const wide = r >= 0 ? layout.across * options.columns.length : layout.across;
-    const high = c >= 0 ? layout.down * options.rows.length : layout.down;
-    const size = { left: `${from.x}px`, top: `${from.y}px`, width: `${wide}px`, height: `${high}px` };
-    Object.assign(ghost.style, size);
+  /** Outlines a whole row or column. */
+  function outlineLine({ r, c }) {
+    const { x, y } = box({ r: Math.max(r, 0), c: Math.max(c, 0) });
+    const w = r >= 0 ? layout.across * options.columns.length : layout.across;
+    const h = c >= 0 ? layout.down * options.rows.length : layout.down;
+    setBox(ghost, { x, y, w, h });
   }
 
-  function tell(place) {
-    options.onFocus(place && { ...place, value: place.r >= 0 && place.c >= 0 ? value(place.r, place.c) : null });
+  function announceCell() {
+    highlight();
+    options.announce(describe(at));
+    options.onFocus(at);
   }
 
   function move(r, c) {
@@ -183,9 +191,7 @@ export function heatMap(given) {
     at = to;
     placeCell();
     cell.scrollIntoView?.({ block: "nearest", inline: "nearest" });
-    highlight();
-    options.announce(saying(at));
-    tell(at);
+    announceCell();
   }
 
   cell.addEventListener("keydown", (event) => {
@@ -202,48 +208,39 @@ export function heatMap(given) {
       PageUp: [Math.max(0, at.r - page), at.c],
       PageDown: [at.r + page, at.c],
     };
-    if (event.key === "Enter" || event.key === " ") tellOpen(at);
-    else if (moves[event.key]) move(...moves[event.key]);
-    else return;
+    if (!moves[event.key]) return;
+    move(...moves[event.key]);
     event.preventDefault();
   });
-  cell.addEventListener("focus", () => {
-    highlight();
-    options.announce(saying(at));
-    tell(at);
-  });
+  cell.addEventListener("focus", announceCell);
   cell.addEventListener("blur", highlight);
 
-  function tellOpen(place) {
-    options.onOpen({ ...place, value: place.r >= 0 && place.c >= 0 ? value(place.r, place.c) : null });
-  }
-
-  function placeUnder(event) {
+  function cellUnder(event) {
     const edge = plane.getBoundingClientRect();
-    const sideways = element.scrollLeft > 0 && event.clientX - element.getBoundingClientRect().left < layout.left;
-    const c = sideways ? -1 : Math.floor((event.clientX - edge.left - layout.left) / layout.across);
+    const overLabels = element.scrollLeft > 0 && event.clientX - element.getBoundingClientRect().left < layout.left;
+    const c = overLabels ? -1 : Math.floor((event.clientX - edge.left - layout.left) / layout.across);
     const r = Math.floor((event.clientY - edge.top - layout.top) / layout.down);
-    const place = { r: Math.max(r, -1), c: Math.max(c, -1) };
-    const outside = place.r >= options.rows.length || place.c >= options.columns.length || (place.r < 0 && place.c < 0);
-    return outside ? null : place;
+    const under = { r: Math.max(r, -1), c: Math.max(c, -1) };
+    const outside = under.r >= options.rows.length || under.c >= options.columns.length || (under.r < 0 && under.c < 0);
+    return outside ? null : under;
   }
 
   function point(event) {
     if (!layout) return;
-    const place = placeUnder(event);
-    if (place?.r === pointed?.r && place?.c === pointed?.c) return;
-    pointed = place;
-    tip.hidden = place === null;
-    if (place) {
-      tip.textContent = saying(place);
-      const { x, y, w } = box(place);
-      const room = element.clientWidth + element.scrollLeft;
+    const under = cellUnder(event);
+    if (under?.r === pointed?.r && under?.c === pointed?.c) return;
+    pointed = under;
+    tip.hidden = under === null;
+    if (under) {
+      tip.textContent = describe(under);
+      const { x, y, w } = box(under);
+      const rightEdge = element.clientWidth + element.scrollLeft;
       tip.style.top = `${Math.max(y - 34, 0)}px`;
-      const centred = Math.min(x + w / 2 - tip.offsetWidth / 2, room - tip.offsetWidth - 2);
+      const centred = Math.min(x + w / 2 - tip.offsetWidth / 2, rightEdge - tip.offsetWidth - 2);
       tip.style.left = `${Math.max(element.scrollLeft, centred)}px`;
     }
     highlight();
-    tell(place ?? (document.activeElement === cell ? at : null));
+    options.onFocus(under ?? (document.activeElement === cell ? at : null));
   }
 
   plane.addEventListener("pointermove", (event) => event.pointerType !== "touch" && point(event));
@@ -252,15 +249,14 @@ export function heatMap(given) {
     pointed = null;
     tip.hidden = true;
     highlight();
-    tell(document.activeElement === cell ? at : null);
+    options.onFocus(document.activeElement === cell ? at : null);
   });
   plane.addEventListener("click", (event) => {
-    const place = layout && placeUnder(event);
-    if (!place) return;
-    at = place;
+    const under = layout && cellUnder(event);
+    if (!under) return;
+    at = under;
     placeCell();
     cell.focus({ preventScroll: true });
-    tellOpen(place);
   });
 
   function drawLabels() {
@@ -271,7 +267,7 @@ export function heatMap(given) {
     options.rows.forEach((text, i) => {
       if (i % rowStep) return;
       const label = el("span", { class: "map-label", data: { i }, dir: direction(text), title: text, text });
-      Object.assign(label.style, { top: `${top + i * down}px`, lineHeight: `${Math.max(down, LEAST_LABEL)}px` });
+      Object.assign(label.style, { top: `${top + i * down}px`, lineHeight: `${Math.max(down, MIN_LABEL)}px` });
       sideLabels.append(label);
     });
     options.columns.forEach((text, i) => {
@@ -281,7 +277,7 @@ export function heatMap(given) {
         data: { i },
       });
       label.append(el("bdi", { dir: direction(text), title: text, text }));
-      const wide = columnStep > 1 ? LEAST_LABEL : across;
+      const wide = columnStep > 1 ? MIN_LABEL : across;
       Object.assign(label.style, { left: `${left + i * across}px`, width: `${wide}px`, height: `${top - 6}px` });
       heads.append(label);
     });
@@ -292,26 +288,11 @@ export function heatMap(given) {
 
   function pixels() {
     const { rows, columns, values, scale, extent, rowExtents, masked } = options;
-    const image = new ImageData(columns.length, rows.length);
-    const packed = new Uint32Array(image.data.buffer);
-    const { rgb } = SCALES[options.colours];
-    if (rowExtents) {
-      const table = byteColours();
-      for (let i = 0; i < packed.length; i++) {
-        packed[i] = table[Math.round((255 * values[i] * scale) / rowExtents[Math.floor(i / columns.length)])];
-      }
-    } else if (values instanceof Uint8Array) {
-      const table = Uint32Array.from({ length: 256 }, (_, byte) => packedPixel(rgb((byte * scale) / extent)));
-      for (let i = 0; i < packed.length; i++) packed[i] = table[values[i]];
-    } else {
-      for (let i = 0; i < packed.length; i++) packed[i] = packedPixel(rgb((values[i] * scale) / extent));
-    }
-    masked?.forEach((one, i) => one && (packed[i] = 0)); // what lies behind is seen there
-    const small = document.createElement("canvas");
-    small.width = columns.length;
-    small.height = rows.length;
-    small.getContext("2d").putImageData(image, 0, 0);
-    return small;
+    const colourOf = pixelColours(options.colours);
+    const extentAt = (i) => rowExtents?.[Math.floor(i / columns.length)] ?? extent;
+    return drawPixels(el("canvas"), rows.length, columns.length, (i) =>
+      masked?.[i] ? 0 : colourOf((values[i] * scale) / extentAt(i)),
+    );
   }
 
   function drawCells() {
@@ -337,17 +318,17 @@ export function heatMap(given) {
       const scale = SCALES[options.colours];
       paint.textAlign = "center";
       paint.textBaseline = "middle";
-      paint.font = `${Math.min(12, across * 0.32)}px ${getComputedStyle(element).fontFamily}`;
+      paint.font = `${cellFontSize(layout)}px ${getComputedStyle(element).fontFamily}`;
       for (let r = 0; r < rows.length; r++) {
         for (let c = 0; c < columns.length; c++) {
           const share = shareOf(r, c);
           paint.fillStyle = isMasked(r, c) ? hatch : scale.colour(share);
           paint.beginPath();
-          paint.roundRect(c * across + gap / 2, r * down + gap / 2, across - gap, down - gap, radius);
+          paint.roundRect(...cellRect(layout, r, c), radius);
           paint.fill();
-          if (layout.numbers && Math.abs(share) >= SHOWN) {
+          if (layout.numbers && Math.abs(share) >= MIN_SHOWN) {
             paint.fillStyle = scale.ink(share);
-            paint.fillText(write(value(r, c)), (c + 0.5) * across, (r + 0.5) * down + 0.5);
+            paint.fillText(format(value(r, c)), (c + 0.5) * across, (r + 0.5) * down + 0.5);
           }
         }
       }
@@ -356,19 +337,13 @@ export function heatMap(given) {
   }
 
   function drawOutlines(paint) {
-    const { across, down, gap, radius } = layout;
-    const { card, ink } = svgPalette();
-    const line = Math.max(1, Math.min(2.4, down / 8));
-    for (const [stroke, width, dashes] of [
-      [card, line * 2.2, []],
-      [ink, line, DASHES],
-    ]) {
+    for (const [stroke, width, dashes] of outlineStrokes(layout)) {
       paint.setLineDash(dashes);
       paint.strokeStyle = stroke;
       paint.lineWidth = width;
       for (const [r, c] of options.outlines) {
         paint.beginPath();
-        paint.roundRect(c * across + gap / 2, r * down + gap / 2, across - gap, down - gap, radius);
+        paint.roundRect(...cellRect(layout, r, c), layout.radius);
         paint.stroke();
       }
     }
@@ -385,85 +360,63 @@ export function heatMap(given) {
     at = { r: Math.min(at.r, options.rows.length - 1), c: Math.min(at.c, options.columns.length - 1) };
     const step = Math.max(layout.rowStep, layout.columnStep);
     fewLabels.hidden = step === 1;
-    fewLabels.textContent = `One label in ${step} is written; point at a cell, or use the arrow keys, for the rest.`;
+    fewLabels.textContent = `One label in ${step} is shown; point at a cell, or use the arrow keys, for the others.`;
     drawLabels();
     drawCells();
     placeCell();
     highlight();
   }
 
-  let drawnWidth = 0;
-  const watch = new ResizeObserver(() => {
-    if (element.clientWidth === drawnWidth) return;
-    drawnWidth = element.clientWidth;
-    draw();
-  });
-  watch.observe(element);
-  addEventListener("regard-theme", draw);
+  const stopDrawing = drawOnChange(element, draw);
 
   function table() {
     const { rows, columns } = options;
-    if (columns.length <= BIG_TABLE) {
+    if (columns.length <= MAX_TABLE_COLUMNS) {
+      const cellText = (r, c) => (isMasked(r, c) ? "masked" : format(value(r, c), options.digits + 1));
       return {
         caption: options.name,
         columns: ["", ...columns],
-        rows: rows.map((label, r) => [
-          label,
-          ...columns.map((_, c) =>
-            isMasked(r, c)
-              ? "masked"
-              : value(r, c)
-                  .toFixed(options.digits + 1)
-                  .replace("-", "−"),
-          ),
-        ]),
+        rows: rows.map((label, r) => [label, ...columns.map((_, c) => cellText(r, c))]),
       };
     }
     return {
-      caption: `${options.name}: the ${STRONGEST} greatest of each row`,
-      columns: ["", ...Array.from({ length: STRONGEST }, (_, i) => `${i + 1}`)],
-      rows: rows.map((label, r) => [label, ...places(r, STRONGEST).map((c) => `${columns[c]} ${write(value(r, c))}`)]),
+      caption: `${options.name}: the ${TOP_OF_ROW} greatest values of each row`,
+      columns: ["", ...Array.from({ length: TOP_OF_ROW }, (_, i) => `${i + 1}`)],
+      rows: rows.map((label, r) => [label, ...topOfRow(r, TOP_OF_ROW)]),
     };
   }
 
-  /** The map as an SVG file, laid out for a slide rather than for the room it has on the page. */
+  /** The map as an SVG file, laid out for a slide and not for its width on the page. */
   function svg(title) {
-    const lay = layOut(
-      { ...options, maxCell: 44 },
-      Math.max(720, leastCell(options.columns.length) * options.columns.length + 200),
-    );
+    const least = minCell(options.columns.length) * options.columns.length;
+    const lay = layOut({ ...options, maxCell: 44 }, Math.max(720, least + 200));
     const [dx, dy] = [28, 62];
     const width = Math.max(lay.width + 2 * dx, 2 * dx + textWidth(title, 16, 600), lay.left + 2 * dx + 330);
     const height = dy + lay.height + 76;
     const { ink, quiet } = svgPalette();
-    const parts = [...svgCard(width, height, title), options.masked ? svgHatch() : ""];
-    parts.push(
-      svgGroup({ transform: `translate(${dx} ${dy})` }, [svgLabels(lay, ink, quiet), svgCells(lay), svgOutlines(lay)]),
-    );
-    parts.push(svgLegend(dx + lay.left, dy + lay.height + 24, quiet));
-    return svgDocument(width, height, title, parts);
+    const moved = (x, y, children) => svgGroup({ transform: `translate(${x} ${y})` }, children);
+    const cells = moved(dx + lay.left, dy + lay.top, [svgCells(lay), svgOutlines(lay)]);
+    return svgDocument(width, height, title, [
+      ...svgCard(width, height, title),
+      options.masked ? svgHatch() : "",
+      moved(dx, dy, [svgLabels(lay, ink, quiet)]),
+      cells,
+      svgLegend(dx + lay.left, dy + lay.height + 24, quiet),
+    ]);
   }
 
   function svgLabels(lay, ink, quiet) {
     const middle = lay.down / 2 + 4.5;
-    const sideText = options.rows
-      .map((text, r) =>
-        r % lay.rowStep
-          ? null
-          : svgText(lay.left - 12, lay.top + r * lay.down + middle, shortened(text, lay.left - 14)),
-      )
-      .filter(Boolean);
-    const headText = options.columns
-      .map((text, c) => {
-        if (c % lay.columnStep) return null;
-        const x = lay.left + (c + 0.5) * lay.across + (lay.angle === -90 ? 4.5 : 0);
-        const turn = lay.angle ? `rotate(${lay.angle} ${x} ${lay.top - 10})` : null;
-        return svgText(x, lay.top - 10, shortened(text, 140), {
-          transform: turn,
-          "text-anchor": lay.angle ? "start" : "middle",
-        });
-      })
-      .filter(Boolean);
+    const sideText = options.rows.flatMap((text, r) =>
+      r % lay.rowStep ? [] : [svgText(lay.left - 12, lay.top + r * lay.down + middle, shortened(text, lay.left - 14))],
+    );
+    const headText = options.columns.flatMap((text, c) => {
+      if (c % lay.columnStep) return [];
+      const x = lay.left + (c + 0.5) * lay.across + (lay.angle === -90 ? 4.5 : 0);
+      const transform = lay.angle ? `rotate(${lay.angle} ${x} ${lay.top - 10})` : null;
+      const anchor = lay.angle ? "start" : "middle";
+      return [svgText(x, lay.top - 10, shortened(text, 140), { transform, "text-anchor": anchor })];
+    });
     const face = { fill: ink, "font-size": LABEL_SIZE };
     return svgGroup({}, [
       svgGroup({ ...face, "text-anchor": "end" }, sideText),
@@ -472,10 +425,10 @@ export function heatMap(given) {
     ]);
   }
 
-  function shortened(text, room) {
-    const signs = Array.from(text);
-    while (signs.length > 1 && textWidth(signs.join(""), LABEL_SIZE) > room) signs.splice(-2, 2, "…");
-    return signs.join("");
+  function shortened(text, maxWidth) {
+    const characters = Array.from(text);
+    while (characters.length > 1 && textWidth(characters.join(""), LABEL_SIZE) > maxWidth) characters.splice(-2, 2, "…");
+    return characters.join("");
   }
 
   function svgCells(lay) {
@@ -483,8 +436,8 @@ export function heatMap(given) {
     if (!lay.gap) {
       const size = { width: lay.across * columns.length, height: lay.down * rows.length };
       const sharp = { preserveAspectRatio: "none", "image-rendering": "pixelated" };
-      const image = svgPart("image", { x: lay.left, y: lay.top, ...size, href: pixels().toDataURL(), ...sharp });
-      const behind = svgRect(lay.left, lay.top, size.width, size.height, { fill: "url(#hatch)" });
+      const image = svgPart("image", { ...size, href: pixels().toDataURL(), ...sharp });
+      const behind = svgRect(0, 0, size.width, size.height, { fill: "url(#hatch)" });
       return svgGroup({}, options.masked ? [behind, image] : [image]);
     }
     const scale = SCALES[options.colours];
@@ -492,56 +445,23 @@ export function heatMap(given) {
     for (let r = 0; r < rows.length; r++) {
       for (let c = 0; c < columns.length; c++) {
         const share = shareOf(r, c);
-        const [x, y] = [lay.left + c * lay.across, lay.top + r * lay.down];
-        const size = [lay.across - lay.gap, lay.down - lay.gap];
-        const name = svgPart("title", {}, [saying({ r, c })]);
-        parts.push(
-          svgPart(
-            "rect",
-            {
-              x: x + lay.gap / 2,
-              y: y + lay.gap / 2,
-              width: size[0],
-              height: size[1],
-              rx: lay.radius,
-              fill: isMasked(r, c) ? "url(#hatch)" : scale.colour(share),
-            },
-            [name],
-          ),
-        );
-        if (lay.numbers && Math.abs(share) >= SHOWN) {
-          const face = {
-            fill: scale.ink(share),
-            "font-size": Math.min(12, lay.across * 0.32),
-            "text-anchor": "middle",
-          };
-          parts.push(svgText(x + lay.across / 2, y + lay.down / 2 + 4, write(value(r, c)), face));
-        }
+        const look = { rx: lay.radius, fill: isMasked(r, c) ? "url(#hatch)" : scale.colour(share) };
+        parts.push(svgRect(...cellRect(lay, r, c), look, [svgPart("title", {}, [describe({ r, c })])]));
+        if (!lay.numbers || Math.abs(share) < MIN_SHOWN) continue;
+        const face = { fill: scale.ink(share), "font-size": cellFontSize(lay), "text-anchor": "middle" };
+        parts.push(svgText((c + 0.5) * lay.across, (r + 0.5) * lay.down + 4, format(value(r, c)), face));
       }
     }
     return svgGroup({}, parts);
   }
 
   function svgOutlines(lay) {
-    const { card, ink } = svgPalette();
-    const line = Math.max(1, Math.min(2.4, lay.down / 8));
-    const outline = (stroke, width, dashes) =>
-      options.outlines.map(([r, c]) =>
-        svgRect(
-          lay.left + c * lay.across + lay.gap / 2,
-          lay.top + r * lay.down + lay.gap / 2,
-          lay.across - lay.gap,
-          lay.down - lay.gap,
-          {
-            rx: lay.radius,
-            fill: "none",
-            stroke,
-            "stroke-width": width,
-            "stroke-dasharray": dashes,
-          },
-        ),
-      );
-    return svgGroup({}, [...outline(card, line * 2.2), ...outline(ink, line, DASHES.join(" "))]);
+    const outlined = outlineStrokes(lay).map(([stroke, width, dashes]) => {
+      const look = { stroke, "stroke-width": width, "stroke-dasharray": dashes.join(" ") || null };
+      const rects = options.outlines.map(([r, c]) => svgRect(...cellRect(lay, r, c), { rx: lay.radius }));
+      return svgGroup({ fill: "none", ...look }, rects);
+    });
+    return svgGroup({}, outlined);
   }
 
   function svgLegend(x, y, quiet) {
@@ -551,8 +471,8 @@ export function heatMap(given) {
       const fill = colourOf(low + ((high - low) * i) / (steps - 1));
       return svgRect(Math.round(x) + i * (168 / steps), y, 168 / steps, 8, { fill, "shape-rendering": "crispEdges" });
     });
-    const written = (end) => String(Number((end * options.extent).toPrecision(3))).replace("-", "−");
-    const ends = [written(low), options.rowExtents ? "row max" : written(high)];
+    const endLabel = (end) => shortNumber(end * options.extent);
+    const ends = [endLabel(low), options.rowExtents ? "row max" : endLabel(high)];
     const keys = [
       options.outlines.length && [{ fill: "none", stroke: svgPalette().ink, "stroke-dasharray": "4 2" }, "gold"],
       options.masked && [{ fill: "url(#hatch)", stroke: svgPalette().edge }, "masked"],
@@ -575,21 +495,14 @@ export function heatMap(given) {
       Object.assign(options, changes);
       draw();
     },
-    mark(place) {
-      marked = place;
+    mark(point) {
+      marked = point;
       if (layout) highlight();
     },
-    focus(r, c) {
-      at = { r, c };
-      if (layout) placeCell();
-      cell.focus();
-    },
-    value,
     svg,
     table,
     remove() {
-      watch.disconnect();
-      removeEventListener("regard-theme", draw);
+      stopDrawing();
       element.remove();
     },
   };

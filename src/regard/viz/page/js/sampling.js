@@ -1,9 +1,8 @@
-// From logits to the next token, as decoding/sampling.py does it: temperature first, then the top-k likeliest, then the
-// smallest set of these that reaches top-p of their probability. A test holds the two equal.
+// Sampling of the next token, as in decoding/sampling.py: temperature, then top-k, then top-p. A test compares the two.
 
 const WORD = (1n << 64n) - 1n;
 
-/** Tokens a draw may fall on, likeliest first: [{id, p}]; ids that are never written stand in `forbidden`. */
+/** The tokens that can be sampled, most likely first: [{id, p}]; `forbidden` ids are never generated. */
 export function keptTokens(logits, { temperature, topK, topP }, forbidden = []) {
   const never = new Set(forbidden);
   let order = Array.from(logits.keys()).filter((id) => !never.has(id));
@@ -15,7 +14,7 @@ export function keptTokens(logits, { temperature, topK, topP }, forbidden = []) 
   const kept = [];
   let before = 0;
   for (const [rank, id] of order.entries()) {
-    if (topP < 1 && before >= topP) break; // a token stays if those before it fall short
+    if (topP < 1 && before >= topP) break; // a token is kept if those before it have less than top-p
     const p = weights[rank] / total;
     kept.push({ id, p });
     before += p;
@@ -24,7 +23,7 @@ export function keptTokens(logits, { temperature, topK, topP }, forbidden = []) 
   return kept.map((token) => ({ id: token.id, p: token.p / share }));
 }
 
-/** The token that owns this number between 0 and 1 when kept tokens lie end to end. */
+/** The token at this number between 0 and 1 in the cumulative distribution. */
 export function tokenAt(kept, uniform) {
   let edge = 0;
   for (const token of kept) {
@@ -34,7 +33,7 @@ export function tokenAt(kept, uniform) {
   return kept[kept.length - 1];
 }
 
-/** The number in [0, 1) that `regard generate --seed SEED` draws its first prompt's token number `step` with. */
+/** The uniform number with which `regard generate --seed SEED` samples token `step` of its first prompt. */
 export function drawnNumber(seed, step) {
   const line = [0n, 0n, 0n].reduce((word, part) => scrambled(word ^ part), 0n); // prompt 0, sample 0, turn 0
   const key = scrambled(scrambled(scrambled(BigInt.asUintN(64, BigInt(seed))) ^ line));

@@ -1,62 +1,64 @@
-// What the page shows, as fields of the address behind `#`, so that a link reopens the same view.
+// The state of the page, as fields of the address behind `#`, so that a link reopens the same view.
+
+const parse = (hash) => new URLSearchParams(hash.replace(/^#/, ""));
 
 export function makeState(fallbackHash = "") {
-  let fields = new URLSearchParams((location.hash || fallbackHash).replace(/^#/, ""));
+  let fields = parse(location.hash || fallbackHash);
   const listeners = new Set();
 
-  function tell(before) {
-    const names = new Set([...before.keys(), ...fields.keys()]);
-    const changed = new Set([...names].filter((name) => before.get(name) !== fields.get(name)));
-    if (changed.size) for (const listener of [...listeners]) listener(changed);
-  }
-
-  function become(changed, push) {
+  function replaceFields(changed) {
     const before = fields;
     fields = changed;
-    try {
-      if (push) history.pushState(null, "", `#${fields}`);
-      else history.replaceState(null, "", `#${fields}`);
-    } catch {
-      // Pages inside a notebook's frame have no address of their own; the state then lives here alone.
-    }
-    tell(before);
+    const names = new Set([...before.keys(), ...fields.keys()]);
+    const different = new Set([...names].filter((name) => before.get(name) !== fields.get(name)));
+    if (different.size) for (const listener of [...listeners]) listener(different);
   }
 
-  addEventListener("hashchange", () => {
-    const before = fields;
-    fields = new URLSearchParams(location.hash.replace(/^#/, ""));
-    tell(before);
-  });
+  function navigate(changed, push) {
+    try {
+      history[push ? "pushState" : "replaceState"](null, "", `#${changed}`);
+    } catch {
+      // A page inside a notebook's frame has no address of its own; the state is then kept in memory only.
+    }
+    replaceFields(changed);
+  }
+
+  /** The present fields with some changed; null removes one. */
+  function withFields(values) {
+    const changed = new URLSearchParams(fields);
+    for (const [name, value] of Object.entries(values)) {
+      if (value === null || value === undefined) changed.delete(name);
+      else changed.set(name, String(value));
+    }
+    return changed;
+  }
+
+  addEventListener("hashchange", () => replaceFields(parse(location.hash)));
 
   return {
-    get(name, fallback = "") {
-      return fields.get(name) ?? fallback;
-    },
-    /** Sets fields (null removes one); `push` makes a step that the Back button undoes. */
-    set(values, { push = false } = {}) {
-      const changed = new URLSearchParams(fields);
-      for (const [name, value] of Object.entries(values)) {
-        if (value === null || value === undefined) changed.delete(name);
-        else changed.set(name, String(value));
-      }
-      become(changed, push);
-    },
-    /** Goes where a link of the page points. */
-    follow(hash) {
-      become(new URLSearchParams(hash.replace(/^#/, "")), true);
-    },
-    /** The hash that would show the present state with some fields changed, for links. */
-    link(values) {
-      const other = new URLSearchParams(fields);
-      for (const [name, value] of Object.entries(values)) {
-        if (value === null) other.delete(name);
-        else other.set(name, String(value));
-      }
-      return `#${other}`;
-    },
+    get: (name, fallback = "") => fields.get(name) ?? fallback,
+    /** Sets fields (null removes one); with `push` the Back button undoes it. */
+    set: (values, { push = false } = {}) => navigate(withFields(values), push),
+    /** Goes to the target of a link of the page. */
+    follow: (hash) => navigate(parse(hash), true),
+    /** The hash of the present state with some fields changed, for links. */
+    link: (values) => `#${withFields(values)}`,
     subscribe(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
   };
+}
+
+/** Whether one of these fields has changed. */
+export const anyOf = (changed, ...names) => names.some((name) => changed.has(name));
+
+/** A list that the address holds as JSON; an empty one where it cannot be parsed. */
+export function listIn(state, name) {
+  try {
+    const list = JSON.parse(state.get(name, "[]"));
+    return Array.isArray(list) ? list : [];
+  } catch {
+    return [];
+  }
 }

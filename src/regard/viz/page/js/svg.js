@@ -1,6 +1,6 @@
-// SVG pictures from one description: parts become nodes on the page, or the text of a file.
+// SVG pictures from one description: its parts become nodes on the page, or the text of a file.
 
-const SVG_SPACE = "http://www.w3.org/2000/svg";
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 export const FONTS =
   "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif";
 
@@ -18,59 +18,59 @@ export function svgPart(tag, attributes = {}, children = []) {
 }
 
 export const svgText = (x, y, text, attributes = {}) => svgPart("text", { x, y, ...attributes }, [String(text)]);
-export const svgRect = (x, y, width, height, attributes = {}) =>
-  svgPart("rect", { x, y, width, height, ...attributes });
+export const svgRect = (x, y, width, height, attributes = {}, children = []) =>
+  svgPart("rect", { x, y, width, height, ...attributes }, children);
 export const svgPath = (d, attributes = {}) => svgPart("path", { d, fill: "none", ...attributes });
 export const svgLine = (x1, y1, x2, y2, attributes = {}) => svgPart("line", { x1, y1, x2, y2, ...attributes });
 export const svgGroup = (attributes, children) => svgPart("g", attributes, children);
 
-function neat(value) {
+function rounded(value) {
   return typeof value === "number" ? String(Math.round(value * 100) / 100) : String(value);
 }
 
-function escaped(text) {
-  // Characters that XML has no way to write are left out; labels have made them visible before.
+function escape(text) {
+  // Characters that XML cannot represent are dropped; labels show them by other characters.
   return text
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "")
-    .replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[sign]);
+    .replace(/[&<>"]/g, (character) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[character]);
 }
 
-function written(part) {
-  if (typeof part === "string") return escaped(part);
+function serialize(part) {
+  if (typeof part === "string") return escape(part);
   const attributes = Object.entries(part.attributes)
     .filter(([, value]) => value !== null && value !== undefined)
-    .map(([name, value]) => ` ${name}="${escaped(neat(value))}"`);
-  return `<${part.tag}${attributes.join("")}>${part.children.map(written).join("")}</${part.tag}>`;
+    .map(([name, value]) => ` ${name}="${escape(rounded(value))}"`);
+  return `<${part.tag}${attributes.join("")}>${part.children.map(serialize).join("")}</${part.tag}>`;
 }
 
 export function svgNode(part) {
   if (typeof part === "string") return document.createTextNode(part);
-  const node = document.createElementNS(SVG_SPACE, part.tag);
+  const node = document.createElementNS(SVG_NAMESPACE, part.tag);
   for (const [name, value] of Object.entries(part.attributes)) {
-    if (value !== null && value !== undefined) node.setAttribute(name, neat(value));
+    if (value !== null && value !== undefined) node.setAttribute(name, rounded(value));
   }
   node.append(...part.children.map(svgNode));
   return node;
 }
 
-function wholePicture(width, height, title, parts) {
-  const size = { width, height, viewBox: `0 0 ${neat(width)} ${neat(height)}` };
-  return svgPart("svg", { xmlns: SVG_SPACE, ...size, role: "img", "aria-label": title, "font-family": FONTS }, parts);
+function svgRoot(width, height, title, parts) {
+  const size = { width, height, viewBox: `0 0 ${rounded(width)} ${rounded(height)}` };
+  return svgPart("svg", { xmlns: SVG_NAMESPACE, ...size, role: "img", "aria-label": title, "font-family": FONTS }, parts);
 }
 
 /** A complete SVG file. */
 export function svgDocument(width, height, title, parts) {
-  return `${written(wholePicture(width, height, title, parts))}\n`;
+  return `${serialize(svgRoot(width, height, title, parts))}\n`;
 }
 
-/** The same picture as a node of the page, as wide as there is room. */
+/** The same picture as a node of the page. */
 export function svgElement(width, height, title, parts) {
-  const node = svgNode(wholePicture(width, height, title, parts));
+  const node = svgNode(svgRoot(width, height, title, parts));
   node.classList.add("drawing");
   return node;
 }
 
-/** A card with a title, as every exported picture begins; returns its parts and where the content may start. */
+/** The background and title of an exported picture. */
 export function svgCard(width, height, title) {
   const { card, edge, ink } = svgPalette();
   return [
@@ -79,14 +79,14 @@ export function svgCard(width, height, title) {
   ];
 }
 
-/** Diagonal lines for masked cells: a pattern for `fill: "url(#hatch)"`. */
+/** Hatching for masked cells: the pattern of `fill: "url(#hatch)"`. */
 export function svgHatch() {
   const line = svgPath("M 0 6 L 6 0", { stroke: svgPalette().quiet, "stroke-width": 1, "stroke-opacity": 0.55 });
   const size = { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" };
   return svgPart("defs", {}, [svgPart("pattern", size, [line])]);
 }
 
-/** The same lines as a fill of a canvas. */
+/** The same hatching as a fill style of a canvas. */
 export function canvasHatch(paint) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
@@ -98,30 +98,30 @@ export function canvasHatch(paint) {
   return paint.createPattern(tile, "repeat");
 }
 
-/** An SVG file with lines of text below it, broken to its width. */
+/** An SVG file with lines of text below it, wrapped to its width. */
 export function svgCaptioned(file, lines) {
   const { page, quiet } = svgPalette();
-  const [width, height] = svgSize(file);
-  const broken = lines.flatMap((line) => brokenLines(line, width - 56));
-  const texts = broken.map((line, i) => svgText(28, height + 20 + 18 * i, line, { fill: quiet, "font-size": 12 }));
-  const ground = svgRect(0, 0, width, height + 18 * broken.length + 14, { fill: page });
+  const [width, height] = sizeOf(file);
+  const all = lines.flatMap((line) => wrapped(line, width - 56));
+  const texts = all.map((line, i) => svgText(28, height + 20 + 18 * i, line, { fill: quiet, "font-size": 12 }));
+  const background = svgRect(0, 0, width, height + 18 * all.length + 14, { fill: page });
   const title = /aria-label="([^"]*)"/.exec(file)[1];
-  const open = written(wholePicture(width, ground.attributes.height, "", [])).replace("</svg>", "");
+  const open = serialize(svgRoot(width, background.attributes.height, "", [])).replace("</svg>", "");
   const named = open.replace('aria-label=""', () => `aria-label="${title}"`);
-  return `${named}${written(ground)}${file.trim()}${texts.map(written).join("")}</svg>\n`;
+  return `${named}${serialize(background)}${file.trim()}${texts.map(serialize).join("")}</svg>\n`;
 }
 
-function brokenLines(text, room) {
+function wrapped(text, maxWidth) {
   const lines = [""];
   for (const word of text.split(" ")) {
     const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
-    if (lines.at(-1) && textWidth(longer, 12) > room) lines.push(word);
+    if (lines.at(-1) && textWidth(longer, 12) > maxWidth) lines.push(word);
     else lines[lines.length - 1] = longer;
   }
   return lines;
 }
 
-const svgSize = (file) => ["width", "height"].map((side) => Number(new RegExp(`${side}="([\\d.]+)"`).exec(file)[1]));
+const sizeOf = (file) => ["width", "height"].map((side) => Number(new RegExp(`${side}="([\\d.]+)"`).exec(file)[1]));
 
 let measuringContext = null;
 
@@ -135,7 +135,7 @@ export function textWidth(text, size, weight = 400) {
 /** Several SVG files as one, below each other. */
 export function svgStack(title, documents) {
   const space = 20;
-  const sizes = documents.map(svgSize);
+  const sizes = documents.map(sizeOf);
   const width = Math.max(...sizes.map((size) => size[0])) + 2 * space;
   let y = space;
   const placed = documents.map((text, i) => {
@@ -143,8 +143,8 @@ export function svgStack(title, documents) {
     y += sizes[i][1] + space;
     return put;
   });
-  const ground = written(svgRect(0, 0, width, y, { fill: svgPalette().page }));
+  const background = serialize(svgRect(0, 0, width, y, { fill: svgPalette().page }));
   const size = `width="${width}" height="${y}" viewBox="0 0 ${width} ${y}"`;
-  const open = `<svg xmlns="${SVG_SPACE}" ${size} role="img" aria-label="${escaped(title)}">`;
-  return `${open}${ground}${placed.join("")}</svg>\n`;
+  const open = `<svg xmlns="${SVG_NAMESPACE}" ${size} role="img" aria-label="${escape(title)}">`;
+  return `${open}${background}${placed.join("")}</svg>\n`;
 }

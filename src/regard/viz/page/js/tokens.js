@@ -1,18 +1,18 @@
-// How tokens are written and merged into words; follows regard/viz/maps.py.
+// How tokens are shown and merged into words; follows regard/viz/maps.py.
 
 const CONTROL = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Zs}]/u;
 const JOINERS = "\u200c\u200d";
 
-function visibleCharacter(sign) {
-  const code = sign.codePointAt(0);
-  if (sign === " ") return "␣";
+function visibleCharacter(character) {
+  const code = character.codePointAt(0);
+  if (character === " ") return "␣";
   if (code < 0x20) return String.fromCodePoint(0x2400 + code);
   if (code === 0x7f) return "␡";
-  if (/\p{Cs}/u.test(sign) || (code & 0xfffe) === 0xfffe) return "\ufffd";
-  if (!JOINERS.includes(sign) && CONTROL.test(sign)) {
+  if (/\p{Cs}/u.test(character) || (code & 0xfffe) === 0xfffe) return "\ufffd";
+  if (!JOINERS.includes(character) && CONTROL.test(character)) {
     return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
   }
-  return sign;
+  return character;
 }
 
 /** A text with every invisible character shown: space ␣, newline ␊, an empty token ∅. */
@@ -22,12 +22,12 @@ export function visible(text) {
   return /^\p{M}/u.test(shown) ? `◌${shown}` : shown;
 }
 
-/** How the tokens of one axis are written, as the trace has worked it out. */
+/** The labels of the tokens of one axis, as the trace gives them. */
 export function tokenLabels(tokens) {
   return tokens.map((token) => token.label);
 }
 
-/** The direction a label runs in, by its first strong character. */
+/** The text direction of a label, by its first strong character. */
 export function direction(text) {
   const strong = /[\p{L}]/u.exec(text);
   return strong &&
@@ -36,12 +36,12 @@ export function direction(text) {
     : "ltr";
 }
 
-/** A label kept from reordering its neighbours where it runs from right to left. */
+/** A right-to-left label with isolates around it, so that it does not reorder the text beside it. */
 export function isolated(label) {
   return direction(label) === "rtl" ? `\u2068${label}\u2069` : label;
 }
 
-/** The places of the tokens of each word, in order; none is half given, half written. */
+/** The indices of the tokens of each word, in order. No group mixes given and generated tokens. */
 export function wordGroups(tokens) {
   const groups = [];
   tokens.forEach((token, i) => {
@@ -53,27 +53,27 @@ export function wordGroups(tokens) {
   return groups;
 }
 
-const STRAY = /⟨([89a-f][0-9a-f])⟩/g; // a byte that is no character by itself, here for a while U+DC80 to U+DCFF
-const SHARED = /[\udcc2-\udcdf][\udc80-\udcbf]|[\udce0-\udcef][\udc80-\udcbf]{2}|[\udcf0-\udcf4][\udc80-\udcbf]{3}/gu;
+const BYTE_TOKEN = /⟨([89a-f][0-9a-f])⟩/g; // part of a UTF-8 sequence; mapped to U+DC80 to U+DCFF while joining
+const UTF8_SEQUENCE = /[\udcc2-\udcdf][\udc80-\udcbf]|[\udce0-\udcef][\udc80-\udcbf]{2}|[\udcf0-\udcf4][\udc80-\udcbf]{3}/gu;
 
-/** What neighbouring pieces spell: a character whose bytes they share is whole again. */
+/** The text of neighbouring tokens; characters whose bytes are spread over several tokens are put together. */
 export function joined(pieces) {
   if (pieces.length < 2) return pieces.join("");
-  const text = pieces.map((one) => one.replace(STRAY, (_, hex) => String.fromCharCode(`0xdc${hex}`))).join("");
-  return text.replace(SHARED, character).replace(/[\udc80-\udcff]/gu, (byte) => `⟨${hexOf(byte)}⟩`);
+  const text = pieces.map((one) => one.replace(BYTE_TOKEN, (_, hex) => String.fromCharCode(`0xdc${hex}`))).join("");
+  return text.replace(UTF8_SEQUENCE, decodeBytes).replace(/[\udc80-\udcff]/gu, (byte) => `⟨${hexOf(byte)}⟩`);
 }
 
-function character(bytes) {
+function decodeBytes(bytes) {
   try {
     return decodeURIComponent(Array.from(bytes, (byte) => `%${hexOf(byte)}`).join(""));
   } catch {
-    return bytes; // as long as a character, and yet none
+    return bytes; // the length of a character, but not valid UTF-8
   }
 }
 
 const hexOf = (byte) => (byte.codePointAt(0) & 0xff).toString(16);
 
-/** The labels of words: the pieces of each joined, without the space they begin with. */
+/** The labels of words: their tokens joined, without white space around them. */
 export function wordLabels(tokens, groups) {
   return groups.map((group) => {
     const text = joined(group.map((i) => tokens[i].piece));
@@ -82,8 +82,8 @@ export function wordLabels(tokens, groups) {
 }
 
 /**
- * Merges pieces into words on both axes of [Q, K] weights: what is given to a word is the sum over its pieces, the row
- * of a word the mean over its pieces; so rows that summed to one still do.
+ * Merges subwords into words on both axes of [Q, K] weights: columns are summed and rows averaged over the tokens of a
+ * word, so that rows still sum to one.
  */
 export function mergeWords(queryTokens, keyTokens, weights) {
   const queryGroups = wordGroups(queryTokens);

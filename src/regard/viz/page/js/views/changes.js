@@ -1,62 +1,61 @@
-// Interventions: a head switched off, a word hidden, a row of attention written by hand, and what the model says then.
+// Interventions: ablated heads, masked words, edited attention rows, and the output with them.
 import { button, clear, debounce, el, field, select, slider } from "../dom.js";
-import { barFigure, exactNumber, innerContext, listIn, percent, signedNumber } from "../bits.js";
-import { PART_NAMES, PART_ORDER, attentions, headWeights, maskedCells } from "../maps.js";
+import { PART_NAMES, PART_ORDER, attentions, headOptions, headWeights, maskedCells } from "../attention_map.js";
+import { barFigure } from "../bars.js";
+import { innerContext } from "../figure.js";
+import { exactNumber, percent, signedNumber } from "../numbers.js";
+import { anyOf, listIn } from "../state.js";
 import { sides, tokenLabels, visible, wordGroups, wordLabels } from "../tokens.js";
 
-const MOST_KEYS = 64; // sliders of one row
+const MAX_SLIDERS = 64; // of one attention row
 
 export const changes = {
   id: "changes",
   title: "Interventions",
-  about: "Switch a head off, hide a word, write a row of attention by hand, and see what the model says then.",
+  about: "Ablate a head, mask a word or edit a row of attention, and see how the output changes.",
   lacking: "There is no output to change yet: type a text above.",
   needs: (header) => header !== null && header.output.p.length > 0,
   async render(root, context) {
     const results = el("div", { class: "stack", aria: { live: "off" } });
-    const made = el("div", { class: "row changes-made" });
-    const controls = el("div", { class: "stack" });
+    const list = el("div", { class: "row changes-list" });
+    const editor = rowEditor(context);
+    const controls = el("div", { class: "stack" }, headSwitches(context), wordSwitches(context), editor.element);
     if (!context.source.live) {
-      const text = "This file shows what was recorded; to change it, open the run with `regard look`.";
+      const text = "This file shows recorded results; for other interventions, open the run with `regard look`.";
       root.append(el("p", { class: "note", text }));
     }
-    root.append(el("div", { class: "columns changes-columns" }, controls, el("div", { class: "stack" }, made, results)));
-    const editor = changeEditor(context);
+    root.append(el("div", { class: "columns changes-columns" }, controls, el("div", { class: "stack" }, list, results)));
 
-    function showControls() {
-      clear(controls).append(headSwitches(context), wordSwitches(context), editor.element);
-    }
-
-    let asked = 0;
+    let updates = 0;
     let pictures = innerContext(context);
-    async function update(say) {
-      const turn = (asked += 1);
-      showMade(made, context);
+    async function update(announced) {
+      const mine = (updates += 1);
+      showList(list, context);
       for (const chip of controls.querySelectorAll("[data-change]")) {
-        chip.setAttribute("aria-pressed", String(hasChange(context.state, JSON.parse(chip.dataset.change))));
+        chip.setAttribute("aria-pressed", String(hasChanges(context.state, JSON.parse(chip.dataset.change))));
       }
       results.classList.add("waiting");
       try {
-        const list = changeList(context.state);
-        const changed = list.length ? await context.source.trace({ ...context.request, changes: list }) : null;
-        if (turn !== asked) return;
+        const made = changeList(context.state);
+        const changed = made.length ? await context.source.trace({ ...context.request, changes: made }) : null;
+        if (mine !== updates) return;
         pictures.end();
         pictures = innerContext(context);
         showResults(results, pictures.context, changed?.header);
-        if (say) context.announce(changeSummary(context.trace.header, changed?.header));
+        if (announced) context.announce(resultText(context.trace.header, changed?.header));
       } catch (error) {
-        if (turn !== asked || context.signal.aborted) return;
+        if (mine !== updates || context.signal.aborted) return;
         clear(results).append(el("p", { class: "note", role: "alert", text: error.message }));
       } finally {
-        if (turn === asked) results.classList.remove("waiting");
+        if (mine === updates) results.classList.remove("waiting");
       }
     }
 
-    showControls();
     const stop = context.state.subscribe((changed) => {
       if (changed.has("run")) context.state.set({ changes: null, row: null });
-      else if (changed.has("text") && !changed.has("changes")) setChanges(context.state, changeList(context.state).filter((one) => one.kind === "head"));
-      if (["run", "text", "step"].some((name) => changed.has(name))) return; // the shell draws anew
+      else if (changed.has("text") && !changed.has("changes"))
+        setChanges(context.state, changeList(context.state).filter((one) => one.kind === "head"));
+      if (anyOf(changed, "run", "text", "step")) return; // app.js draws the view again
       if (changed.has("row")) editor.refresh();
       if (changed.has("changes")) update(true);
     });
@@ -65,27 +64,27 @@ export const changes = {
   },
 };
 
-const changeList = (state) => listIn(state, "changes");
+// ---- the list of interventions, in the field `changes`
 
+const changeList = (state) => listIn(state, "changes");
 const sameChange = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const hasChange = (state, wanted) =>
-  wanted.every((one) => changeList(state).some((made) => sameChange(made, one)));
+const hasChanges = (state, wanted) => wanted.every((one) => changeList(state).some((made) => sameChange(made, one)));
 
 function setChanges(state, list, push = false) {
   state.set({ changes: list.length ? JSON.stringify(list) : null }, { push });
 }
 
-/** Makes these changes, or takes them back where all of them are made. */
+/** Adds these interventions, or removes them if all of them are there. */
 function toggleChanges(state, wanted) {
   const others = changeList(state).filter((made) => !wanted.some((one) => sameChange(made, one)));
-  setChanges(state, hasChange(state, wanted) ? others : [...others, ...wanted], true);
+  setChanges(state, hasChanges(state, wanted) ? others : [...others, ...wanted], true);
 }
 
-function changeChip(context, label, name, wanted) {
-  return button(label, () => toggleChanges(context.state, wanted), {
+function changeChip(context, text, label, wanted) {
+  return button(text, () => toggleChanges(context.state, wanted), {
     class: "chip",
     data: { change: JSON.stringify(wanted) },
-    aria: { pressed: String(hasChange(context.state, wanted)), label: name },
+    aria: { pressed: String(hasChanges(context.state, wanted)), label },
   });
 }
 
@@ -93,50 +92,82 @@ function attentionName(attention) {
   return `${PART_NAMES[attention.part]}, layer ${attention.layer + 1}`;
 }
 
+function changeText(header, change) {
+  if (change.kind === "word") return `“${visible(header.tokens[change.side]?.[change.token]?.piece.trim() ?? "?")}” masked`;
+  const attention = header.attention.find((one) => one.name === change.attention);
+  const name = attention ? attentionName(attention) : change.attention;
+  const head = change.head === null ? "all heads" : `head ${change.head + 1}`;
+  return change.kind === "head" ? `${name}, ${head} ablated` : `${name}, ${head}: row ${change.query + 1} edited`;
+}
+
+function showList(container, context) {
+  const list = changeList(context.state);
+  const chips = list.map((change) => {
+    const text = changeText(context.trace.header, change);
+    const undo = () => setChanges(context.state, list.filter((other) => other !== change));
+    return button(`${text} ×`, undo, { class: "chip", aria: { label: `Undo: ${text}` } });
+  });
+  clear(container).append(
+    el("span", { class: "quiet", text: list.length ? "Interventions:" : "No interventions yet." }),
+    ...chips,
+    list.length > 1 ? button("Undo all", () => setChanges(context.state, [])) : "",
+  );
+}
+
+// ---- controls
+
+const controlCard = (title, hint, ...content) =>
+  el("section", { class: "card stack" }, el("h3", { text: title }), el("p", { class: "hint", text: hint }), ...content);
+
 function headSwitches(context) {
   const { header } = context.trace;
-  const groups = PART_ORDER.filter((part) => attentions(header, part).length).map((part) =>
-    el("div", { class: "head-group", role: "group", aria: { label: PART_NAMES[part] } },
-      el("h4", { text: PART_NAMES[part] }), attentions(header, part).map((attention) => headLine(context, attention))));
-  return el("section", { class: "card stack" },
-    el("h3", { text: "Switch a head off" }),
-    el("p", { class: "hint", text: "What the head adds becomes zero." }),
-    groups.length ? groups : el("p", { class: "quiet", text: "This model does not attend: there is no head to switch off." }));
+  const parts = PART_ORDER.filter((part) => attentions(header, part).length);
+  const groups = parts.map((part) => {
+    const lines = attentions(header, part).map((attention) => headLine(context, attention));
+    const props = { class: "head-group", role: "group", aria: { label: PART_NAMES[part] } };
+    return el("div", props, el("h4", { text: PART_NAMES[part] }), lines);
+  });
+  const none = el("p", { class: "quiet", text: "This model has no attention heads." });
+  return controlCard("Ablate a head", "The output of the head is set to zero.", groups.length ? groups : none);
 }
 
 function headLine(context, attention) {
   const heads = Array.from({ length: attention.heads }, (_, head) =>
-    changeChip(context, String(head + 1), `${attentionName(attention)}, head ${head + 1} off`, [
+    changeChip(context, String(head + 1), `${attentionName(attention)}, head ${head + 1} ablated`, [
       { kind: "head", attention: attention.name, head },
-    ]));
+    ]),
+  );
   return el("div", { class: "head-line" }, el("span", { class: "quiet", text: `layer ${attention.layer + 1}` }), heads);
 }
 
-/** The side whose words can be hidden: the source, or the prompt where there is no source. */
-function hideable(header) {
+/** The side whose words can be masked: the source, or the prompt of a decoder-only model. */
+function maskableSide(header) {
   if (header.tokens.source.length) return { side: "source", tokens: header.tokens.source };
-  return { side: "inputs", tokens: header.tokens.inputs.filter((token) => token.given) }; // the first ones
+  return { side: "inputs", tokens: header.tokens.inputs.filter((token) => token.given) };
 }
 
 function wordSwitches(context) {
-  const { side, tokens } = hideable(context.trace.header);
+  const { side, tokens } = maskableSide(context.trace.header);
   const groups = wordGroups(tokens).filter((group) => !tokens[group[0]].mark);
   const labels = wordLabels(tokens, groups);
-  const chips = groups.map((group, i) =>
-    changeChip(context, labels[i], `${labels[i]} hidden`, group.map((token) => ({ kind: "word", side, token }))));
-  return el("section", { class: "card stack" },
-    el("h3", { text: side === "source" ? "Hide a source word" : "Hide a word of the prompt" }),
-    el("p", { class: "hint", text: "Its tokens become the unknown token." }),
-    el("div", { class: "row", role: "group", aria: { label: "Words to hide" } }, chips));
+  const chips = groups.map((group, i) => {
+    const wanted = group.map((token) => ({ kind: "word", side, token }));
+    return changeChip(context, labels[i], `${labels[i]} masked`, wanted);
+  });
+  return controlCard(
+    side === "source" ? "Mask a source word" : "Mask a word of the prompt",
+    "Its tokens are replaced by the unknown token.",
+    el("div", { class: "row", role: "group", aria: { label: "Words to mask" } }, chips),
+  );
 }
 
-/** The hand-written row: which one is in the address as `row=ATTENTION:HEAD:QUERY`, HEAD "all" for every head. */
-function changeEditor(context) {
+/** The editor of an attention row; the address names it as `row=ATTENTION:HEAD:QUERY`, HEAD "all" for every head. */
+function rowEditor(context) {
   const { header } = context.trace;
   const element = el("section", { class: "card stack" });
   const usual = header.attention.find((one) => one.part === "cross") ?? header.attention[0];
 
-  function chosen() {
+  function chosenRow() {
     const [name, head, query] = context.state.get("row", "").split(":");
     const attention = header.attention.find((one) => one.name === name) ?? usual;
     const { queries, keys } = sides(header, attention);
@@ -149,7 +180,7 @@ function changeEditor(context) {
     };
   }
 
-  const pick = (attention, head, query) => context.state.set({ row: `${attention}:${head ?? "all"}:${query}` });
+  const choose = (attention, head, query) => context.state.set({ row: `${attention}:${head ?? "all"}:${query}` });
   const isThis = (made, { attention, head, query }) =>
     made.kind === "row" && made.attention === attention.name && made.head === head && made.query === query;
 
@@ -157,14 +188,13 @@ function changeEditor(context) {
     const others = changeList(context.state).filter((made) => !isThis(made, row));
     const { attention, head, query } = row;
     const rounded = weights && Array.from(weights, (weight) => Math.round(weight * 1000) / 1000);
-    setChanges(context.state, weights
-      ? [...others, { kind: "row", attention: attention.name, head, query, weights: rounded }]
-      : others);
+    const edited = weights ? [{ kind: "row", attention: attention.name, head, query, weights: rounded }] : [];
+    setChanges(context.state, [...others, ...edited]);
   }
 
   async function refresh() {
     if (!usual) return;
-    const row = chosen();
+    const row = chosenRow();
     const { attention, head, query, queries, keys } = row;
     const recorded = await rowWeights(context.trace, attention, head, query);
     const made = changeList(context.state).find((one) => isThis(one, row));
@@ -172,51 +202,64 @@ function changeEditor(context) {
     const [queryNames, keyNames] = [tokenLabels(queries), tokenLabels(keys)];
     const writeSoon = debounce(() => write(row, weights), 200);
     const masked = maskedCells(header, attention)?.subarray(query * keys.length);
-    const free = keyNames.map((_, k) => k).filter((k) => !masked?.[k]); // what this query may see
-    const sliders = free.slice(0, MOST_KEYS).map((k) =>
-      slider(keyNames[k], { min: 0, max: 1, step: 0.01, value: weights[k], format: (weight) => weight.toFixed(2) }, (weight) => {
+    const free = keyNames.map((_, k) => k).filter((k) => !masked?.[k]); // keys that this query may attend to
+    const sliders = free.slice(0, MAX_SLIDERS).map((k) => {
+      const range = { min: 0, max: 1, step: 0.01, value: weights[k], format: (weight) => weight.toFixed(2) };
+      return slider(keyNames[k], range, (weight) => {
         weights[k] = weight;
         writeSoon();
-      }));
-    const put = (share) => {
+      });
+    });
+    const fill = (share) => {
       weights.fill(0);
       for (const k of free) weights[k] = share(k);
       sliders.forEach((one, i) => one.show(weights[free[i]]));
       write(row, weights);
     };
-    const onlyAt = select([["", "choose a token"], ...free.map((k) => [k, keyNames[k]])], "", (k) => {
-      if (k !== "") put((other) => (other === Number(k) ? 1 : 0));
+    const single = select([["", "choose a token"], ...free.map((k) => [k, keyNames[k]])], "", (k) => {
+      if (k !== "") fill((other) => (other === Number(k) ? 1 : 0));
     });
-    const many = free.length > MOST_KEYS;
+    const reset = () => {
+      write(row, null);
+      refresh();
+    };
+    const maps = header.attention.map((one) => [one.name, attentionName(one)]);
+    const heads = headOptions(attention, ["all", "All heads"]);
+    const rows = queryNames.map((label, q) => [q, `${q + 1}: ${label}`]);
+    const more = free.length > MAX_SLIDERS;
     const hidden = keyNames.length - free.length;
     clear(element).append(
-      el("h3", { text: "Write a row of attention" }),
-      el("p", { class: "hint", text: "The original output is forced, and its tokens get new probabilities; what the model writes "
-        + "freely stands beside it. Weights are shared out to sum to 1." }),
-      el("div", { class: "controls" },
-        field("Map", select(header.attention.map((one) => [one.name, attentionName(one)]), attention.name,
-          (name) => pick(name, head, query))),
-        field("Head", select([["all", "all heads"], ...Array.from({ length: attention.heads }, (_, i) => [i, `head ${i + 1}`])],
-          head ?? "all", (value) => pick(attention.name, value, query))),
-        field("Row of", select(queryNames.map((label, q) => [q, `${q + 1}: ${label}`]), query,
-          (value) => pick(attention.name, head, value)))),
-      el("div", { class: "row-sliders", role: "group", aria: { label: `Where ${queryNames[query]} looks` } }, sliders),
-      el("p", { class: "quiet", hidden: !many, text: `The first ${MOST_KEYS} of ${free.length} tokens have sliders.` }),
-      el("p", { class: "quiet", hidden: !hidden, text: `${hidden} tokens are masked for this one: it may not see them.` }),
-      el("div", { class: "row" },
-        field("Everything on", onlyAt),
-        button("Evenly", () => put(() => 1 / free.length)),
-        button("As recorded", () => {
-          write(row, null);
-          refresh();
-        })),
+      el("h3", { text: "Edit an attention row" }),
+      el("p", {
+        class: "hint",
+        text:
+          "The original output is forced and scored with the edited weights, which are normalised to sum to 1; " +
+          "the output that the model generates freely is shown beside it.",
+      }),
+      el(
+        "div",
+        { class: "controls" },
+        field("Map", select(maps, attention.name, (name) => choose(name, head, query))),
+        field("Head", select(heads, head ?? heads[0][0], (value) => choose(attention.name, value, query))),
+        field("Row of", select(rows, query, (value) => choose(attention.name, head, value))),
+      ),
+      el("div", { class: "row-sliders", role: "group", aria: { label: `Weights of ${queryNames[query]}` } }, sliders),
+      el("p", { class: "quiet", hidden: !more, text: `Only the first ${MAX_SLIDERS} of ${free.length} tokens have sliders.` }),
+      el("p", { class: "quiet", hidden: !hidden, text: `${hidden} tokens are masked for this one.` }),
+      el(
+        "div",
+        { class: "row" },
+        field("All weight on", single),
+        button("Uniform", () => fill(() => 1 / free.length)),
+        button("Reset", reset),
+      ),
     );
   }
 
   return { element, refresh };
 }
 
-/** One recorded row: a head's, or the mean of all heads'. */
+/** A recorded row of one head, or of the mean of all heads. */
 async function rowWeights(trace, attention, head, query) {
   const tensor = await trace.array(attention.array);
   const { values, scale } = headWeights(tensor, head ?? "mean");
@@ -224,80 +267,79 @@ async function rowWeights(trace, attention, head, query) {
   return Float32Array.from(values.subarray(query * keys, (query + 1) * keys), (weight) => weight * scale);
 }
 
-function changeText(header, change) {
-  if (change.kind === "word") return `“${visible(header.tokens[change.side]?.[change.token]?.piece.trim() ?? "?")}” hidden`;
-  const attention = header.attention.find((one) => one.name === change.attention);
-  const name = attention ? attentionName(attention) : change.attention;
-  const head = change.head === null ? "all heads" : `head ${change.head + 1}`;
-  return change.kind === "head" ? `${name}, ${head} off` : `${name}, ${head}: row ${change.query + 1} by hand`;
-}
+// ---- results
 
-function showMade(place, context) {
-  const list = changeList(context.state);
-  clear(place).append(
-    el("span", { class: "quiet", text: list.length ? "Changed:" : "Nothing is changed yet." }),
-    ...list.map((change) => {
-      const text = changeText(context.trace.header, change);
-      const without = () => setChanges(context.state, list.filter((other) => other !== change));
-      return button(`${text} ×`, without, { class: "chip", aria: { label: `Take back: ${text}` } });
-    }),
-    list.length > 1 ? button("Take all back", () => setChanges(context.state, [])) : "",
-  );
-}
+const sumAt = (numbers, positions) => positions.reduce((sum, i) => sum + numbers[i], 0);
 
-/** The places of what the model wrote itself. */
-const writtenPlaces = (tokens) => tokens.map((_, i) => i).filter((i) => !tokens[i].given);
-const totalAt = (numbers, places) => places.reduce((sum, i) => sum + numbers[i], 0);
-
-/** What the original output was worth before and with the change, and in words what the changed model says. */
-function changeFacts(header, changed) {
-  const places = writtenPlaces(header.tokens.target);
-  const before = totalAt((changed?.before ?? header.output).logp, places);
-  if (!changed) return { places, before };
+/** The log-probability of the original output before and with the interventions, and the output of the changed model. */
+function compareOutputs(header, changed) {
+  const { target } = header.tokens;
+  const generated = target.map((_, i) => i).filter((i) => !target[i].given);
+  const before = sumAt((changed?.before ?? header.output).logp, generated);
+  if (!changed) return { generated, before };
   const free = changed.forced ? changed.free : { text: changed.text.target, logp: changed.text.logp };
-  return { places, before, held: totalAt(changed.held.logp, places), free, same: free?.text === header.text.target };
+  const after = sumAt(changed.held.logp, generated);
+  return { generated, before, after, free, same: free?.text === header.text.target };
 }
 
-function showResults(place, context, changed) {
+function showResults(container, context, changed) {
   const { header } = context.trace;
-  const { places, before, held, free, same } = changeFacts(header, changed);
+  const { generated, before, after, free, same } = compareOutputs(header, changed);
   const [was, now] = [(changed?.before ?? header.output).p, (changed?.held ?? header.output).p];
   const labels = tokenLabels(header.tokens.target);
-  const told = `Log-probability of the whole: ${exactNumber(before)}`;
-  clear(place).append(
-    el("div", { class: "outputs" },
+  const original = `Log-probability of the output: ${exactNumber(before)}`;
+  const difference = changed && `${exactNumber(after)} with the intervention (${signedNumber(after - before)})`;
+  clear(container).append(
+    el(
+      "div",
+      { class: "outputs" },
       outputCard("original", "Original", header.text.target, before),
-      changed?.forced ? outputCard("forced", "Changed, original output forced", changed.text.target, held, "forced") : null,
-      free ? outputCard("changed", changed.forced ? "Changed, free output (greedy)" : "Changed", free.text, free.logp,
-        same ? "says the same" : "says something else") : null),
+      changed?.forced
+        ? outputCard("forced", "With intervention, original output forced", changed.text.target, after, "forced")
+        : null,
+      free
+        ? outputCard(
+            "changed",
+            changed.forced ? "With intervention, free output (greedy)" : "With intervention",
+            free.text,
+            free.logp,
+            same ? "same output" : "different output",
+          )
+        : null,
+    ),
     barFigure(context, {
-      title: "How likely the original output is",
-      note: changed ? `${told} before, ${exactNumber(held)} with the change (${signedNumber(held - before)}).` : `${told}.`,
-      rows: places.map((i) => ({
-        label: labels[i], value: now[i], was: changed ? was[i] : undefined,
-        said: changed ? `${percent(was[i])} → ${percent(now[i])}` : percent(was[i]),
+      title: "Probability of the original output",
+      note: changed ? `${original} before, ${difference}.` : `${original}.`,
+      rows: generated.map((i) => ({
+        label: labels[i],
+        value: now[i],
+        before: changed ? was[i] : undefined,
+        text: changed ? `${percent(was[i])} → ${percent(now[i])}` : percent(was[i]),
       })),
-      columns: ["token", "before", "with the change", "difference"],
+      columns: ["token", "before", "with intervention", "difference"],
       cells: (row, n) => {
-        const [p, q] = [was[places[n]], now[places[n]]];
+        const [p, q] = [was[generated[n]], now[generated[n]]];
         return [row.label, p.toFixed(4), q.toFixed(4), signedNumber(q - p)];
       },
-      key: changed ? [["now", "with the change"], ["was", "before"]] : [],
+      key: changed ? [["now", "with intervention"], ["before", "before"]] : [],
       name: "changes",
     }),
   );
 }
 
 function outputCard(kind, title, text, logp, remark = "") {
-  return el("div", { class: "card", data: { output: kind } },
+  return el(
+    "div",
+    { class: "card", data: { output: kind } },
     el("h3", { text: title }),
-    el("p", { class: "output-said", dir: "auto", text: text.trim() || "∅" }),
-    el("p", { class: "quiet num", text: `log-probability ${exactNumber(logp)}${remark ? ` · ${remark}` : ""}` }));
+    el("p", { class: "output-text", dir: "auto", text: text.trim() || "∅" }),
+    el("p", { class: "quiet num", text: `log-probability ${exactNumber(logp)}${remark ? ` · ${remark}` : ""}` }),
+  );
 }
 
-function changeSummary(header, changed) {
-  if (!changed) return `No change: ${header.text.target}`;
-  const { before, held, free, same } = changeFacts(header, changed);
-  const says = !free ? "The output is forced" : same ? "The output stays the same" : `It now says: ${free.text}`;
-  return `${says}. Log-probability of the original ${exactNumber(before)} before, ${exactNumber(held)} with the change.`;
+function resultText(header, changed) {
+  if (!changed) return `No interventions: ${header.text.target}`;
+  const { before, after, free, same } = compareOutputs(header, changed);
+  const output = !free ? "The output is forced" : same ? "The output is the same" : `The output is now: ${free.text}`;
+  return `${output}. Log-probability of the original ${exactNumber(before)} before, ${exactNumber(after)} with the intervention.`;
 }

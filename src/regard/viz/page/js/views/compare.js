@@ -1,252 +1,193 @@
-// Side by side: several runs, or several moments of one run, on the same input, with linked cursors.
+// Side by side: the same input in several runs, or at several snapshots of one run, with linked cursors.
 
-import { shortNumber } from "../chart.js";
-import { button, clear, el, field, segmented, select, slider } from "../dom.js";
-import { figure, legend } from "../figure.js";
+import { button, choice, clear, el, field, segmented, select, slider } from "../dom.js";
+import { alignmentError, attentions, chosenEntry, chosenHead, goldCells, hasCross } from "../attention_map.js";
+import { headOptions, layerOptions, readMap, weightOptions } from "../attention_map.js";
+import { legend, mapFigure } from "../figure.js";
 import { heatMap } from "../heatmap.js";
-import { attentions, chosenEntry, chosenHead, goldCells, hasCross, readMap } from "../maps.js";
-import { drawThumb } from "../thumb.js";
+import { shortNumber } from "../numbers.js";
+import { anyOf } from "../state.js";
+import { drawThumbnail } from "../pixels.js";
 import { direction, sides } from "../tokens.js";
 
-const MOST_PANES = 4;
+const MAX_PANES = 4;
 const FRAME_PAUSE = 900; // milliseconds between two snapshots while they play
 
 export const compare = {
   id: "compare",
   title: "Side by side",
-  about: "The same input in several models, or at several moments of one model's training. Cursors are linked by word.",
+  about: "The same input in several models, or at several snapshots of one training run. Cursors are linked by word.",
   lacking: "These models have no attention to compare.",
   needs: (header) => header !== null && header.attention.length > 0,
   async render(root, context) {
     const panes = paneRow(context);
-    const film = formingAttention(context);
-    root.append(panes.element, film.element);
+    const snapshots = snapshotPlayer(context);
+    root.append(panes.element, snapshots.element);
     context.state.subscribe((changed) => {
-      if (["with", "same", "words"].some((name) => changed.has(name))) panes.draw().catch(context.failed);
-      if (["snap", "words"].some((name) => changed.has(name))) film.follow().catch(context.failed);
+      if (anyOf(changed, "with", "same", "words")) panes.draw().catch(context.failed);
+      if (anyOf(changed, "snap", "words")) snapshots.follow().catch(context.failed);
     });
-    await Promise.all([panes.draw(), film.draw()]);
+    await Promise.all([panes.draw(), snapshots.draw()]);
     return () => {
       panes.remove();
-      film.remove();
+      snapshots.remove();
     };
   },
 };
 
-/** The part whose maps are compared: across two texts where there are two, else within the one. */
+/** The part whose maps are compared: cross-attention where there is one, else self-attention. */
 function comparedPart(header) {
   return hasCross(header) ? "cross" : attentions(header, "decoder").length ? "decoder" : "encoder";
 }
 
-/** The output that other models are made to write; those that guess gaps or classes write nothing. */
+/** The output that other models are forced to generate; null for tasks that generate no text. */
 function forcedTarget(header) {
   return ["translate", "generate"].includes(header.model.task) ? header.text.target : null;
 }
 
-// ---- panes: `with` in the address is a list of [run, step or null, layer, head]
+/** The field's head, by default the best-aligned one (or the mean without a gold alignment). */
+function headOrBest(header, entry, head) {
+  return chosenHead(header, entry, head || (header.gold?.aer?.[entry.name] ? "best" : "mean"));
+}
 
-function startingPanes({ runs, run, request }) {
-  const others = runs.filter((one) => one.id !== run.id && one.task === run.task);
-  if (others.length)
-    return [
-      [run.id, request.step],
-      [others[0].id, null],
-    ];
+function errorText(header, entry, head) {
+  const error = alignmentError(header, entry, head);
+  return error === undefined ? "" : `; alignment error rate ${error.toFixed(1)}`;
+}
+
+// ---- panes: the field `with` is a list of [run, step or null, layer, head]
+
+function defaultPanes({ runs, run, request }) {
+  const own = [run.id, request.step];
+  const other = runs.find((one) => one.id !== run.id && one.task === run.task);
+  if (other) return [own, [other.id, null]];
   const early = (run.snapshots ?? []).find((step) => step !== request.step && step !== run.step);
-  return early === undefined
-    ? [[run.id, request.step]]
-    : [
-        [run.id, early],
-        [run.id, request.step],
-      ];
+  return early === undefined ? [own] : [[run.id, early], own];
 }
 
 function readPanes(context) {
   try {
     const known = new Set(context.runs.map((run) => run.id));
     const panes = JSON.parse(context.state.get("with", "null"))?.filter(([id]) => known.has(id));
-    if (panes?.length) return panes.slice(0, MOST_PANES);
+    if (panes?.length) return panes.slice(0, MAX_PANES);
   } catch {
-    // A link cut short on its way: begin as if it said nothing.
+    // A truncated link: use the defaults.
   }
-  return startingPanes(context);
+  return defaultPanes(context);
 }
 
 function paneRow(context) {
   const { state } = context;
-  const room = el("div", { class: "columns" });
+  const columns = el("div", { class: "columns" });
   const tools = el("div", { class: "controls" });
-  const element = el("div", { class: "stack" }, tools, room);
-  let maps = []; // {map, seen, trace, entry}
-  let asked = 0;
+  const element = el("div", { class: "stack" }, tools, columns);
+  let panes = []; // {map, shown, trace, entry, head}
+  let draws = 0;
 
-  const write = (panes) => state.set({ with: JSON.stringify(panes) });
+  const write = (choices) => state.set({ with: JSON.stringify(choices) });
 
   function link(from, point) {
-    for (const other of maps) {
-      if (other === from) continue;
-      other.map.mark(point ? sameWords(from, other, point) : null);
+    for (const other of panes) {
+      if (other !== from) other.map.mark(point ? sameWords(from, other, point) : null);
     }
   }
 
-  async function tracesOf(panes) {
+  async function tracesOf(choices) {
     const ask = ([run, step], target) =>
       context.source.trace({ run, step: step ?? null, text: context.request.text, target, changes: [] });
-    const first = await ask(panes[0], null);
+    const first = await ask(choices[0], null);
     const target = state.get("same") === "1" ? forcedTarget(first.header) : null;
-    return [first, ...(await Promise.all(panes.slice(1).map((pane) => ask(pane, target))))];
+    return [first, ...(await Promise.all(choices.slice(1).map((pane) => ask(pane, target))))];
   }
 
   async function draw() {
-    const mine = ++asked;
-    const panes = readPanes(context);
-    const found = await tracesOf(panes);
-    const seen = await Promise.all(found.map((trace, i) => paneMap(trace, panes[i], state.get("words") === "1")));
-    if (mine !== asked) return;
+    const mine = ++draws;
+    const choices = readPanes(context);
+    const traces = await tracesOf(choices);
+    const read = await Promise.all(traces.map((trace, i) => readPane(trace, choices[i], state.get("words") === "1")));
+    if (mine !== draws) return;
     const focus = element.contains(document.activeElement) ? document.activeElement.id : "";
     remove();
-    buildTools(panes);
-    clear(room);
-    maps = seen.map((one) => ({ ...one }));
-    maps.forEach((one, i) => room.append(pane(one, panes, i)));
+    buildTools(choices);
+    panes = read;
+    clear(columns).append(...panes.map((pane, i) => paneFigure(pane, choices, i)));
     if (focus) document.getElementById(focus)?.focus();
   }
 
-  async function paneMap(trace, [, , layer, head], words) {
+  async function readPane(trace, [, , layer, head], words) {
     const { header } = trace;
     const entry = chosenEntry(header, comparedPart(header), layer ?? "");
     if (!entry) throw new Error(`${header.model.name} has no attention to compare.`);
-    const which = chosenHead(header, entry, head ?? (header.gold?.aer?.[entry.name] ? "best" : "mean"));
-    return { trace, entry, head: which, seen: await readMap(trace, entry, which, words) };
+    const chosen = headOrBest(header, entry, head);
+    return { trace, entry, head: chosen, shown: await readMap(trace, entry, chosen, words) };
   }
 
-  function buildTools(panes) {
+  function buildTools(choices) {
+    const outputs = [["0", "Each model's own"], ["1", "The first model's for all"]];
+    const units = [["0", "Subwords"], ["1", "Words"]];
     clear(tools).append(
-      segmented(
-        "Output",
-        [
-          ["0", "Each model's own"],
-          ["1", "The first one's for all"],
-        ],
-        state.get("same", "0"),
-        (same) => state.set({ same }),
-      ),
-      segmented(
-        "Tokens",
-        [
-          ["0", "Pieces"],
-          ["1", "Words"],
-        ],
-        state.get("words", "0"),
-        (words) => state.set({ words }),
-      ),
-      panes.length < MOST_PANES
-        ? button("Add a model", () => write([...panes, panes.at(-1).slice(0, 2)]), { id: "pane-add" })
+      segmented("Output", outputs, state.get("same", "0"), (same) => state.set({ same })),
+      segmented("Tokens", units, state.get("words", "0"), (words) => state.set({ words })),
+      choices.length < MAX_PANES
+        ? button("Add a model", () => write([...choices, choices.at(-1).slice(0, 2)]), { id: "pane-add" })
         : "",
     );
   }
 
-  function pane(one, panes, i) {
-    const { header } = one.trace;
-    const run = context.runs.find(({ id }) => id === panes[i][0]);
-    const change = (place, value) => {
-      const changed = panes.map((kept) => [...kept]);
-      changed[i][place] = value;
-      changed[i].length = place + 1; // what hangs on a choice falls with it
-      write(changed);
-    };
-    const steps = [["", "best"], ...(run.snapshots ?? []).map((step) => [String(step), `step ${step}`])];
-    const layers = attentions(header, one.entry.part).map(({ layer }) => [String(layer), `Layer ${layer + 1}`]);
-    const headList = Array.from({ length: one.entry.heads }, (_, h) => [String(h), `Head ${h + 1}`]);
-    if (one.entry.heads > 1) headList.unshift(["mean", "Mean of heads"]);
+  function paneFigure(pane, choices, i) {
+    const { entry, head, shown } = pane;
+    const { header } = pane.trace;
+    const [id, step = null] = choices[i];
+    const run = context.runs.find((one) => one.id === id);
+    const set = (...values) => write(choices.map((one, k) => (k === i ? values : one))); // drops what depends on them
+    const list = (label, name, options, value, onChange) =>
+      choice(label, options, value, onChange, { id: `pane-${i}-${name}` });
+    const models = context.runs.map((one) => [one.id, one.name]);
+    const steps = weightOptions([null, ...(run.snapshots ?? [])]);
+    const remove = { class: "plain remove", aria: { label: `Remove ${run.name}, model ${i + 1}` } };
     const controls = el(
       "div",
       { class: "controls pane-controls" },
-      field(
-        "Model",
-        select(
-          context.runs.map(({ id, name }) => [id, name]),
-          run.id,
-          (id) => change(0, id),
-          { id: `pane-${i}-run` },
-        ),
-      ),
+      field("Model", select(models, id, (value) => set(value), { id: `pane-${i}-run` })),
       steps.length > 2
-        ? field(
-            "Weights",
-            select(steps, panes[i][1] ?? "", (step) => change(1, step === "" ? null : Number(step)), {
-              id: `pane-${i}-step`,
-            }),
-          )
+        ? list("Weights", "step", steps, step ?? "", (value) => set(id, value === "" ? null : Number(value)))
         : null,
-      layers.length > 1
-        ? field(
-            "Layer",
-            select(layers, one.entry.layer, (layer) => setMap(layer, undefined), { id: `pane-${i}-layer` }),
-          )
-        : null,
-      headList.length > 1
-        ? field(
-            "Head",
-            select(headList, one.head, (head) => setMap(one.entry.layer, head), { id: `pane-${i}-head` }),
-          )
-        : null,
-      panes.length > 1
-        ? button("✕", () => write(panes.filter((_, k) => k !== i)), {
-            class: "plain remove",
-            aria: { label: `Remove ${run.name}, model ${i + 1}` },
-          })
-        : null,
+      list("Layer", "layer", layerOptions(header, entry.part), entry.layer, (value) => set(id, step, Number(value))),
+      list("Head", "head", headOptions(entry), head, (value) => set(id, step, entry.layer, value)),
+      choices.length > 1 ? button("✕", () => write(choices.filter((_, k) => k !== i)), remove) : null,
     );
-    function setMap(layer, head) {
-      const changed = panes.map((kept) => [...kept]);
-      changed[i] = [run.id, panes[i][1] ?? null, Number(layer), ...(head === undefined ? [] : [head])];
-      write(changed);
-    }
-    const name = `${run.name}${header.model.step === null ? "" : `, step ${header.model.step}`}: ${one.seen.title}`;
-    one.map = heatMap({
-      rows: one.seen.rows,
-      columns: one.seen.columns,
-      values: one.seen.values,
-      scale: one.seen.scale,
-      outlines: goldCells(header, one.entry, one.seen),
-      masked: one.seen.masked,
+    const name = `${run.name}${header.model.step === null ? "" : `, step ${header.model.step}`}: ${shown.title}`;
+    pane.map = heatMap({
+      ...shown,
+      outlines: goldCells(header, entry, shown),
       name,
       announce: context.announce,
-      onFocus: (point) => link(one, point),
+      onFocus: (point) => link(pane, point),
     });
-    const box = figure(context, {
+    const score = Number.isFinite(header.text.score) ? `; score ${shortNumber(header.text.score)}` : "";
+    const box = mapFigure(context, pane.map, {
       title: run.name,
-      note: paneNote(one),
-      picture: one.map.element,
-      legend: legend({ label: "attention weight", gold: header.gold !== null, masked: Boolean(one.seen.masked) }),
-      trace: one.trace,
+      note: `${shown.title}${score}${errorText(header, entry, head)}`,
+      legend: legend({ label: "attention weight", gold: header.gold !== null, masked: Boolean(shown.masked) }),
+      trace: pane.trace,
       name: "side-by-side",
-      table: () => one.map.table(),
-      svg: () => one.map.svg(name),
+      svgTitle: () => name,
     });
-    box
-      .querySelector("figcaption")
-      .append(el("p", { class: "pane-said", dir: direction(header.text.target), text: header.text.target }));
+    const output = el("p", { class: "pane-output", dir: direction(header.text.target), text: header.text.target });
+    box.querySelector("figcaption").append(output);
     box.prepend(controls);
     return box;
   }
 
   function remove() {
-    for (const { map } of maps) map?.remove();
-    maps = [];
+    for (const { map } of panes) map?.remove();
+    panes = [];
   }
 
   return { element, draw, remove };
 }
 
-function paneNote({ trace: { header }, entry, head, seen }) {
-  const error = head === "mean" ? header.gold?.mean?.[entry.name] : header.gold?.aer?.[entry.name]?.[head];
-  const score = Number.isFinite(header.text.score) ? `; score ${shortNumber(header.text.score)}` : "";
-  return `${seen.title}${score}${error === undefined ? "" : `; alignment error rate ${error.toFixed(1)}`}`;
-}
-
-/** The cell of another map that stands for the same words: models may cut words, and translate, differently. */
+/** The cell of another map with the same words; models may tokenize, and translate, differently. */
 function sameWords(from, other, { r, c }) {
   const find = (i, fromTokens, fromGroups, tokens, groups) => {
     if (i < 0) return -1;
@@ -254,31 +195,31 @@ function sameWords(from, other, { r, c }) {
     const match = (candidate) =>
       token.mark ? candidate.mark && candidate.id === token.id : !candidate.mark && candidate.word === token.word;
     const nth = fromGroups.slice(0, i).filter((group) => match(fromTokens[group[0]])).length;
-    const found = groups.flatMap((group, k) => (match(tokens[group[0]]) ? [k] : []));
-    return found[Math.min(nth, found.length - 1)] ?? -1;
+    const matches = groups.flatMap((group, k) => (match(tokens[group[0]]) ? [k] : []));
+    return matches[Math.min(nth, matches.length - 1)] ?? -1;
   };
   const [a, b] = [sides(from.trace.header, from.entry), sides(other.trace.header, other.entry)];
-  const place = {
-    r: find(r, a.queries, from.seen.queryGroups, b.queries, other.seen.queryGroups),
-    c: find(c, a.keys, from.seen.keyGroups, b.keys, other.seen.keyGroups),
+  const cell = {
+    r: find(r, a.queries, from.shown.queryGroups, b.queries, other.shown.queryGroups),
+    c: find(c, a.keys, from.shown.keyGroups, b.keys, other.shown.keyGroups),
   };
-  return place.r < 0 && place.c < 0 ? null : place;
+  return cell.r < 0 && cell.c < 0 ? null : cell;
 }
 
-// ---- snapshots: how attention formed
+// ---- snapshots: attention during training
 
-function formingAttention(context) {
+function snapshotPlayer(context) {
   const { run, trace, state, source, signal } = context;
   const steps = source.live
     ? (run.snapshots ?? [])
     : (run.snapshots ?? []).filter((step) => source.requests.some((one) => one.run === run.id && one.step === step));
-  const element = el("section", { class: "stack", aria: { label: "How attention formed" } });
+  const element = el("section", { class: "stack", aria: { label: "Attention during training" } });
   if (steps.length < 2) return { element, draw: async () => {}, follow: async () => {}, remove: () => {} };
 
   const { header } = trace;
   const entry = chosenEntry(header, comparedPart(header), state.get("layer"));
-  const head = chosenHead(header, entry, state.get("head") || (header.gold?.aer?.[entry.name] ? "best" : "mean"));
-  const strip = el("div", { class: "film" });
+  const head = headOrBest(header, entry, state.get("head"));
+  const frames = el("div", { class: "frames" });
   let map = null;
   let box = null;
   let playing = 0;
@@ -287,9 +228,7 @@ function formingAttention(context) {
     const chosen = steps.indexOf(Number(state.get("snap")));
     return chosen < 0 ? steps.length - 1 : chosen;
   };
-  // Every snapshot is made to write the same output, so that the axes stay where they are.
-  const traceAt = (step) =>
-    source.trace({ run: run.id, step, text: context.request.text, target: forcedTarget(header), changes: [] });
+  const title = () => `Attention during training: step ${steps[at()]}`;
   const control = slider(
     "Training step",
     { min: 0, max: steps.length - 1, value: at(), format: (i) => String(steps[i]) },
@@ -312,71 +251,56 @@ function formingAttention(context) {
     play.textContent = "Play";
   }
 
-  async function seenAt(step) {
-    const snapshot = await traceAt(step);
+  async function readSnapshot(step) {
+    const request = { run: run.id, step, text: context.request.text, changes: [] };
+    // All snapshots are forced to the same output, so that the axes stay the same.
+    const snapshot = await source.trace({ ...request, target: forcedTarget(header) });
     const same = snapshot.header.attention.find((one) => one.name === entry.name) ?? entry;
-    return { snapshot, seen: await readMap(snapshot, same, head, state.get("words") === "1") };
+    return { snapshot, shown: await readMap(snapshot, same, head, state.get("words") === "1") };
   }
 
   async function follow() {
     const i = at();
-    const { snapshot, seen } = await seenAt(steps[i]);
+    const { snapshot, shown } = await readSnapshot(steps[i]);
     if (signal.aborted || i !== at()) return;
     control.show(i);
-    const settings = {
-      rows: seen.rows,
-      columns: seen.columns,
-      values: seen.values,
-      scale: seen.scale,
-      outlines: goldCells(snapshot.header, entry, seen),
-      masked: seen.masked,
-      name: `${run.name} at step ${steps[i]}: ${seen.title}`,
-    };
+    const outlines = goldCells(snapshot.header, entry, shown);
+    const settings = { ...shown, outlines, name: `${run.name} at step ${steps[i]}: ${shown.title}` };
     if (map) map.update(settings);
     else map = heatMap({ ...settings, announce: context.announce });
-    box?.retitle(`How attention formed: step ${steps[i]}`, formedNote(snapshot.header, entry, head, seen));
+    const forced = "All snapshots are forced to the same output, so that only the attention differs.";
+    box?.retitle(title(), `${shown.title}${errorText(snapshot.header, entry, head)}. ${forced}`);
     box?.refresh();
-    [...strip.children].forEach((frame, k) => frame.setAttribute("aria-pressed", String(k === i)));
+    [...frames.children].forEach((frame, k) => frame.setAttribute("aria-pressed", String(k === i)));
   }
 
   async function draw() {
     await follow();
-    box = figure(context, {
-      title: `How attention formed: step ${steps[at()]}`,
-      picture: map.element,
+    box = mapFigure(context, map, {
+      title: title(),
       legend: legend({ label: "attention weight", gold: header.gold !== null, masked: header.masks?.[entry.mask] }),
-      name: "forming",
-      table: () => map.table(),
-      svg: () => map.svg(`${run.name}, step ${steps[at()]}`),
+      name: "snapshots",
+      svgTitle: () => `${run.name}, step ${steps[at()]}`,
     });
-    const aside = el(
-      "section",
-      { class: "card stack", aria: { label: "Snapshots" } },
-      control,
-      el("div", { class: "row" }, play),
-      strip,
-    );
+    const asideProps = { class: "card stack", aria: { label: "Snapshots" } };
+    const aside = el("section", asideProps, control, el("div", { class: "row" }, play), frames);
     element.append(el("div", { class: "beside" }, box, aside));
-    steps.forEach((step) => {
-      const canvas = el("canvas", { width: 1, height: 1 });
-      strip.append(
-        button("", () => state.set({ snap: step }), {
-          class: "thumb",
-          aria: { label: `step ${step}`, pressed: "false" },
-        }),
-      );
-      strip.lastChild.append(canvas, el("span", { class: "num frame-step", text: step }));
-    });
+    for (const step of steps) {
+      const props = { class: "thumb", aria: { label: `step ${step}`, pressed: "false" } };
+      const frame = button("", () => state.set({ snap: step }), props);
+      frame.append(el("canvas", { width: 1, height: 1 }), el("span", { class: "num frame-step", text: step }));
+      frames.append(frame);
+    }
     await follow();
-    fillStrip().catch(context.failed);
+    drawFrames().catch(context.failed);
   }
 
-  /** The small pictures come one after another, behind the large one. */
-  async function fillStrip() {
+  /** Draws the thumbnails one after another, after the large map. */
+  async function drawFrames() {
     for (const [i, step] of steps.entries()) {
-      const { seen } = await seenAt(step);
+      const { rows, columns, values, scale, masked } = (await readSnapshot(step)).shown;
       if (signal.aborted) return;
-      drawThumb(strip.children[i].firstChild, seen.values, seen.scale, seen.rows.length, seen.columns.length, seen.masked);
+      drawThumbnail(frames.children[i].firstChild, values, scale, rows.length, columns.length, masked);
     }
   }
 
@@ -389,10 +313,4 @@ function formingAttention(context) {
       map?.remove();
     },
   };
-}
-
-function formedNote(header, entry, head, seen) {
-  const error = head === "mean" ? header.gold?.mean?.[entry.name] : header.gold?.aer?.[entry.name]?.[head];
-  const said = error === undefined ? "" : `; alignment error rate ${error.toFixed(1)}`;
-  return `${seen.title}${said}. Every snapshot writes the same output here, so that only the attention changes.`;
 }

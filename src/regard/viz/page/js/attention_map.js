@@ -1,4 +1,4 @@
-// One attention map out of a trace: which layer, which head or their mean, pieces or words.
+// One attention map of a trace: a layer, a head or the mean of heads, subwords or words.
 
 import { mergeWords, sides, tokenLabels } from "./tokens.js";
 
@@ -18,22 +18,44 @@ export function hasCross(header) {
   return header !== null && attentions(header, "cross").length > 0;
 }
 
-/** The entry that the address asks for, or the last layer of the part. */
+/** [value, label] options of the weights of a run: null is the best ones, a number a snapshot. */
+export function weightOptions(steps) {
+  return steps.map((step) => (step === null ? ["", "best"] : [String(step), `step ${step}`]));
+}
+
+/** [value, label] options of a part's layers. */
+export function layerOptions(header, part) {
+  return attentions(header, part).map(({ layer }) => [String(layer), `Layer ${layer + 1}`]);
+}
+
+/** [value, label] options of an attention's heads, the first of them all heads together. */
+export function headOptions(entry, all = ["mean", `Mean of ${entry.heads} heads`]) {
+  const heads = Array.from({ length: entry.heads }, (_, h) => [String(h), `Head ${h + 1}`]);
+  return entry.heads > 1 ? [all, ...heads] : heads;
+}
+
+/** The alignment error rate of a head (or "mean") on this sentence; undefined without a gold alignment. */
+export function alignmentError({ gold }, entry, head) {
+  if (head !== "mean") return gold?.aer?.[entry.name]?.[head];
+  return (entry.entries ? gold?.all : gold?.mean?.[entry.name]) ?? undefined;
+}
+
+/** The entry of this layer, or of the last layer of the part. */
 export function chosenEntry(header, part, layer) {
   const entries = attentions(header, part);
   return entries.find((entry) => String(entry.layer) === String(layer)) ?? entries.at(-1);
 }
 
-/** All layers of a part taken as one attention, the mean of theirs; it stands among them as the layer "mean". */
+/** The mean of all layers of a part, as an entry with the layer "mean". */
 export function meanEntry(header, part) {
   const entries = attentions(header, part);
   const mask = entries.every((entry) => entry.mask === entries[0].mask) ? entries[0].mask : null;
   return { ...entries[0], name: "", layer: "mean", mask, entries };
 }
 
-/** The cells [Q, K] of an attention that are masked, as ones; null where every query sees every key. */
+/** The masked cells [Q, K] of an attention, 1 for masked; null where every query may attend to every key. */
 export function maskedCells(header, entry) {
-  const ranges = header.masks?.[entry.mask]; // for each query the keys it sees: start, stop, start, stop, ...
+  const ranges = header.masks?.[entry.mask]; // for each query the keys it may attend to: start, stop, start, stop, ...
   if (!ranges) return null;
   const keys = header.tokens[entry.keys].length;
   const masked = new Uint8Array(ranges.length * keys).fill(1);
@@ -43,13 +65,13 @@ export function maskedCells(header, entry) {
   return masked;
 }
 
-/** The same for words: a cell is masked if it is for all tokens of both words. */
+/** The same for words: a cell is masked if all its tokens are. */
 function maskedWords(masked, keys, queryGroups, keyGroups) {
   const all = (rows, columns) => rows.every((q) => columns.every((k) => masked[q * keys + k]));
   return masked && Uint8Array.from(queryGroups.flatMap((rows) => keyGroups.map((columns) => all(rows, columns))));
 }
 
-/** A head by the word for it: a number counted from 0, "best" where the gold alignment is known, or "mean". */
+/** The head that a field names: a number from 0, "best" (needs a gold alignment), or "mean". */
 export function chosenHead(header, entry, head) {
   const errors = header.gold?.aer?.[entry.name];
   if (head === "best") return errors ? errors.indexOf(Math.min(...errors)) : "mean";
@@ -67,7 +89,7 @@ export function mapTitle(entry, head) {
   return `${PART_NAMES[entry.part]}, ${where}${which}`;
 }
 
-/** The weights of one head as carried, or the mean over heads as numbers. */
+/** The weights of one head as stored, or the mean over heads as numbers. */
 export function headWeights(tensor, head) {
   if (head !== "mean") return { values: tensor.slice(head), scale: tensor.scale };
   const [count, rows, columns] = tensor.shape;
@@ -79,7 +101,7 @@ export function headWeights(tensor, head) {
   return { values: sum.map((total) => (total * tensor.scale) / count), scale: 1 };
 }
 
-/** The same of one attention, or of the mean of several. */
+/** The same for one attention, or for the mean of several. */
 export async function entryWeights(trace, entry, head) {
   if (!entry.entries) return headWeights(await trace.array(entry.array), head);
   const tensors = await Promise.all(entry.entries.map((one) => trace.array(one.array)));
@@ -91,6 +113,7 @@ export async function entryWeights(trace, entry, head) {
   return { values: sum.map((total) => total / tensors.length), scale: 1 };
 }
 
+/** The map of a head: labels, weights and masked cells, on tokens or merged into words. */
 export async function readMap(trace, entry, head, words) {
   const { queries, keys } = sides(trace.header, entry);
   const { values, scale } = await entryWeights(trace, entry, head);
@@ -123,7 +146,7 @@ export async function readMap(trace, entry, head, words) {
   };
 }
 
-/** The cells of a map that the gold alignment links: [row, column] pairs. */
+/** The cells of a map that the gold alignment links, as [row, column] pairs. */
 export function goldCells(header, entry, map) {
   const links = header.gold?.links ?? [];
   const { queries, keys } = sides(header, entry);

@@ -1,55 +1,50 @@
-// What a model would say if it stopped after each of its layers (the logit lens).
+// The logit lens: the predictions that the output layer makes from the residual stream after each addition.
 import { el } from "./dom.js";
 import { colour, ink } from "./colours.js";
 import { figure, legend } from "./figure.js";
-import { percent } from "./bits.js";
+import { percent } from "./numbers.js";
 import { svgCard, svgDocument, svgPalette, svgRect, svgText } from "./svg.js";
 import { direction, tokenLabels, visible } from "./tokens.js";
 
-const LENS_TITLE = "The likeliest next token after each addition";
-const NEAR = 5; // tokens to either side of the followed one
+const LENS_TITLE = "Most likely next token after each addition";
+const NEAR = 5; // tokens to either side of the selected one
 
-/** The likeliest next tokens of one place, in a line. */
-export function wouldSay(top) {
+/** The most likely next tokens of one position, in a line. */
+export function lensLine(top) {
   return el(
     "p",
-    { class: "would-say" },
-    el("span", { class: "quiet", text: "If it stopped here it would say " }),
+    { class: "lens-line" },
+    el("span", { class: "quiet", text: "Logit lens: " }),
     top.slice(0, 3).flatMap(({ piece, p }) => [el("b", { text: visible(piece) }), ` ${percent(p)}  `]),
   );
 }
 
-export function lensStation() {
+export function lensStage() {
   return {
     id: "lens",
-    title: "If it stopped here",
-    about: "The stream is read with the last layer after each addition: what the model would say if it ended there.",
+    title: "Logit lens",
+    about: "The output layer applied to the residual stream after each addition: the prediction if the model ended there.",
     side: "inputs",
-    async show(content, context, place) {
-      const { header } = place.trace();
-      const layers = await place.trace().layers();
+    async show(content, context, selection) {
+      const { header } = selection.trace();
+      const layers = await selection.trace().layers();
       const side = layers[0].side;
       const tokens = header.tokens[side];
       const labels = tokenLabels(tokens);
-      const at = place.at(side);
-      const asked = (i) => layers[0].top[i].length > 0; // of a very long text only the last tokens
-      const near = labels.map((_, i) => i).filter((i) => Math.abs(i - at) <= NEAR && asked(i));
+      const selected = selection.position(side);
+      const computed = (i) => layers[0].top[i].length > 0; // for very long inputs only the last tokens
+      const near = labels.map((_, i) => i).filter((i) => Math.abs(i - selected) <= NEAR && computed(i));
       const heading = (i) =>
-        el("th", { scope: "col", class: i === at ? "followed" : "", dir: direction(labels[i]), text: labels[i] });
+        el("th", { scope: "col", class: i === selected ? "selected" : "", dir: direction(labels[i]), text: labels[i] });
       const head = el("tr", {}, el("td", {}), near.map(heading));
       const body = layers.map((layer) =>
-        el(
-          "tr",
-          {},
-          el("th", { scope: "row", text: layer.label }),
-          near.map((i) => lensCell(layer.top[i][0], i === at)),
-        ),
+        el("tr", {}, el("th", { scope: "row", text: layer.label }), near.map((i) => lensCell(layer.top[i][0], i === selected))),
       );
       const table = el("table", { class: "lens" }, el("thead", {}, head), el("tbody", {}, body));
       content.append(
         figure(context, {
           title: LENS_TITLE,
-          note: `Columns: the token it has read; colours: how sure it is. Followed: ${labels[at]}.`,
+          note: `Columns: the last input token. Colours: the probability of the prediction. Selected: ${labels[selected]}.`,
           picture: el("div", { class: "scroller", tabIndex: 0, role: "region", aria: { label: LENS_TITLE } }, table),
           legend: legend({ scale: "weight", label: "probability", low: "0", high: "1" }),
           table: () => ({
@@ -59,18 +54,6 @@ export function lensStation() {
           svg: () => lensPicture(layers, near, labels),
           name: "lens",
         }),
-        el(
-          "ol",
-          { class: "lens-list" },
-          layers.map((layer) =>
-            el(
-              "li",
-              {},
-              el("span", { class: "quiet", text: layer.label }),
-              asked(at) ? wouldSay(layer.top[at]) : "not asked in so long a text",
-            ),
-          ),
-        ),
       );
     },
   };
@@ -78,8 +61,8 @@ export function lensStation() {
 
 const lensWords = ({ piece, p }) => `${visible(piece)} ${percent(p)}`;
 
-function lensCell({ piece, p }, followed) {
-  const cell = el("td", { class: followed ? "followed" : "", title: percent(p), text: visible(piece) });
+function lensCell({ piece, p }, selected) {
+  const cell = el("td", { class: selected ? "selected" : "", title: percent(p), text: visible(piece) });
   cell.style.background = colour(p);
   cell.style.color = ink(p);
   return cell;
