@@ -34,7 +34,7 @@ from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
 from regard.text import EOS, UNK
 from regard.training.setup import train as train_recipe
-from regard.viz import explanations, svg
+from regard.viz import explanations, grid
 from regard.viz.maps import Map
 from regard.viz.views import notebook
 
@@ -60,7 +60,7 @@ class CrossAttention:
         return map.to_words() if words else map
 
     def _repr_html_(self) -> str:
-        return svg.draw(self.map())
+        return grid.draw(self.map())
 
 
 def _chosen(name: str, index: int | None, count: int) -> str:

@@ -122,7 +122,8 @@ def _request(random: Random, keys: list[str]) -> tuple[str, str, str, bytes, dic
             {"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Content-Type": "text/plain"},
             {"Authorization": "Bearer x"}, {"Cookie": "a=b; " * 100}, {"X-A": "b" * 5000}, {"Content-Length": "5"},
         ]  # fmt: skip
-        return "odd headers", "POST", "/api/positions", b'{"kind": "index"}', {**json_type, **random.choice(odd_headers)}
+        headers = json_type | random.choice(odd_headers)
+        return "odd headers", "POST", "/api/positions", b'{"kind": "index"}', headers
     return (
         "raw bytes",
         "",

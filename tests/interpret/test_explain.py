@@ -30,7 +30,7 @@ from regard.text import BOS, EOS, UNK
 from regard.text import train as learn
 from regard.viz import explanation_text, explanations
 from regard.viz.charts import scene as chart_scene
-from regard.viz.colours import NEITHER, signed_rgb
+from regard.viz.colours import NEUTRAL, signed_rgb
 from regard.viz.grid import scene
 from regard.viz.scene import Group, Line, stacked
 from regard.viz.terminal import Colour
@@ -542,7 +542,7 @@ def test_shares_of_what_spoke_for_each_output() -> None:
 
 def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> None:
     assert signed_rgb(1.0) == (0x00, 0x72, 0xB2) and signed_rgb(-1.0) == (0xD5, 0x5E, 0x00)
-    assert signed_rgb(0.0) == NEITHER and signed_rgb(-7.0) == signed_rgb(-1.0)
+    assert signed_rgb(0.0) == NEUTRAL and signed_rgb(-7.0) == signed_rgb(-1.0)
     assert (explanations.number(1.239), explanations.number(-0.5), explanations.number(-0.001)) == (
         "+1.24",
         "−0.50",

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from regard.text.display import columns, labels, shorten, visible
-from regard.viz import svg, terminal
-from regard.viz.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb, xterm256
+from regard.viz import grid, terminal
+from regard.viz.colours import ANCHORS, DARK_INK, colour, ink, luminance, rgb
 from regard.viz.maps import Map
-from regard.viz.scene import PAD
+from regard.viz.scene import PAD, Theme
 
 SVG = "{http://www.w3.org/2000/svg}"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -131,11 +131,22 @@ def test_heavier_is_lighter_and_text_can_be_read_on_every_cell() -> None:
         assert contrast >= 4.5
 
 
-def test_nearest_of_256_colours() -> None:
-    assert xterm256((255, 0, 0)) == 196
-    assert xterm256((0, 0, 0)) == 16
-    assert xterm256((8, 8, 8)) == 232
-    assert xterm256((128, 128, 128)) == 244
+def palette_256(entry: int) -> tuple[int, int, int]:
+    """The colour of an entry of the terminal palette: a 6 x 6 x 6 cube (16 to 231), then greys."""
+    if entry >= 232:
+        return (8 + 10 * (entry - 232),) * 3
+    levels = (0, 95, 135, 175, 215, 255)
+    red, green, blue = (levels[(entry - 16) // power % 6] for power in (36, 6, 1))
+    return red, green, blue
+
+
+def test_a_terminal_of_256_colours_shows_nearly_the_same_ones() -> None:
+    for weight in np.linspace(0, 1, 100):
+        code = re.search(r"48;5;(\d+)m", terminal.painted("x", rgb(float(weight)), "256"))
+        assert code is not None
+        assert (
+            np.abs(np.subtract(palette_256(int(code[1])), rgb(float(weight)))).max() <= 48
+        )  # half a step and rounding
 
 
 # --- SVG ----------------------------------------------------------------------------------------------------------
@@ -143,9 +154,9 @@ def test_nearest_of_256_colours() -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark", "auto"])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 6), (30, 12), (3, 90)])
-def test_one_cell_a_weight_in_its_colour_with_its_tooltip(theme: svg.Theme, shape: tuple[int, int]) -> None:
+def test_one_cell_a_weight_in_its_colour_with_its_tooltip(theme: Theme, shape: tuple[int, int]) -> None:
     map = some_map(*shape)
-    drawn = cells(svg.draw(map, theme=theme))
+    drawn = cells(grid.draw(map, theme=theme))
     assert len(drawn) == map.weights.size
     for cell, (q, k) in zip(drawn, np.ndindex(shape), strict=True):
         assert cell.get("fill") == colour(float(map.weights[q, k]))
@@ -154,7 +165,7 @@ def test_one_cell_a_weight_in_its_colour_with_its_tooltip(theme: svg.Theme, shap
 
 def test_numbers_are_written_where_the_map_is_small_and_the_weight_is_not() -> None:
     def numbers(map: Map) -> list[str]:
-        root = ET.fromstring(svg.draw(map))
+        root = ET.fromstring(grid.draw(map))
         group = next((g for g in root.iter(SVG + "g") if g.get("class") == "numbers"), None)
         return [] if group is None else [str(text.text) for text in group]
 
@@ -165,7 +176,7 @@ def test_numbers_are_written_where_the_map_is_small_and_the_weight_is_not() -> N
 def test_tokens_stay_text() -> None:
     nasty = "<img src=x onerror=alert(1)>"
     map = Map(np.eye(3), (nasty, " a&b", ' "q\'"'), (nasty, "]]>", "\x1b[2J\x00\ud800"), f"{nasty} & title")
-    picture = svg.draw(map)
+    picture = grid.draw(map)
     root = ET.fromstring(picture)  # and so valid XML, whatever the tokens hold
     assert "<img" not in picture and "\x1b" not in picture
     assert {element.tag for element in root.iter()} <= {
@@ -176,32 +187,32 @@ def test_tokens_stay_text() -> None:
 
 
 def test_the_picture_says_what_it_shows_to_those_who_cannot_see_it() -> None:
-    root = ET.fromstring(svg.draw(CAT.to_words()))
+    root = ET.fromstring(grid.draw(CAT.to_words()))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "cross-attention, layer 2"
-    assert "gato looks most at cat (0.90)" in str(root.findtext(SVG + "desc"))
+    assert "gato attends most to cat (0.90)" in str(root.findtext(SVG + "desc"))
 
 
 def test_long_tokens_are_cut_but_whole_in_the_tooltip() -> None:
     long = "x" * 40
-    picture = svg.draw(Map([[1.0]], (long,), ("a",)))  # type: ignore[arg-type]
+    picture = grid.draw(Map([[1.0]], (long,), ("a",)))  # type: ignore[arg-type]
     assert f">{'x' * 19}…<" in picture
     assert f"{long} → a: 1.00" in picture
 
 
 def test_links_are_outlined_and_must_lie_in_the_map() -> None:
-    root = ET.fromstring(svg.draw(CAT, links=[(0, 0), (3, 2)]))
+    root = ET.fromstring(grid.draw(CAT, links=[(0, 0), (3, 2)]))
     group = next(g for g in root.iter(SVG + "g") if g.get("class") == "links")
     outlines = [r for r in group if r.get("class") == "line-link"]
     assert len(outlines) == 2
     assert "gold alignment" in [t.text for t in root.iter(SVG + "text")]
     with pytest.raises(ValueError, match=r"\(3, 3\)"):
-        svg.draw(CAT, links=[(3, 3)])
+        grid.draw(CAT, links=[(3, 3)])
 
 
 def test_themes() -> None:
-    assert "prefers-color-scheme" in svg.draw(CAT)
-    light, dark = svg.draw(CAT, theme="light"), svg.draw(CAT, theme="dark")
+    assert "prefers-color-scheme" in grid.draw(CAT)
+    light, dark = grid.draw(CAT, theme="light"), grid.draw(CAT, theme="dark")
     assert "<style>" not in light + dark
     assert [c.get("fill") for c in cells(light)] == [c.get("fill") for c in cells(dark)]
     assert light != dark
@@ -209,13 +220,13 @@ def test_themes() -> None:
 
 def test_everything_lies_on_the_card_and_big_maps_thin_their_labels() -> None:
     for map in (CAT, some_map(200, 200), some_map(7, 150), some_map(150, 2)):
-        root = ET.fromstring(svg.draw(map, links=[(0, 0)]))
+        root = ET.fromstring(grid.draw(map, links=[(0, 0)]))
         width, height = float(root.get("width", 0)), float(root.get("height", 0))
         assert max(width, height) < 1100
         for text in root.iter(SVG + "text"):
             assert 0 < float(text.get("x", -1)) < width and 0 < float(text.get("y", -1)) < height
-    texts = [t.text for t in ET.fromstring(svg.draw(some_map(200, 200))).iter(SVG + "text")]
-    assert "q0" in texts and "q1" not in texts and "one label in 3; hover for the rest" in texts
+    texts = [t.text for t in ET.fromstring(grid.draw(some_map(200, 200))).iter(SVG + "text")]
+    assert "q0" in texts and "q1" not in texts and "one label in 3 shown; hover for the others" in texts
 
 
 # --- terminal -----------------------------------------------------------------------------------------------------
@@ -271,16 +282,17 @@ def test_a_drawing_by_hand() -> None:
 
 def test_coloured_cells_have_the_colour_of_their_weight() -> None:
     map = some_map(4, 5)
-    grounds = re.findall(r"\x1b\[48;2;(\d+);(\d+);(\d+);", terminal.draw(map, width=100, colour="truecolor"))
+    grounds = re.findall(r";48;2;(\d+);(\d+);(\d+)m", terminal.draw(map, width=100, colour="truecolor"))
     assert [tuple(int(c) for c in ground) for ground in grounds[:20]] == [rgb(float(w)) for w in map.weights.flat]
-    entries = re.findall(r"\x1b\[48;5;(\d+);", terminal.draw(map, width=100, colour="256"))
-    assert [int(entry) for entry in entries[:20]] == [xterm256(rgb(float(w))) for w in map.weights.flat]
+    entries = re.findall(r";48;5;(\d+)m", terminal.draw(map, width=100, colour="256"))
+    shown = [palette_256(int(entry)) for entry in entries[:20]]
+    assert np.abs(np.subtract(shown, [rgb(float(w)) for w in map.weights.flat])).max() <= 48
 
 
 def test_maps_too_wide_are_split_into_panels_that_show_every_column_once() -> None:
     map = some_map(3, 100)
     drawn = terminal.draw(map, width=40, colour="truecolor")
-    cells_drawn = drawn.rsplit("\n\n", 1)[0].count(terminal.RESET)
+    cells_drawn = drawn.rsplit("\n\n", 1)[0].count("\x1b[0m")
     assert cells_drawn == map.weights.size
     assert sum(line.startswith("q0 ") for line in plain_lines(drawn)) == 6  # 18 keys of two columns beside "q0 "
 
@@ -320,4 +332,4 @@ def test_a_bold_heading_fits_its_card() -> None:
     for heading in ("Cross-attention, mean of 2 layers, mean of 8 heads: AER 0.0 %", "Encoder self-attention, layer 1"):
         width, _, _ = textpath.TextToPath().get_text_width_height_descent(heading, bold, False)
         weights = Map(CAT.weights, CAT.queries, CAT.keys, heading)
-        assert PAD + width <= float(ET.fromstring(svg.draw(weights)).get("width", "0"))
+        assert PAD + width <= float(ET.fromstring(grid.draw(weights)).get("width", "0"))

@@ -79,7 +79,7 @@ def test_a_saved_trace_makes_the_same_file(model: Model, tmp_path: Path) -> None
 def test_of_many_logits_only_the_last_rows_are_carried(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = model.trace("this cat")
     rows, vocabulary = trace.header["arrays"]["output.logits"]["shape"]
-    monkeypatch.setattr(standalone, "LOGITS", 2 * 4 * vocabulary)
+    monkeypatch.setattr(standalone, "MAX_LOGIT_BYTES", 2 * 4 * vocabulary)
     carried = [name for name in standalone.embedded([trace])["arrays"] if "logits" in name]
     assert carried == [f"{trace.key}/output.logits/{row}" for row in (rows - 2, rows - 1)]
 

@@ -29,10 +29,10 @@ from regard.run_dir import RunDir
 from regard.text.display import columns
 from regard.text.tokenizers import join_tokens
 from regard.viz import matplotlib_backend, standalone, views
-from regard.viz.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs, xterm256
+from regard.viz.colours import Ramp, rgb, rgbs, signed_rgb, signed_rgbs
 from regard.viz.grid import Grid
-from regard.viz.scene import MANY, Cells, Scene, png
-from regard.viz.terminal import SHADES
+from regard.viz.scene import MAX_RECTS, Cells, Scene, png
+from regard.viz.terminal import SHADES, painted
 from regard.viz.views import MapChoice
 from regard.viz.views.heads import pooled
 from tiny_runs import FAMILIES, make_run, text_for
@@ -120,11 +120,13 @@ def test_svg_and_terminal_show_the_weights_by_their_colours(trace: Get) -> None:
     assert np.abs(np.array(tips) - weights.ravel()).max() <= 0.005 + 1e-6
 
     drawn = picture.text(width=200, colour="truecolor").split("\n\n", 1)[1]  # below the title, above the legend
-    grounds = re.findall(r"\x1b\[48;2;(\d+);(\d+);(\d+);", drawn)[: weights.size]
+    grounds = re.findall(r";48;2;(\d+);(\d+);(\d+)m", drawn)[: weights.size]
     found = weight_of(np.array(grounds, int)).reshape(weights.shape)
     assert np.abs(found - weights).max() <= SEEN_AS_COLOUR
-    entries = re.findall(r"\x1b\[48;5;(\d+);", picture.text(width=200, colour="256"))[: weights.size]
-    assert [int(entry) for entry in entries] == [xterm256(rgb(float(w))) for w in weights.ravel()]
+    entries = re.findall(r";48;5;(\d+)m", picture.text(width=200, colour="256"))[: weights.size]
+    assert entries == re.findall(
+        r";48;5;(\d+)m", "".join(painted(" ", rgb(w), "256") for w in weights.ravel().tolist())
+    )
     shades = picture.text(width=3 + 2 * weights.shape[1] + 16, colour="none")
     assert set(shades) & set(SHADES)
 
@@ -262,7 +264,7 @@ def test_the_walk_says_what_the_header_says(trace: Get) -> None:
     for top in seen.header["output"]["top"][step][:3]:
         assert f"{100 * top['p']:.1f} %" in text
     assert text.count("← chosen") == 1
-    assert next(line for line in text.splitlines() if re.match(r"\d\.", line)).startswith("1. Text becomes tokens")
+    assert next(line for line in text.splitlines() if re.match(r"\d\.", line)).startswith("1. Tokens and ids")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -341,7 +343,7 @@ def test_the_walk_writes_whole_characters(written: Trace) -> None:
     seen = _changed(written)
     p = seen.header["output"]["p"]
     p[:] = [1.0] * (len(p) - 3) + [0.0] + [1.0] * 2  # least sure of the first byte of the last character
-    assert "The next token after “мир”" in views.draw(seen, "walk").text(width=80, colour="none")
+    assert "Next token after “мир”" in views.draw(seen, "walk").text(width=80, colour="none")
 
 
 def test_the_mean_is_over_all_layers_and_heads(trace: Get) -> None:
@@ -359,13 +361,13 @@ def test_the_mean_is_over_all_layers_and_heads(trace: Get) -> None:
         ("transformer", "gates", MapChoice(), "without gates; it has align, maps, heads, walk"),
         ("gpt", "align", MapChoice(), "without cross-attention; it has maps, heads, walk"),
         ("recurrent (no attention)", "heads", MapChoice(), "without attention; it has gates, walk"),
-        ("gpt", "maps", MapChoice("encoder"), "--part encoder: this model's attention is in its decoder"),
+        ("gpt", "maps", MapChoice("encoder"), "--part encoder: this model has attention in its decoder"),
         ("transformer", "maps", MapChoice("encoder", layer=2), "--layer 3: this model has 2 encoder layers"),
         ("transformer", "align", MapChoice(head=2), "--head 3: this model has 2 heads"),
-        ("transformer", "align", MapChoice(head="best"), "gold alignment is known"),
-        ("transformer", "maps", MapChoice("encoder", head="best"), "--head best is of cross-attention"),
+        ("transformer", "align", MapChoice(head="best"), "needs a sentence with a gold alignment"),
+        ("transformer", "maps", MapChoice("encoder", head="best"), "--head best applies to cross-attention"),
         ("recurrent (additive)", "gates", MapChoice(layer=7), "--layer 8: this model has 2 layers with gates"),
-        ("transformer (norm after, gated)", "gates", MapChoice("cross"), "gates are in its decoder and encoder"),
+        ("transformer (norm after, gated)", "gates", MapChoice("cross"), "has gates in its decoder and encoder"),
     ],
 )
 def test_what_a_model_lacks_is_said_with_what_it_has(
@@ -460,13 +462,13 @@ def test_512_tokens_and_144_heads_make_files_of_a_few_megabytes() -> None:
         assert len(drawing) < most, view
     one = views.draw(seen, "maps", MapChoice(layer=3, head=2))
     cells, _, _ = cells_of(one.scene())
-    assert cells.colours.shape == (512, 512, 3) and cells.many
+    assert cells.colours.shape == (512, 512, 3) and cells.is_image
     assert max(columns(line) for line in one.text(width=80, colour="none").splitlines()) <= 80
 
 
 def test_more_cells_than_many_become_one_image_that_loses_nothing(trace: Get) -> None:
     colours = np.random.default_rng(0).integers(0, 256, (101, 103, 3), np.uint8)
-    assert colours.shape[0] * colours.shape[1] > MANY
+    assert colours.shape[0] * colours.shape[1] > MAX_RECTS
     drawing = Scene(1, 1, "x", "", (Cells(0, 0, 1, 1, colours, row_tip=lambda r: f"row {r}"),)).svg()
     image = next(ET.fromstring(drawing).iter(SVG + "image"))
     data = base64.b64decode(str(image.get("href")).removeprefix("data:image/png;base64,"))
@@ -577,7 +579,7 @@ def test_curves_are_what_was_measured_last_at_each_step(tmp_path: Path) -> None:
     picture = views.curves([run])
     loss, quality, rate = picture.panels
     points = {series.name: [(p.x, p.y) for p in series.points] for series in loss.series}  # type: ignore[union-attr]
-    assert points == {"training": [(10, 4.5), (20, 4.0)], "held-out": [(20, 4.2)]}
+    assert points == {"training": [(10, 4.5), (20, 4.0)], "validation": [(20, 4.2)]}
     assert [(p.x, p.y) for p in quality.series[0].points] == [(20, 7.0)]  # type: ignore[union-attr]
     assert [p.y for p in rate.series[0].points] == [0.1, 0.2, 0.3]  # type: ignore[union-attr]
     ET.fromstring(picture.scene().svg())
@@ -593,5 +595,5 @@ def test_several_runs_share_their_charts_and_runs_without_curves_are_named(tmp_p
     (two.path / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="has no metrics"):
         views.curves([two])
-    with pytest.raises(UserError, match="no measurements"):
+    with pytest.raises(UserError, match="no metrics to draw"):
         views.curves([_measured(two)])

@@ -1,24 +1,27 @@
-"""Explanations in a terminal: bars with their uncertainty, and the matrix of inputs by outputs."""
+"""Explanations in a terminal: bars with error bars, and the matrix of outputs by inputs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from rich.color import Color
+from rich.style import Style
+
 from regard.interpret.explain.rise import Explanation
 from regard.text.display import columns, labels, shorten
 from regard.viz import explanations
-from regard.viz.colours import signed_rgb, xterm256
+from regard.viz.colours import signed_rgb
 from regard.viz.explanations import number
-from regard.viz.terminal import RESET, Colour, grid
+from regard.viz.terminal import SYSTEMS, Colour, grid
 
-SURE, UNSURE = "█", "░"
-WIDEST_BAR = 48
+SOLID, SHADED = "█", "░"
+MAX_BAR = 48  # columns
 
 
 def bars(explanation: Explanation, *, width: int, colour: Colour) -> str:
-    """A line a feature: its name, its importance for the whole output ± its standard error, and a bar.
+    """Format one line per feature: its name, its importance for the whole output ± its standard error, and a bar.
 
-    The bar is solid as far as the importance is sure (two standard errors off), and shaded as far as it may reach.
+    The part of the bar within two standard errors of its end is shaded.
     """
     names = [shorten(label, max(8, width // 3)) for label in labels(explanation.features)]
     wide = max(map(columns, names))
@@ -26,25 +29,25 @@ def bars(explanation: Explanation, *, width: int, colour: Colour) -> str:
     numbers = [number(value) for value in values]
     if not explanation.exact:
         numbers = [f"{one} ± {error / 2:.2f}" for one, error in zip(numbers, errors, strict=True)]
-    written = max(map(len, numbers))
+    number_width = max(map(len, numbers))
     low, high = min(0.0, float((values - errors).min())), max(0.0, float((values + errors).max()))
-    room = max(4, min(WIDEST_BAR, width - wide - written - 4 - (low < 0)))
-    scale = room / ((high - low) or 1.0)
+    longest = max(4, min(MAX_BAR, width - wide - number_width - 4 - (low < 0)))
+    scale = longest / ((high - low) or 1.0)
     lines = []
     for name, text, value, error in zip(names, numbers, values, errors, strict=True):
-        bar = _bar(float(value), float(error), low, room, scale, colour)
-        lines.append(f"{name}{' ' * (wide - columns(name))}  {text:>{written}}  {bar}".rstrip())
+        bar = _bar(float(value), float(error), low, longest, scale, colour)
+        lines.append(f"{name}{' ' * (wide - columns(name))}  {text:>{number_width}}  {bar}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def _bar(value: float, error: float, low: float, room: int, scale: float, colour: Colour) -> str:
-    """One bar from zero to the value, to either side; cells within the error bar are shaded."""
+def _bar(value: float, error: float, low: float, width: int, scale: float, colour: Colour) -> str:
+    """Format one bar from zero to the value; cells within the error bar are shaded."""
     cells = []
-    for cell in range(room):
+    for cell in range(width):
         middle = low + (cell + 0.5) / scale
-        unsure = value - error < middle < value + error
+        within_error = value - error < middle < value + error
         inside = min(0.0, value) < middle < max(0.0, value)
-        cells.append(UNSURE if unsure else SURE if inside else " ")
+        cells.append(SHADED if within_error else SOLID if inside else " ")
     zero = round(-low * scale)
     bar = "".join(cells)
     if low < 0:
@@ -53,14 +56,11 @@ def _bar(value: float, error: float, low: float, room: int, scale: float, colour
 
 
 def _painted(text: str, value: float, colour: Colour) -> str:
-    """The text in the colour of a sign."""
-    if colour == "none":
-        return text
-    red, green, blue = signed_rgb(value)
-    code = f"38;5;{xterm256((red, green, blue))}" if colour == "256" else f"38;2;{red};{green};{blue}"
-    return f"\x1b[{code}m{text.rstrip()}{RESET}"
+    """Return text in the colour of a sign."""
+    style = Style(color=Color.from_rgb(*signed_rgb(value)))
+    return style.render(text.rstrip(), color_system=SYSTEMS.get(colour))
 
 
 def matrix(explanation: Explanation, *, width: int, colour: Colour) -> str:
-    """Outputs down the left, features along the top, and how much the one depends on the other."""
+    """Format the importance of features (columns) for outputs (rows)."""
     return grid(replace(explanations.matrix(explanation), title="", note=""), width=width, colour=colour)

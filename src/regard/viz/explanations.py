@@ -1,7 +1,7 @@
-"""Explanations as pictures: a matrix of signed cells, or bars with their error bars.
+"""Explanations as pictures: a matrix of signed cells, or bars with error bars.
 
-Signed numbers have a scale with two arms, blue for what spoke for the output and orange for what spoke against it,
-which people with the common colour deficiencies can tell apart; and every number is also written, or drawn to one side.
+Blue is for inputs that raise the score of an output, orange for inputs that lower it. The sign is also visible without
+colour: every cell has its number, and bars start at zero.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from regard.viz.scene import (
     title_width,
 )
 
-NOTE = "What the output depended on while words were hidden; not what the model thought."
-BAR = 380.0  # the room for the longest bar and its error bar, both arms together
+NOTE = "How the output depends on masked inputs, not how the model reasons."
+BAR = 380.0  # width from the lowest to the highest end of bars and error bars
 LINE = 34.0  # from one bar to the next
 WIDEST_TITLE = 760.0
-LONGEST = 30  # columns of a label beside a bar
+MAX_LABEL = 30  # columns
 
 
 def number(value: float) -> str:
-    """A signed number in three digits: +1.24, −15.9; nothing that rounds to nothing has a sign."""
+    """Format a signed number with three digits: +1.24, −15.9; what rounds to zero has no sign."""
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    written = f"{value:+.{digits}f}"
-    return "0.00" if float(written) == 0 else written.replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return "0.00" if float(text) == 0 else text.replace("-", "−")
 
 
 def draw(explanation: Explanation, *, theme: Theme = "auto") -> str:
-    """A complete SVG document."""
+    """Return a complete SVG document."""
     return scene(explanation).svg(theme)
 
 
 def scene(explanation: Explanation) -> Scene:
-    """A matrix where there are several outputs, else bars."""
+    """Lay out an explanation: a matrix if it has several outputs, else bars."""
     return grid_scene(matrix(explanation)) if len(explanation.outputs) > 1 else bars(explanation)
 
 
 def matrix(explanation: Explanation) -> Grid:
-    """Outputs down the left and features along the top, as attention maps have them; a coloured cell a number."""
+    """Lay out the importance as a matrix, outputs by features, like an attention map."""
     outputs, features = labels(explanation.outputs), labels(explanation.features)
 
     def tip(o: int, i: int) -> str:
-        sure = "" if explanation.exact else f" ± {explanation.error[i, o]:.2f}"
+        error = "" if explanation.exact else f" ± {explanation.error[i, o]:.2f}"
         value = number(float(explanation.importance[i, o]))
-        return f"{isolated(outputs[o])} depends on {isolated(features[i])}: {value}{sure}"
+        return f"{isolated(outputs[o])} depends on {isolated(features[i])}: {value}{error}"
 
     values = explanation.importance.T  # [outputs, features]
     return Grid(
@@ -72,16 +72,16 @@ def matrix(explanation: Explanation) -> Grid:
 
 
 def bars(explanation: Explanation) -> Scene:
-    """A bar a feature for the score of the whole, to the right of zero or to its left, with two standard errors."""
-    names = [shorten(label, LONGEST) for label in labels(explanation.features)]
+    """Lay out the importance for the whole output: one bar per feature, with two standard errors."""
+    names = [shorten(label, MAX_LABEL) for label in labels(explanation.features)]
     values, errors = explanation.overall, 2 * explanation.overall_error
     low, high = min(0.0, float((values - errors).min())), max(0.0, float((values + errors).max()))
     scale = BAR / ((high - low) or 1.0)
     left = PAD + max(text_width(name, 13) for name in names) + 14
     zero, top = left - low * scale, PAD + 44
     bottom = top + LINE * len(names)
-    title_room = min(title_width(_title(explanation)), WIDEST_TITLE)
-    width, height = max(left + BAR + 76, PAD + title_room, PAD + text_width(NOTE, 11)) + PAD, bottom + 66
+    heading_width = min(title_width(_title(explanation)), WIDEST_TITLE)
+    width, height = max(left + BAR + 76, PAD + heading_width, PAD + text_width(NOTE, 11)) + PAD, bottom + 66
     items: list[Item] = [scenes.card(width, height), scenes.title(_title(explanation), width)]
     for i, (name, value, error) in enumerate(zip(names, values, errors, strict=True)):
         y, x = top + i * LINE, zero + min(value, 0.0) * scale
@@ -95,10 +95,16 @@ def bars(explanation: Explanation) -> Scene:
             items += _whisker(zero + (value - error) * scale, zero + (value + error) * scale, y + LINE / 2)
         end = zero + max(value + error, 0.0) * scale
         items.append(SceneText(end + 10, y + LINE / 2 + 4, number(value), 12, "quiet"))
-    sure = "every mask, no error" if explanation.exact else "lines: two standard errors either way"
+    precision = "exact" if explanation.exact else "error bars: two standard errors"
     items += [
         scenes.polyline([(zero, top), (zero, bottom)], stroke="quiet"),
-        SceneText(PAD, bottom + 26, f"change in {explanation.score}; {sure}; {explanation.calls} calls", 11, "quiet"),
+        SceneText(
+            PAD,
+            bottom + 26,
+            f"change in {explanation.score}; {precision}; {explanation.calls} model calls",
+            11,
+            "quiet",
+        ),
         SceneText(PAD, bottom + 46, NOTE, 11, "quiet"),
     ]
     return Scene(width, height, _title(explanation), _about(explanation), tuple(items))
@@ -122,7 +128,7 @@ def curve_charts(curves: Sequence[Curve], score: str) -> tuple[Chart, Chart]:
 
 
 def _whisker(low: float, high: float, y: float) -> tuple[Line, Line]:
-    """An error bar on a rim in the card's colour, so that it can be seen on its bar."""
+    """Return an error bar over a wider stroke in the card's colour, so that it is visible on its bar."""
     strokes = (((low, y), (high, y)), ((low, y - 4), (low, y + 4)), ((high, y - 4), (high, y + 4)))
     return Line(strokes, stroke="card", line=4), Line(strokes, stroke="ink", line=1.4)
 
@@ -132,7 +138,7 @@ def _title(explanation: Explanation) -> str:
 
 
 def _about(explanation: Explanation) -> str:
-    """In words what a reader who cannot see the picture needs."""
+    """Return a text alternative of the picture."""
     order = explanation.order[:12]
-    told = ", ".join(f"{isolated(clean(explanation.features[i]))} {number(explanation.overall[i])}" for i in order)
-    return f"Importance for the whole output, the greatest first: {told}. {NOTE}"
+    top = ", ".join(f"{isolated(clean(explanation.features[i]))} {number(explanation.overall[i])}" for i in order)
+    return f"Importance for the whole output, in descending order: {top}. {NOTE}"

@@ -1,6 +1,6 @@
-"""A matrix of numbers with words on both axes, as a picture: attention maps, gates, importances.
+"""A matrix of numbers with labels on both axes, as a picture: attention maps, gates, importance.
 
-`Grid` is what is shown; `scene` lays it out as coloured cells, and `terminal.grid` writes it as text.
+`Grid` holds the contents; `scene` lays them out as coloured cells, and `terminal.grid` formats them as text.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from regard.text.display import labels, shorten
 from regard.viz import scene as scenes
 from regard.viz.colours import WEIGHTS, Ramp, readable_ink
 from regard.viz.maps import Map
-from regard.viz.scene import PAD, Cells, Group, Item, Rect, Scene, SceneText, isolated, text_width
+from regard.viz.scene import PAD, Cells, Group, Item, Rect, Scene, SceneText, Theme, isolated, text_width
 
-LONGEST = 20  # columns of a label; the rest of a longer token is in the tooltips
-SHOWN = 0.05  # weights below this are not written into their cell: they would only be noise
-SPACE = 720.0  # what the cells of one side share, as long as they stay big enough to be seen
+MAX_LABEL = 20  # columns; tooltips have longer tokens in full
+MIN_SHOWN = 0.05  # smaller weights are not printed in their cells
+SPACE = 720.0  # width or height of all cells together, unless they would become too small
 LEGEND = 168.0
 
 
@@ -30,10 +30,10 @@ def hundredths(value: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Numbers [R, C], a label a row and a label a column, and how they are to be read.
+    """Numbers [R, C] with row and column labels, and how to show them.
 
-    `corner` stands where the labels meet; `links` are cells to outline; `number` writes a value, and `tip(r, c)` says
-    what a cell shows (by default: row → column: number). `words` [R][C] are written on the cells in place of numbers.
+    `corner` is printed where the labels meet; `links` are cells to outline; `number` formats a value; `tip(r, c)` is
+    the tooltip of a cell (by default "row → column: number"); `words` [R][C] replace the numbers in the cells.
     """
 
     values: np.ndarray
@@ -49,33 +49,34 @@ class Grid:
     words: tuple[tuple[str, ...], ...] = ()
     about: str = ""
     note: str = ""
-    shown: float = SHOWN  # numbers below this part of the scale are not written
-    longest: int = LONGEST  # columns of a row's label
-    stretched: bool = False  # cells need not be square: the picture is wide, however many rows and columns there are
+    shown: float = MIN_SHOWN  # numbers below this share of the scale are not printed
+    longest: int = MAX_LABEL  # columns of a row label
+    stretched: bool = False  # cells fill the picture and need not be square
 
     @classmethod
     def of(cls, map: Map, links: Iterable[tuple[int, int]] = ()) -> Grid:
-        """An attention map: keys along the top, queries down the left; `links` are the gold alignment's cells."""
+        """Make the grid of an attention map, queries by keys; `links` are the cells of the gold alignment."""
         chosen = tuple(links)
         for q, k in chosen:
             if not (0 <= q < len(map.queries) and 0 <= k < len(map.keys)):
-                raise ValueError(f"link ({q}, {k}) lies outside a map of {len(map.queries)} x {len(map.keys)}")
+                raise ValueError(f"link ({q}, {k}) is outside a map of {len(map.queries)} x {len(map.keys)}")
         rows, columns = labels(map.queries, map.words), labels(map.keys, map.words)
-        return cls(map.weights, rows, columns, map.title, "looks at →", "attention weight", links=chosen,
+        return cls(map.weights, rows, columns, map.title, "attends to →", "attention weight", links=chosen,
                    about=_description(map, chosen))  # fmt: skip
 
-    def says(self, r: int, c: int) -> str:
+    def cell_tip(self, r: int, c: int) -> str:
+        """Return the tooltip of a cell."""
         if self.tip is not None:
             return self.tip(r, c)
         row, column = (isolated(shorten(label, 200)) for label in (self.rows[r], self.columns[c]))
         return f"{row} → {column}: {self.number(float(self.values[r, c]))}"
 
-    def row_says(self, r: int) -> str:
-        """Of a picture with too many cells to speak for each: where the row has its greatest number."""
-        return self.says(r, int(np.abs(self.values[r]).argmax()))
+    def row_tip(self, r: int) -> str:
+        """Return the tooltip of a row, for pictures with too many cells: that of its greatest number."""
+        return self.cell_tip(r, int(np.abs(self.values[r]).argmax()))
 
-    def written(self, r: int, c: int) -> str:
-        """What stands on a cell: its word, or its number, unless that is next to nothing."""
+    def cell_text(self, r: int, c: int) -> str:
+        """Return the text of a cell: its word, or its number unless that is near zero."""
         if self.words:
             return self.words[r][c]
         value = float(self.values[r, c])
@@ -83,46 +84,57 @@ class Grid:
 
 
 def _description(map: Map, links: tuple[tuple[int, int], ...]) -> str:
-    """What a reader who cannot see the picture needs: its size, and where each row looks most."""
+    """Return a text alternative: the size of the map, and the greatest weight of each row."""
     shown = 24
     queries, keys = labels(map.queries, map.words), labels(map.keys, map.words)
-    said = [f"A heat map of attention weights, {len(queries)} rows by {len(keys)} columns; each row looks at columns."]
+    sentences = [
+        f"A heat map of attention weights, {len(queries)} rows by {len(keys)} columns; rows attend to columns."
+    ]
     for q, row in enumerate(map.weights[:shown]):
         k = int(row.argmax())
-        said.append(f"{isolated(queries[q])} looks most at {isolated(keys[k])} ({row[k]:.2f}).")
+        sentences.append(f"{isolated(queries[q])} attends most to {isolated(keys[k])} ({row[k]:.2f}).")
     if len(queries) > shown:
-        said.append(f"And {len(queries) - shown} more rows.")
+        sentences.append(f"And {len(queries) - shown} more rows.")
     if links:
-        said.append(f"{len(links)} cells are outlined as gold alignment.")
-    return " ".join(said)
+        sentences.append(f"{len(links)} cells are outlined as gold alignment.")
+    return " ".join(sentences)
+
+
+def draw(map: Map, *, theme: Theme = "auto", links: Iterable[tuple[int, int]] = ()) -> str:
+    """Return an attention map as a complete SVG document, without scripts or external fonts.
+
+    `links` are (query, key) cells to outline, such as the gold alignment of a sentence pair.
+    `Path("map.svg").write_text(draw(map), encoding="utf-8")`
+    """
+    return scene(Grid.of(map, links)).svg(theme)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where everything lies. A cell takes `across` x `down`, of which `gap` stays empty."""
+    """Sizes and positions. A cell takes `across` x `down`, including a `gap` to its neighbours."""
 
     across: float
     down: float
     gap: float
     radius: float
     font: float
-    angle: int  # of the column labels: 0 level, -45 slanted, -90 upright
+    angle: int  # of the column labels: 0, -45 or -90 degrees
     left: float  # of the first cell
     top: float
     width: float  # of the whole picture
     height: float
-    row_step: int  # every how many rows there is a label
+    row_step: int  # rows per row label
     column_step: int
 
 
 def scene(grid: Grid) -> Scene:
-    """The grid as a heat map: one coloured cell a number."""
+    """Lay out the grid as a heat map."""
     rows = [shorten(label, grid.longest) for label in grid.rows]
-    heads = [shorten(label, LONGEST) for label in grid.columns]
+    heads = [shorten(label, MAX_LABEL) for label in grid.columns]
     layout = _lay_out(grid, rows, heads)
     cells = Cells(
         layout.left, layout.top, layout.across, layout.down, grid.ramp.rgbs(grid.values), layout.gap, layout.radius,
-        grid.says, grid.row_says,
+        grid.cell_tip, grid.row_tip,
     )  # fmt: skip
     items: list[Item] = [scenes.card(layout.width, layout.height)]
     items += [scenes.title(grid.title, layout.width)] if grid.title else []
@@ -162,25 +174,25 @@ def _lay_out(grid: Grid, rows: list[str], heads: list[str]) -> _Layout:
 
 
 def _cell_size(grid: Grid, heads: list[str]) -> tuple[float, float, float, int]:
-    """How wide and how tall a cell is, the size of the labels, and the angle of those of the columns.
+    """Return the width and height of a cell, the font size of labels, and the angle of column labels.
 
-    Columns are as wide as their labels need to stand level, where there is room; else cells are square and labels turn.
+    Columns are wide enough for horizontal labels if there is space; else cells are square and labels are rotated.
     """
     longer = max(grid.values.shape)
     down = min(44.0, max(4.0 if longer <= 400 else 2.0, SPACE // longer))
     font = min(14.0, max(9.0, down * 0.6))
     widest = max(text_width(head, font) for head in heads)
     if grid.words:
-        written = max(text_width(word, 12) for row in grid.words for word in row)
-        return max(widest, written) + 14, max(down, 34.0), 13.0, 0
+        word_width = max(text_width(word, 12) for row in grid.words for word in row)
+        return max(widest, word_width) + 14, max(down, 34.0), 13.0, 0
     across = down
     if grid.stretched:
         across, down = (
-            max(2.0, min(16.0, room // count)) for room, count in ((SPACE, len(heads)), (SPACE / 2, len(grid.rows)))
+            max(2.0, min(16.0, space // count)) for space, count in ((SPACE, len(heads)), (SPACE / 2, len(grid.rows)))
         )
-    level = max(down * 1.15, widest + 14)
-    if level <= 96 and level * len(heads) <= SPACE:
-        return level, down, font, 0
+    horizontal = max(down * 1.15, widest + 14)
+    if horizontal <= 96 and horizontal * len(heads) <= SPACE:
+        return horizontal, down, font, 0
     return across, down, font, -45 if across >= font * 1.5 else -90
 
 
@@ -212,9 +224,9 @@ def _numbers(grid: Grid, layout: _Layout) -> Group:
     return Group(
         tuple(
             SceneText(layout.left + (c + 0.5) * layout.across, layout.top + (r + 0.5) * layout.down + 4,
-                 written, size, readable_ink(grid.ramp.rgb(float(value))), "middle")
+                 text, size, readable_ink(grid.ramp.rgb(float(value))), "middle")
             for (r, c), value in np.ndenumerate(grid.values)
-            if (written := grid.written(r, c))
+            if (text := grid.cell_text(r, c))
         ),
         "numbers",
     )  # fmt: skip
@@ -236,52 +248,54 @@ def _outlines(grid: Grid, layout: _Layout) -> Group:
 
 
 def outline(x: float, y: float, width: float, height: float, radius: float, line: float) -> tuple[Rect, Rect]:
-    """An outline in the card's colour under one in the accent's: it stands out on dark and on bright cells alike."""
+    """Return an outline in the accent colour over a wider one in the card's colour, visible on dark and light cells."""
     return (
         Rect(x, y, width, height, stroke="card", line=line * 2.2, radius=radius),
         Rect(x, y, width, height, stroke="link", line=line, radius=radius),
     )
 
 
-def strip(x: float, y: float, ramp: Ramp, legend: str, number: Callable[[float], str], width: float = LEGEND) -> Group:
-    """A scale from its one end to the other, with the numbers at its ends and what they are."""
+def colour_bar(
+    x: float, y: float, ramp: Ramp, legend: str, number: Callable[[float], str], width: float = LEGEND
+) -> Group:
+    """Return a colour bar with its label and the numbers at its ends."""
     steps = int(width // 2)
     ends = [
         SceneText(x, y + 23, number(ramp.low), 11, "quiet"),
         SceneText(x + width, y + 23, number(ramp.high), 11, "quiet", "end"),
     ]
     if _fits(ramp, legend, number, width):
-        said = SceneText(x + width / 2, y + 23, legend, 11, "quiet", "middle")
+        label = SceneText(x + width / 2, y + 23, legend, 11, "quiet", "middle")
     else:
-        said = SceneText(x + width + 14, y + 8.5, legend, 11, "quiet")
-    return Group((Cells(x, y, width / steps, 8, ramp.rgbs(ramp.steps(steps))[None]), *ends, said), "legend")
+        label = SceneText(x + width + 14, y + 8.5, legend, 11, "quiet")
+    return Group((Cells(x, y, width / steps, 8, ramp.rgbs(ramp.steps(steps))[None]), *ends, label), "legend")
 
 
 def _fits(ramp: Ramp, legend: str, number: Callable[[float], str], width: float) -> bool:
-    """Whether there is room for the words between the numbers at the ends of a scale."""
+    """Whether the label fits between the numbers at the ends of a colour bar."""
     end = max(text_width(number(value), 11) for value in (ramp.low, ramp.high))
     return text_width(legend, 11) + 2 * end + 16 <= width
 
 
 def _beside(grid: Grid) -> float:
-    """What the words of the legend take beside the scale."""
-    return 0.0 if _fits(grid.ramp, grid.legend, whole, LEGEND) else 14 + text_width(grid.legend, 11)
+    """Return the width of the label beside the colour bar; zero if it fits below."""
+    return 0.0 if _fits(grid.ramp, grid.legend, short_number, LEGEND) else 14 + text_width(grid.legend, 11)
 
 
-def whole(value: float) -> str:
-    """The end of a scale: 0, 1, −0.35."""
+def short_number(value: float) -> str:
+    """Format an end of a scale: 0, 1, −0.35."""
     return f"{value:.3g}".replace("-", "−")
 
 
 def _legend(grid: Grid, layout: _Layout) -> list[Item]:
     x, y = layout.left + layout.gap / 2, layout.top + layout.down * len(grid.rows) + 26
-    items: list[Item] = [strip(x, y, grid.ramp, grid.legend, whole)]
+    items: list[Item] = [colour_bar(x, y, grid.ramp, grid.legend, short_number)]
     if grid.links:
         items += outline(x + LEGEND + 26, y - 3, 14, 14, 3, 2)
         items.append(SceneText(x + LEGEND + 48, y + 8.5, "gold alignment", 11, "quiet"))
     step = max(layout.row_step, layout.column_step)
     if step > 1:
-        hint = f"one label in {step}; hover for the rest"
-        place = (176 if grid.links else 26) + _beside(grid)
-        items.append(SceneText(x + LEGEND + place, y + 8.5, hint, 11, "quiet"))
+        hint = f"one label in {step} shown; hover for the others"
+        offset = (176 if grid.links else 26) + _beside(grid)
+        items.append(SceneText(x + LEGEND + offset, y + 8.5, hint, 11, "quiet"))
     return items

@@ -1,4 +1,4 @@
-"""An attention map: the weights and the tokens on its two axes. `svg.draw` and `terminal.draw` draw it."""
+"""One attention map: the weights and the tokens of both axes. `grid.draw` and `terminal.draw` show it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from regard.text.tokenizers import join_tokens
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """One attention matrix with its tokens: `weights[q, k]` is how much query token q looks at key token k.
+    """One attention matrix with its tokens: `weights[q, k]` is the weight of query token q on key token k.
 
-    `weights` is [Q, K], every row sums to one (or is all zero, where a query looks at nothing). For cross-attention
+    `weights` is [Q, K]; every row sums to one (or is all zero, if a query may attend to nothing). In cross-attention
     the queries are the target tokens and the keys the source tokens. `words`: the tokens are whole words.
 
         Map(np.eye(2), ("el", " gato"), ("the", " cat"), "cross-attention, layer 2, mean of 4 heads")
@@ -28,7 +28,7 @@ class Map:
     words: bool = False
 
     def __post_init__(self) -> None:
-        weights = np.array(self.weights, dtype=np.float64)  # a copy of our own: a picture must not change later
+        weights = np.array(self.weights, dtype=np.float64)  # a copy, so that the map never changes
         weights.setflags(write=False)
         for field, value in (("weights", weights), ("queries", tuple(self.queries)), ("keys", tuple(self.keys))):
             object.__setattr__(self, field, value)
@@ -37,43 +37,42 @@ class Map:
         if weights.size == 0:
             raise ValueError("a map needs at least one query and one key")
         if not (np.isfinite(weights).all() and weights.min() >= 0.0 and weights.max() <= 1.001):
-            raise ValueError("attention weights lie between 0 and 1")
+            raise ValueError("attention weights must be between 0 and 1")
 
-    def to_words(self, is_mark: Callable[[str], bool] = looks_special) -> Map:
-        """Merge the pieces of each word, on both axes.
+    def to_words(self, is_special: Callable[[str], bool] = looks_special) -> Map:
+        """Merge the tokens of each word, on both axes.
 
-        A piece begins a word if it is the first one, begins with white space, is a special mark or follows one;
-        its pieces are joined by `join_tokens`. The weight a query gives to a word is the SUM over the word's key pieces
-        (what was given to any of them was given to the word); the row of a word is the MEAN over its query pieces (each
-        piece had one unit to give). So rows that summed to one still do. Text without spaces stays one word.
+        A token begins a word if it is the first one, begins with white space, is a special token or follows one.
+        Columns are summed over the key tokens of a word, rows are averaged over its query tokens, so that rows still
+        sum to one. Text without spaces stays one word.
         """
-        return self.merged(_words(self.queries, is_mark), _words(self.keys, is_mark))
+        return self.merged(_words(self.queries, is_special), _words(self.keys, is_special))
 
     def merged(self, query_words: Sequence[Sequence[int]], key_words: Sequence[Sequence[int]]) -> Map:
-        """As `to_words`, with the places of each word's pieces given: `map.merged([[0], [1, 2]], [[0, 1]])`."""
-        into = np.zeros((len(self.keys), len(key_words)))  # [K, words]: one where the piece belongs to the word
-        for word, pieces in enumerate(key_words):
-            into[pieces, word] = 1.0
-        mean = np.zeros((len(query_words), len(self.queries)))  # [words, Q]: one over the number of pieces
-        for word, pieces in enumerate(query_words):
-            mean[word, pieces] = 1.0 / len(pieces)
+        """Merge as `to_words`, given the token positions of each word: `map.merged([[0], [1, 2]], [[0, 1]])`."""
+        into = np.zeros((len(self.keys), len(key_words)))  # [K, words]: 1 if the token belongs to the word
+        for word, tokens in enumerate(key_words):
+            into[tokens, word] = 1.0
+        mean = np.zeros((len(query_words), len(self.queries)))  # [words, Q]: 1 / number of tokens of the word
+        for word, tokens in enumerate(query_words):
+            mean[word, tokens] = 1.0 / len(tokens)
         return Map(
             np.minimum(mean @ self.weights @ into, 1.0),
-            tuple(join_tokens([self.queries[i] for i in pieces]) for pieces in query_words),
-            tuple(join_tokens([self.keys[i] for i in pieces]) for pieces in key_words),
+            tuple(join_tokens([self.queries[i] for i in tokens]) for tokens in query_words),
+            tuple(join_tokens([self.keys[i] for i in tokens]) for tokens in key_words),
             self.title,
             words=True,
         )
 
 
-def _words(pieces: Sequence[str], is_mark: Callable[[str], bool]) -> list[list[int]]:
-    """The positions of the pieces of each word, in order."""
+def _words(tokens: Sequence[str], is_special: Callable[[str], bool]) -> list[list[int]]:
+    """Return the token positions of each word, in order."""
     words: list[list[int]] = []
-    after_mark = True  # so that the first piece begins a word
-    for i, piece in enumerate(pieces):
-        mark = is_mark(piece)
-        if after_mark or mark or space_at(pieces, i):
+    after_special = True  # so that the first token begins a word
+    for i, token in enumerate(tokens):
+        special = is_special(token)
+        if after_special or special or space_at(tokens, i):
             words.append([])
         words[-1].append(i)
-        after_mark = mark
+        after_special = special
     return words

@@ -1,11 +1,11 @@
-"""A picture as a list of simple things on a card: rectangles, words, lines and coloured cells.
+"""A picture as a list of shapes on a card: rectangles, text, lines and coloured cells.
 
-Every picture of the package is described once, as a `Scene`, and written by whoever is asked: as SVG here (one file, no
-scripts, no fonts from outside), as PNG or PDF in `figure.py`. So all of them show the same.
+Every picture is described once, as a `Scene`, and rendered as SVG here (one file, without scripts or external fonts) or
+as PNG or PDF by `matplotlib_backend.py`.
 
-A colour is "#rrggbb", or the name of a role in the `Palette`, which is another colour on a dark card. Roles are written
-as plain attributes, so that viewers which know no style sheets (slide programs, converters) show the light picture;
-the `auto` theme adds one media query that turns the card dark where the reader's screen is.
+A colour is "#rrggbb" or the name of a role in the `Palette`, which depends on the theme. Roles are written as plain
+attributes too, so that viewers without CSS (slide programs, converters) show the light picture; the `auto` theme adds a
+media query for dark screens.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from regard.text.display import clusters, visible
 
 Theme = Literal["light", "dark", "auto"]
 Anchor = Literal["start", "middle", "end"]
-Place = tuple[float, float]
+Coordinates = tuple[float, float]
 
 FONTS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
 PAD = 28.0  # between the edge of the card and anything on it
 BOLD = 1.15  # bold text is this much wider than regular text (DejaVu Sans: 1.13 to 1.15)
-GAP = 18.0  # between cards one below another
-MANY = 10_000  # more cells than this are one image, a pixel a cell: a rectangle each would be a file of many megabytes
+GAP = 18.0  # between two cards
+MAX_RECTS = 10_000  # more cells than this become one image, since a rectangle each would need many megabytes
 
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours that depend on whether the card is light or dark."""
+    """The colours that depend on the theme."""
 
     card: str
     edge: str
@@ -53,7 +53,7 @@ DARK = Palette("#14171c", edge="#2a3039", box="#1d2229", rim="#444c57", ink="#ec
 
 @dataclass(frozen=True)
 class SceneText:
-    """Words that begin, have their middle or end at x, with their foot at y; `turn` is in degrees, clockwise."""
+    """Text anchored at x, with its baseline at y; `turn` is in degrees, clockwise."""
 
     x: float
     y: float
@@ -68,7 +68,7 @@ class SceneText:
 
 @dataclass(frozen=True)
 class Rect:
-    """A rectangle with round corners; a circle, where the radius is half its side."""
+    """A rectangle with rounded corners; a circle, if the radius is half its side."""
 
     x: float
     y: float
@@ -83,9 +83,9 @@ class Rect:
 
 @dataclass(frozen=True)
 class Line:
-    """Strokes through places, each with its own beginning; `closed` ones may be filled."""
+    """One or more strokes through points; `closed` ones may be filled."""
 
-    strokes: tuple[tuple[Place, ...], ...]
+    strokes: tuple[tuple[Coordinates, ...], ...]
     stroke: str = "none"
     line: float = 1.0
     fill: str = "none"
@@ -97,10 +97,10 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A matrix as coloured cells: `colours` [R, C, 3] are bytes. A cell takes `across` x `down`, `gap` stays empty.
+    """A matrix of coloured cells: `colours` [R, C, 3] are bytes. A cell takes `across` x `down`, including a `gap`.
 
-    `tip(r, c)` says what a cell shows, `row_tip(r)` what a row does: the one that is written depends on how many
-    cells there are.
+    `tip(r, c)` is the tooltip of a cell, `row_tip(r)` that of a row; which of them is used depends on the number of
+    cells.
     """
 
     x: float
@@ -112,16 +112,17 @@ class Cells:
     radius: float = 0.0
     tip: Callable[[int, int], str] | None = None
     row_tip: Callable[[int], str] | None = None
-    image: bool = False  # as one image, however few they are: many such matrices stand side by side
+    image: bool = False  # always one image, for pictures with many matrices
 
     @property
-    def many(self) -> bool:
-        return self.image or self.colours.shape[0] * self.colours.shape[1] > MANY
+    def is_image(self) -> bool:
+        """Whether the cells are drawn as one image."""
+        return self.image or self.colours.shape[0] * self.colours.shape[1] > MAX_RECTS
 
 
 @dataclass(frozen=True)
 class Group:
-    """Things that belong together, moved by (x, y)."""
+    """Items that belong together, moved by (x, y)."""
 
     items: tuple[Item, ...]
     name: str = ""
@@ -134,7 +135,7 @@ Item = SceneText | Rect | Line | Cells | Group
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture: its size, its name, what it shows in words, and the things on it, the lowest first."""
+    """A picture: its size, name, text alternative, and items from back to front."""
 
     width: float
     height: float
@@ -143,7 +144,7 @@ class Scene:
     items: tuple[Item, ...]
 
     def svg(self, theme: Theme = "auto") -> str:
-        """A complete SVG document: `Path("map.svg").write_text(scene.svg(), encoding="utf-8")`."""
+        """Return a complete SVG document: `Path("map.svg").write_text(scene.svg(), encoding="utf-8")`."""
         palette = palette_of(theme)
         size = f'viewBox="0 0 {n(self.width)} {n(self.height)}" width="{n(self.width)}" height="{n(self.height)}"'
         head = (
@@ -151,11 +152,11 @@ class Scene:
             f'aria-label={quoteattr(self.name)} font-family="{FONTS}" style="font-variant-numeric: tabular-nums">\n'
             f"<desc>{escape(self.about)}</desc>"
         )
-        parts = [head, *([_night()] if theme == "auto" else []), *_svg(self.items, palette), "</svg>\n"]
+        parts = [head, *([_dark_styles()] if theme == "auto" else []), *_svg(self.items, palette), "</svg>\n"]
         return "\n".join(parts)
 
     def flat(self) -> Iterator[tuple[Item, float, float]]:
-        """Every thing that is no group, with how far it is moved."""
+        """Yield every item that is not a group, with its offset."""
         yield from _flat(self.items, 0.0, 0.0)
 
 
@@ -164,23 +165,23 @@ def palette_of(theme: Theme) -> Palette:
 
 
 def card(width: float, height: float) -> Rect:
-    """The ground that a picture lies on."""
+    """Return the background of a picture."""
     return Rect(0.5, 0.5, width - 1, height - 1, fill="card", stroke="edge", radius=14)
 
 
 def title(text: str, width: float) -> SceneText:
-    """The heading of a card, cut where the card is too narrow for it."""
+    """Return the title of a card, shortened to its width."""
     return SceneText(PAD, PAD + 14, fitted(clean(text), 16 * BOLD, width - 2 * PAD + 1), 16, bold=True)
 
 
 def title_width(text: str) -> float:
-    """Width that a card needs, without its margins, for this heading."""
+    """Return the width that a card needs for this title, without its margins."""
     return text_width(clean(text), 16 * BOLD)
 
 
-def polyline(places: Sequence[Place], **more: object) -> Line:
-    """One stroke through places: `polyline([(0, 0), (5, 5)], stroke="ink")`."""
-    return Line((tuple(places),), **more)  # type: ignore[arg-type]
+def polyline(points: Sequence[Coordinates], **more: object) -> Line:
+    """Return one stroke through points: `polyline([(0, 0), (5, 5)], stroke="ink")`."""
+    return Line((tuple(points),), **more)  # type: ignore[arg-type]
 
 
 def circle(x: float, y: float, radius: float, **more: object) -> Rect:
@@ -188,7 +189,7 @@ def circle(x: float, y: float, radius: float, **more: object) -> Rect:
 
 
 def stacked(scenes: Sequence[Scene], name: str = "") -> Scene:
-    """Several pictures in one, one below another, on cards of one width; each begins with its card."""
+    """Put several pictures below each other, on cards of one width; the first item of each is its card."""
     width = max(scene.width for scene in scenes)
     items, y = [], 0.0
     for scene in scenes:
@@ -199,40 +200,40 @@ def stacked(scenes: Sequence[Scene], name: str = "") -> Scene:
 
 
 def text_width(text: str, size: float) -> float:
-    """A good guess at the width of text in a sans-serif face of this size; SVG has no way to ask the font."""
+    """Estimate the width of text in a sans-serif font; the font of the viewer is not known."""
 
-    def ems(sign: str) -> float:
-        if unicodedata.east_asian_width(sign) in "WF":
+    def ems(char: str) -> float:
+        if unicodedata.east_asian_width(char) in "WF":
             return 1.0
-        if sign in "iíìïjlItfr.,:;'|!()[] ":
+        if char in "iíìïjlItfr.,:;'|!()[] ":
             return 0.34
-        return 0.86 if sign in "mwMW…%@␣" else 0.70 if sign.isupper() else 0.58
+        return 0.86 if char in "mwMW…%@␣" else 0.70 if char.isupper() else 0.58
 
     return size * sum(ems(cluster[0]) for cluster in clusters(text))
 
 
-def fitted(text: str, size: float, room: float) -> str:
-    """The text, or as much of it as has room and an ellipsis."""
-    while text_width(text, size) > room and len(text) > 1:
+def fitted(text: str, size: float, width: float) -> str:
+    """Return the text, shortened with an ellipsis if it is wider than `width`."""
+    while text_width(text, size) > width and len(text) > 1:
         text = text[:-2].rstrip() + "…"
     return text
 
 
 def clean(text: str) -> str:
-    """Text on one line, without anything invisible."""
+    """Return text on one line, with invisible characters made visible."""
     return " ".join(visible(word) for word in text.split())
 
 
 def isolated(label: str) -> str:
-    """A label kept from reordering its neighbours, or being reordered by them, where it runs from right to left."""
+    """Put isolates around a right-to-left label, so that it and the text beside it do not reorder each other."""
     rtl = any(unicodedata.bidirectional(c) in ("R", "AL") for c in label)
     return f"\u2068{label}\u2069" if rtl else label
 
 
 def n(number: float, digits: int = 2) -> str:
-    """A coordinate without trailing zeros."""
-    written = f"{number:.{digits}f}".rstrip("0").rstrip(".")
-    return "0" if written == "-0" else written
+    """Format a coordinate without trailing zeros."""
+    text = f"{number:.{digits}f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
 
 
 def _flat(items: Sequence[Item], x: float, y: float) -> Iterator[tuple[Item, float, float]]:
@@ -246,7 +247,7 @@ def _flat(items: Sequence[Item], x: float, y: float) -> Iterator[tuple[Item, flo
 # -- SVG --------------------------------------------------------------------------------------------------------------
 
 
-def _night() -> str:
+def _dark_styles() -> str:
     rules = " ".join(
         f".regard .fill-{role} {{ fill: {paint} }} .regard .line-{role} {{ stroke: {paint} }}"
         for role, paint in asdict(DARK).items()
@@ -259,9 +260,9 @@ def _svg(items: Sequence[Item], palette: Palette) -> list[str]:
     for item in items:
         if isinstance(item, Group):
             if item.items:
-                place = f' transform="translate({n(item.x)} {n(item.y)})"' if item.x or item.y else ""
-                mark = f' class="{item.name}"' if item.name else ""
-                lines += [f"<g{mark}{place}>", *_svg(item.items, palette), "</g>"]
+                moved = f' transform="translate({n(item.x)} {n(item.y)})"' if item.x or item.y else ""
+                name = f' class="{item.name}"' if item.name else ""
+                lines += [f"<g{name}{moved}>", *_svg(item.items, palette), "</g>"]
         elif isinstance(item, Cells):
             lines += _cells(item)
         elif isinstance(item, SceneText):
@@ -272,33 +273,33 @@ def _svg(items: Sequence[Item], palette: Palette) -> list[str]:
 
 
 def _paints(palette: Palette, fill: str, stroke: str = "none") -> str:
-    """The attributes for a fill and a stroke; roles are classes too."""
+    """Return the attributes of a fill and a stroke; roles are also classes."""
     roles = [f"{what}-{paint}" for what, paint in (("fill", fill), ("line", stroke)) if hasattr(palette, paint)]
-    mark = f' class="{" ".join(roles)}"' if roles else ""
-    own = f' stroke="{getattr(palette, stroke, stroke)}"' if stroke != "none" else ""
-    return f'{mark} fill="{getattr(palette, fill, fill)}"{own}'
+    classes = f' class="{" ".join(roles)}"' if roles else ""
+    stroked = f' stroke="{getattr(palette, stroke, stroke)}"' if stroke != "none" else ""
+    return f'{classes} fill="{getattr(palette, fill, fill)}"{stroked}'
 
 
-def _ended(tag: str, attributes: str, tip: str, inside: str = "") -> str:
-    """An element, with what it says when pointed at."""
-    said = f"<title>{escape(tip)}</title>" if tip else ""
-    return f"<{tag}{attributes}>{said}{inside}</{tag}>" if said or inside else f"<{tag}{attributes}/>"
+def _element(tag: str, attributes: str, tip: str, content: str = "") -> str:
+    """Return an element with its tooltip."""
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    return f"<{tag}{attributes}>{title}{content}</{tag}>" if title or content else f"<{tag}{attributes}/>"
 
 
 def _text(item: SceneText, palette: Palette) -> str:
     anchor = f' text-anchor="{item.anchor}"' if item.anchor != "start" else ""
     bold = ' font-weight="600"' if item.bold else ""
     turn = f' transform="rotate({n(item.turn)} {n(item.x)} {n(item.y)})"' if item.turn else ""
-    place = f' x="{n(item.x)}" y="{n(item.y)}" font-size="{n(item.size)}"'
-    attributes = place + _paints(palette, item.fill) + anchor + bold + turn
-    return _ended("text", attributes, item.tip, escape(isolated(item.text)) or " ")
+    position = f' x="{n(item.x)}" y="{n(item.y)}" font-size="{n(item.size)}"'
+    attributes = position + _paints(palette, item.fill) + anchor + bold + turn
+    return _element("text", attributes, item.tip, escape(isolated(item.text)) or " ")
 
 
 def _rect(item: Rect, palette: Palette) -> str:
-    place = f' x="{n(item.x)}" y="{n(item.y)}" width="{n(item.width)}" height="{n(item.height)}"'
-    place += f' rx="{n(item.radius)}"' if item.radius else ""
+    box = f' x="{n(item.x)}" y="{n(item.y)}" width="{n(item.width)}" height="{n(item.height)}"'
+    box += f' rx="{n(item.radius)}"' if item.radius else ""
     line = f' stroke-width="{n(item.line)}"' if item.stroke != "none" and item.line != 1 else ""
-    return _ended("rect", place + _paints(palette, item.fill, item.stroke) + line, item.tip)
+    return _element("rect", box + _paints(palette, item.fill, item.stroke) + line, item.tip)
 
 
 def _line(item: Line, palette: Palette) -> str:
@@ -308,27 +309,27 @@ def _line(item: Line, palette: Palette) -> str:
     faint = f' opacity="{n(item.opacity)}"' if item.opacity < 1 else ""
     line = f' stroke-width="{n(item.line)}"' if item.stroke != "none" and item.line != 1 else ""
     shape = f' d="{path}"' + _paints(palette, item.fill, item.stroke) + line
-    return _ended("path", shape + f' stroke-linejoin="round"{dash}{faint}', item.tip)
+    return _element("path", shape + f' stroke-linejoin="round"{dash}{faint}', item.tip)
 
 
 def _cells(item: Cells) -> list[str]:
-    if item.many:
+    if item.is_image:
         return _image(item)
     size = f'width="{n(item.across - item.gap)}" height="{n(item.down - item.gap)}"'
     size += f' rx="{n(item.radius)}"' if item.radius else ""
     lines = ['<g class="cells">' if item.gap else '<g class="cells" shape-rendering="crispEdges">']
-    for r, row in enumerate(item.colours.tolist()):  # a row is a group of its own so that the file stays small
+    for r, row in enumerate(item.colours.tolist()):  # one group per row keeps the file small
         y = item.y + r * item.down + item.gap / 2
         lines.append(f'<g transform="translate({n(item.x + item.gap / 2)} {n(y)})">')
         for c, paint in enumerate(row):
-            place = f' x="{n(c * item.across)}" {size} fill="{hexadecimal(paint)}"'
-            lines.append(_ended("rect", place, item.tip(r, c) if item.tip else ""))
+            box = f' x="{n(c * item.across)}" {size} fill="{hexadecimal(paint)}"'
+            lines.append(_element("rect", box, item.tip(r, c) if item.tip else ""))
         lines.append("</g>")
     return [*lines, "</g>"]
 
 
 def _image(item: Cells) -> list[str]:
-    """One image, a pixel a cell; above it each row says what it shows."""
+    """Return one image with a pixel per cell, under transparent rows that have the tooltips."""
     rows, columns = item.colours.shape[:2]
     wide = f'x="{n(item.x)}" width="{n(columns * item.across)}"'
     data = base64.b64encode(png(item.colours)).decode()
@@ -337,24 +338,24 @@ def _image(item: Cells) -> list[str]:
         f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/>'
     ]
     for r in range(rows) if item.row_tip else ():
-        place = f' {wide} y="{n(item.y + r * item.down)}" height="{n(item.down)}" fill="#000000" fill-opacity="0"'
-        lines.append(_ended("rect", place, item.row_tip(r) if item.row_tip else ""))
+        box = f' {wide} y="{n(item.y + r * item.down)}" height="{n(item.down)}" fill="#000000" fill-opacity="0"'
+        lines.append(_element("rect", box, item.row_tip(r) if item.row_tip else ""))
     return lines
 
 
 def hexadecimal(colour: Sequence[int]) -> str:
-    """Three bytes as CSS writes them: `hexadecimal((68, 1, 84)) == "#440154"`."""
+    """Format three bytes in CSS notation: `hexadecimal((68, 1, 84)) == "#440154"`."""
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def png(colours: np.ndarray) -> bytes:
-    """Bytes [R, C, 3] as a PNG file without loss: signature, header, deflated rows (each led by its filter, none)."""
+    """Encode bytes [R, C, 3] as a PNG file: signature, header, deflated rows (each after its filter type, 0)."""
     rows, columns = colours.shape[:2]
     raw = np.concatenate([np.zeros((rows, 1), np.uint8), colours.reshape(rows, -1)], axis=1).tobytes()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)  # 8 bits a channel, true colour
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks

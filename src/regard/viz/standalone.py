@@ -1,7 +1,7 @@
-"""The page as one HTML file that opens from disk: its scripts, its style and some traces, and nothing fetched.
+"""The page as one HTML file that opens from disk, with its scripts, styles and some traces.
 
-A browser does not load modules from disk, so they are laid into one script here: each in a scope of its own, those it
-imports before it. The file says of itself that it may fetch nothing.
+Browsers do not load modules from disk, so all modules are bundled into one script, each in its own scope and after
+those it imports. The content security policy of the file forbids all requests.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 from regard.interpret.trace import Trace, request_key
 from regard.viz.colours import ANCHORS
 
-KINDS = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-LOGITS = 2**23  # bytes of logits that a file carries, the last rows first
+MAX_LOGIT_BYTES = 2**23  # in one file; the last rows are kept
 
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"([^"]+)";[^\n]*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+((?:async\s+)?function\*?|const|let|class)\s+(\w+)", re.MULTILINE)
@@ -36,14 +36,14 @@ _SCRIPT = re.compile(r'<script type="module" src="page/([^"]+)"></script>\n?')
 
 
 def files() -> dict[str, bytes]:
-    """The page's own files by their path: index.html, style.css, js/app.js, ..."""
-    return {path: place.read_bytes() for path, place in places().items()}
+    """Return the page's files by path: index.html, style.css, js/app.js, ..."""
+    return {path: entry.read_bytes() for path, entry in entries().items()}
 
 
 @cache
-def places() -> dict[str, Traversable]:
-    """Where they are."""
-    found: dict[str, Traversable] = {}
+def entries() -> dict[str, Traversable]:
+    """Return the page's files by path, unread."""
+    result: dict[str, Traversable] = {}
     folders: list[tuple[str, Traversable]] = [("", resources.files("regard.viz") / "page")]
     while folders:
         path, folder = folders.pop()
@@ -51,18 +51,18 @@ def places() -> dict[str, Traversable]:
             name = f"{path}{entry.name}"
             if entry.is_dir():
                 folders.append((f"{name}/", entry))
-            elif kind(name):
-                found[name] = entry
-    return found
+            elif media_type(name):
+                result[name] = entry
+    return result
 
 
-def kind(path: str) -> str:
-    """The media type of one of the page's files; empty for what is none of them."""
-    return KINDS.get(path[path.rfind(".") :], "")
+def media_type(path: str) -> str:
+    """Return the media type of one of the page's files; empty for any other file."""
+    return MEDIA_TYPES.get(path[path.rfind(".") :], "")
 
 
 def page(traces: Sequence[Trace], *, hash: str = "") -> str:
-    """One HTML file that shows these traces; `hash` is the state it opens with, such as "#view=heads".
+    """Return one HTML file that shows these traces; `hash` is its initial state, such as "#view=heads".
 
     >>> page([model.trace("this cat is very large")])              # doctest: +SKIP
     '<!doctype html>...
@@ -76,7 +76,7 @@ def page(traces: Sequence[Trace], *, hash: str = "") -> str:
         "base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
-    data = as_json(carried(traces, hash)).decode().replace("<", "\\u003c")
+    data = as_json(embedded(traces, hash)).decode().replace("<", "\\u003c")
     tail = f'<script type="application/json" id="regard-data">{data}</script>\n<script>{script}</script>\n'
     bare = _SCRIPT.sub("", _STYLE.sub("", index))
     top, rest = bare.split("<title>", 1)
@@ -89,27 +89,27 @@ def _digest(text: str) -> str:
 
 
 def bundled(text: dict[str, str], start: str) -> str:
-    """The modules that `start` needs, each as a function that returns what it exports, in an order that works."""
-    placed: dict[str, str] = {}
-    under_way: list[str] = []
+    """Bundle the modules that `start` needs, each as a function that returns its exports, dependencies first."""
+    done: dict[str, str] = {}
+    open_imports: list[str] = []
 
-    def place(path: str) -> None:
-        if path in placed:
+    def add(path: str) -> None:
+        if path in done:
             return
-        if path in under_way:
-            raise ValueError(f"modules import each other in a circle: {' -> '.join([*under_way, path])}")
-        under_way.append(path)
+        if path in open_imports:
+            raise ValueError(f"circular import of modules: {' -> '.join([*open_imports, path])}")
+        open_imports.append(path)
         for _, other in _IMPORT.findall(text[path]):
-            place(_beside(path, other))
-        under_way.pop()
-        placed[path] = _scope(path, text[path])
+            add(_resolve(path, other))
+        open_imports.pop()
+        done[path] = _scope(path, text[path])
 
-    place(start)
-    whole = '"use strict";\n' + "\n".join(placed.values())
-    return whole.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    add(start)
+    script = '"use strict";\n' + "\n".join(done.values())
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def _beside(path: str, other: str) -> str:
+def _resolve(path: str, other: str) -> str:
     return normpath(join(dirname(path), other))
 
 
@@ -118,26 +118,26 @@ def _variable(path: str) -> str:
 
 
 def _scope(path: str, code: str) -> str:
-    """A module's code as a function of its own, so that no two modules' names meet."""
+    """Wrap a module's code in a function, so that names of different modules do not collide."""
     exports = [name for _, name in _EXPORT.findall(code)]
-    code = _IMPORT.sub(lambda found: f"const {{{_renamed(found[1])}}} = {_variable(_beside(path, found[2]))};", code)
+    code = _IMPORT.sub(lambda match: f"const {{{_renamed(match[1])}}} = {_variable(_resolve(path, match[2]))};", code)
     code = _EXPORT.sub(r"\1 \2", code)
     if re.search(r"^(import|export)\b", code, re.MULTILINE):
-        raise ValueError(f"{path} imports or exports in a way that cannot be laid into one file")
+        raise ValueError(f"{path} has an import or export that cannot be bundled")
     return f"const {_variable(path)} = (() => {{\n{code}\nreturn {{ {', '.join(exports)} }};\n}})();"
 
 
 def _renamed(names: str) -> str:
-    """`a as b` of an import is `a: b` of a pattern."""
+    """Turn `a as b` of an import into `a: b` of a destructuring pattern."""
     return re.sub(r"(\w+)\s+as\s+(\w+)", r"\1: \2", names)
 
 
-def carried(traces: Sequence[Trace], hash: str = "") -> dict[str, Any]:
-    """What the page reads instead of asking a server: runs, traces by their request, their arrays and layers."""
+def embedded(traces: Sequence[Trace], hash: str = "") -> dict[str, Any]:
+    """Return the data that the page reads instead of a server: runs, traces by request, arrays, logit lenses."""
     arrays = {f"{trace.key}/{name}": data for trace in traces for name, data in _arrays(trace).items()}
     arrays |= {f"{trace.key}/layers": _packed(as_json(trace.layers)) for trace in traces}
-    spelled = {trace.header["model"]["run"]: trace for trace in traces}
-    arrays |= {f"{run}/vocabulary": _packed(as_json(trace.vocabulary)) for run, trace in spelled.items()}
+    by_run = {trace.header["model"]["run"]: trace for trace in traces}
+    arrays |= {f"{run}/vocabulary": _packed(as_json(trace.vocabulary)) for run, trace in by_run.items()}
     return {
         "runs": runs_of(traces),
         "traces": {_request(trace): trace.header for trace in traces},
@@ -147,22 +147,22 @@ def carried(traces: Sequence[Trace], hash: str = "") -> dict[str, Any]:
 
 
 def _request(trace: Trace) -> str:
-    wanted = trace.header["request"]
+    request = trace.header["request"]
     names = ("run", "step", "text", "target", "continue", "changes")
-    return request_key(*(wanted[name] for name in names))
+    return request_key(*(request[name] for name in names))
 
 
 def _arrays(trace: Trace) -> dict[str, str]:
-    """Every array, deflated; of logits single rows, the last first, as many as there is room for."""
+    """Return every array, compressed; of the logits only the last rows, each on its own."""
     logits = trace.header["output"]["logits"]
     rows, vocabulary = trace.header["arrays"][logits]["shape"]
-    kept = range(max(0, rows - max(1, LOGITS // (4 * vocabulary))), rows)
+    kept = range(max(0, rows - max(1, MAX_LOGIT_BYTES // (4 * vocabulary))), rows)
     names = [*(name for name in trace.names if name != logits), *(f"{logits}/{row}" for row in kept)]
     return {name: _packed(trace.display(name).tobytes()) for name in names}
 
 
 def as_json(content: Any) -> bytes:
-    """JSON as the page is sent it; half a surrogate pair, which UTF-8 cannot write, as JSON's own escape."""
+    """Encode JSON for the page; lone surrogates, which UTF-8 cannot encode, become JSON escapes."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
@@ -172,27 +172,27 @@ def _packed(data: bytes) -> str:
 
 
 def runs_of(traces: Sequence[Trace]) -> dict[str, Any]:
-    """What `/api/runs` would say, of the runs and snapshots that are in the file."""
-    entries: dict[str, dict[str, Any]] = {}
+    """Return the answer of `/api/runs` for the runs and snapshots in the file."""
+    runs: dict[str, dict[str, Any]] = {}
     for trace in traces:
-        about, asked = trace.header["model"], trace.header["request"]
-        entry = entries.setdefault(about["run"], _entry(trace))
-        if asked["step"] is not None:
-            entry["snapshots"] = sorted({*entry["snapshots"], asked["step"]})
+        model, request = trace.header["model"], trace.header["request"]
+        entry = runs.setdefault(model["run"], _entry(trace))
+        if request["step"] is not None:
+            entry["snapshots"] = sorted({*entry["snapshots"], request["step"]})
         entry["has_gold"] |= trace.header["gold"] is not None
     return {
         "version": 1,
         "text": traces[0].header["text"]["source"] if traces else "",
-        "runs": list(entries.values()),
+        "runs": list(runs.values()),
         "colours": colour_table(),
     }
 
 
 def _entry(trace: Trace) -> dict[str, Any]:
-    about = trace.header["model"]
-    same = {name: about[name] for name in ("name", "family", "task", "layers", "heads", "positions")}
+    model = trace.header["model"]
+    same = {name: model[name] for name in ("name", "family", "task", "layers", "heads", "positions")}
     text = trace.header["text"]["source"]
-    return {"id": about["run"], **same, "path": about["name"], "about": "", "step": None, "snapshots": []} | {
+    return {"id": model["run"], **same, "path": model["name"], "about": "", "step": None, "snapshots": []} | {
         "example": text,
         "has_gold": False,
     }
@@ -200,5 +200,5 @@ def _entry(trace: Trace) -> dict[str, Any]:
 
 @cache
 def colour_table() -> dict[str, Any]:
-    """The anchors of the colour scale, for whoever draws with them."""
+    """Return the anchors of the colour scale for the page."""
     return {"anchors": [list(anchor) for anchor in ANCHORS]}

@@ -1,71 +1,72 @@
-"""A map, or any grid of numbers, as text: coloured cells where the terminal can show them, else shades of grey.
+"""A map, or any grid of numbers, as text: coloured cells where the terminal supports them, else shades of grey.
 
-The first of these that fits the width is taken:
+The first layout that fits the width is used:
 
-1. wide cells with the number in them and the words written level above;
-2. cells two columns wide, the words written downwards above them;
+1. wide cells with numbers, under horizontal labels;
+2. cells two columns wide, under vertical labels;
 3. cells one column wide;
-4. several panels of two-column cells, one below another, each for a range of keys.
+4. several panels of two-column cells, one below the other, each for a range of keys.
+
+The layout is our own: tables of rich have no vertical labels and no panels. Colours are rich's.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import IO, Literal
 
 import numpy as np
+from rich.color import Color, ColorSystem
+from rich.console import Console
+from rich.style import Style
 
 from regard.text.display import clusters, columns, shorten
-from regard.viz.colours import DARK_INK, readable_ink, xterm256
-from regard.viz.grid import Grid, whole
+from regard.viz.colours import readable_ink
+from regard.viz.grid import Grid, short_number
 from regard.viz.maps import Map
 from regard.viz.scene import clean
 
 Colour = Literal["truecolor", "256", "none"]
 
 SHADES = " ░▒▓█"
-WIDEST_CELL = 14  # columns; longer words are cut, or written downwards
-TALLEST_HEAD = 14  # lines of words written downwards
-RESET = "\x1b[0m"
+MAX_CELL = 14  # columns; longer labels are shortened, or vertical
+MAX_HEAD = 14  # lines of vertical labels
+SYSTEMS = {"truecolor": ColorSystem.TRUECOLOR, "256": ColorSystem.EIGHT_BIT}
 
 
 def capabilities(stream: IO[str]) -> tuple[int, Colour]:
-    """The width of the terminal behind a stream, and the colours it can show.
+    """Return the width and the colours of the terminal behind a stream; a file or a pipe has no colours.
 
-    A file or a pipe gets none, and so does any terminal whose user has set NO_COLOR (see no-color.org).
+    rich reads TERM, COLORTERM and NO_COLOR (see no-color.org). The width is not rich's, which is 80 where TERM is dumb.
     """
+    console = Console(file=stream)
+    system = "" if console.no_color else console.color_system
     width = shutil.get_terminal_size(fallback=(80, 24)).columns
-    terminal = os.environ.get("TERM", "")
-    if not stream.isatty() or os.environ.get("NO_COLOR") or terminal == "dumb":
-        return width, "none"
-    if os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
-        return width, "truecolor"
-    return width, "256" if "256color" in terminal else "none"
+    return width, "truecolor" if system == "truecolor" else "256" if system == "256" else "none"
 
 
 def draw(map: Map, *, width: int, colour: Colour) -> str:
-    """The map as lines of at most `width` columns: keys along the top, queries down the left, a legend below."""
+    """Format a map as lines of at most `width` columns: keys along the top, queries at the left, a legend below."""
     return grid(Grid.of(map), width=width, colour=colour)
 
 
 def grid(grid: Grid, *, width: int, colour: Colour) -> str:
-    """Any grid of numbers, in at most `width` columns; outlined cells stand in brackets, where there is room.
+    """Format a grid in at most `width` columns; outlined cells are in brackets if there is space.
 
-    Whatever the tokens contain, the only escape sequences in the result are the colours written here.
+    Escape sequences in tokens are made visible, so that the only ones in the result are colours.
     """
     width = max(width, 12)
     rows = [shorten(label, max(4, width * 2 // 5)) for label in grid.rows]
     heads = grid.columns
     margin = max(columns(row) for row in rows)
-    room = width - margin - 1
+    space = width - margin - 1
     lines = [shorten(clean(grid.title), width), ""] if grid.title else []
-    cell = _cell_width(grid, room)
+    cell = _cell_width(grid, space)
     links = set(grid.links)
-    for start in range(0, len(heads), room // cell):
-        keys = range(start, min(start + room // cell, len(heads)))
+    for start in range(0, len(heads), space // cell):
+        keys = range(start, min(start + space // cell, len(heads)))
         lines += [""] if start else []
         lines += [" " * (margin + 1) + line for line in _heads(heads[start : keys.stop], cell)]
         for r, row in enumerate(rows):
@@ -76,59 +77,57 @@ def grid(grid: Grid, *, width: int, colour: Colour) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell_width(grid: Grid, room: int) -> int:
-    """How wide a cell can be so that all stand side by side; two where they cannot, unless there are words on them."""
+def _cell_width(grid: Grid, space: int) -> int:
+    """Return the width of a cell with which all fit side by side; 2 if none does, unless the cells have words."""
     heads = grid.columns
     words = [word for row in grid.words for word in row]
-    level = min(WIDEST_CELL, max(6, *(columns(word) for word in (*heads, *words))) + 1)
-    if level * len(heads) <= room or words:
-        return min(level, room)
-    narrow = max(columns(cluster) for head in heads for cluster in clusters(head))  # 2 for Chinese and its like
-    return 1 if narrow == 1 and len(heads) <= room < 2 * len(heads) else 2
+    wide = min(MAX_CELL, max(6, *(columns(word) for word in (*heads, *words))) + 1)
+    if wide * len(heads) <= space or words:
+        return min(wide, space)
+    narrow = max(columns(cluster) for head in heads for cluster in clusters(head))  # 2 for East Asian characters
+    return 1 if narrow == 1 and len(heads) <= space < 2 * len(heads) else 2
 
 
 def _heads(heads: Sequence[str], cell: int) -> list[str]:
-    """The words above the cells: level where cells are wide, else downwards, each ending just above its column."""
+    """Return the column labels: horizontal over wide cells, else vertical and aligned at the bottom."""
     if cell > 2:
         return ["".join(centred(shorten(head, cell - 1), cell - 1) + " " for head in heads).rstrip()]
     stacks = []
     for head in heads:
-        signs = clusters(head)
-        stacks.append(signs if len(signs) <= TALLEST_HEAD else [*signs[: TALLEST_HEAD - 1], "⋮"])
+        characters = clusters(head)
+        stacks.append(characters if len(characters) <= MAX_HEAD else [*characters[: MAX_HEAD - 1], "⋮"])
     height = max(len(stack) for stack in stacks)
     full = [[""] * (height - len(stack)) + stack for stack in stacks]
     return ["".join(stack[i] + " " * (cell - columns(stack[i])) for stack in full).rstrip() for i in range(height)]
 
 
 def _cell(grid: Grid, r: int, c: int, linked: bool, cell: int, colour: Colour) -> str:
-    """One cell: a coloured ground (or a shade), and the number where there is room for it."""
-    value, written = float(grid.values[r, c]), grid.written(r, c)
+    """Format one cell: a coloured background or a shade, and the number if there is space."""
+    value, content = float(grid.values[r, c]), grid.cell_text(r, c)
     signed, share = grid.ramp.kind == "signed", float(grid.ramp.shares(np.array(value)))
     shade = shade_of(abs(share)) if colour == "none" and (cell <= 2 or not signed) else " "
     if cell > 2:
-        text = shorten(written, cell - 1 - 2 * linked)
+        text = shorten(content, cell - 1 - 2 * linked)
         text = centred(f"[{text}]" if linked else text, cell - 1, fill=shade) + " "
-    else:  # no room but for the sign, which is never told by colour alone
-        text = ("−" if signed and share < 0 and written else shade) + shade * (cell - 1)
+    else:  # the sign of a number must be visible without colour
+        text = ("−" if signed and share < 0 and content else shade) + shade * (cell - 1)
     return text if colour == "none" else painted(text, grid.ramp.rgb(value), colour)
 
 
-def painted(text: str, ground: tuple[int, int, int], colour: Colour) -> str:
-    """Text on a coloured ground, in black or white, whichever can be read there."""
-    dark = readable_ink(ground) == DARK_INK
-    if colour == "256":
-        return f"\x1b[48;5;{xterm256(ground)};38;5;{16 if dark else 231}m{text}{RESET}"
-    return "\x1b[48;2;{};{};{};38;2;{}m".format(*ground, "0;0;0" if dark else "255;255;255") + text + RESET
+def painted(text: str, background: tuple[int, int, int], colour: Colour) -> str:
+    """Return text on a coloured background, in black or white, whichever is readable there."""
+    style = Style(color=Color.parse(readable_ink(background)), bgcolor=Color.from_rgb(*background))
+    return style.render(text, color_system=SYSTEMS.get(colour))
 
 
 def shade_of(weight: float) -> str:
-    """The shade for a weight: five of them, for the five fifths of 0..1."""
+    """Return one of five shades for a weight."""
     return SHADES[min(int(min(max(weight, 0.0), 1.0) * len(SHADES)), len(SHADES) - 1)]
 
 
 def _legend(grid: Grid, cell: int, margin: int, width: int, colour: Colour) -> str:
-    """A line that says which colour or shade is which number, as long as there is room for."""
-    low, high = whole(grid.ramp.low), whole(grid.ramp.high)
+    """Format the colour bar or the list of shades, as much of it as fits."""
+    low, high = short_number(grid.ramp.low), short_number(grid.ramp.high)
     if colour == "none" and grid.ramp.kind == "signed":
         shaded = "" if cell > 2 else f", {SHADES[1:]} by size, − below zero"
         return shorten(f"{low} to {high}: {grid.legend}{shaded}", width)
@@ -141,12 +140,12 @@ def _legend(grid: Grid, cell: int, margin: int, width: int, colour: Colour) -> s
     steps = min(24, width - len(low) - len(high) - 2)
     strip = "".join(painted(" ", grid.ramp.rgb(float(value)), colour) for value in grid.ramp.steps(steps))
     line = f"{low} {strip} {high}"
-    words = f"   {grid.legend}" + (": rows look at columns" if grid.corner.startswith("looks at") else "")
+    words = f"   {grid.legend}" + (": rows attend to columns" if grid.corner.startswith("attends to") else "")
     used = steps + len(low) + len(high) + 2 + len(words)
     line += words if used <= width else ""
     return " " * (margin + 1) + line if margin + 1 + used <= width else line
 
 
-def centred(text: str, room: int, fill: str = " ") -> str:
-    spare = room - columns(text)
+def centred(text: str, width: int, fill: str = " ") -> str:
+    spare = width - columns(text)
     return fill * (spare // 2) + text + fill * (spare - spare // 2)

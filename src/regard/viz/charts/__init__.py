@@ -1,7 +1,7 @@
 """Line charts: several series of points, as an SVG picture, in a terminal, or as a plain table.
 
-No series is told apart by its colour alone: each has a marker and a dash of its own, and its name at its end. The
-colours are those of Okabe and Ito, which people with the common colour deficiencies can tell apart.
+Series differ in colour, marker and dash, and have their names at their right ends. The colours are the palette of Okabe
+and Ito, which can be told apart with the common colour vision deficiencies.
 
     chart = Chart("Quality", "length (words)", "BLEU", (Series.of("lstm", [5, 10], [30, 20]),))
     Path("quality.svg").write_text(svg(chart), encoding="utf-8")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regard.viz import scene as scenes
-from regard.viz.charts.chart import COLOURS, Chart, Scale, marked, value_label, written, x_label
+from regard.viz.charts.chart import COLOURS, Chart, Scale, format_number, marked, value_label, x_label
 from regard.viz.scene import (
     PAD,
+    Coordinates,
     Group,
     Item,
     Line,
-    Place,
     Scene,
     SceneText,
     Theme,
@@ -27,7 +27,7 @@ from regard.viz.scene import (
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 4), (2, 3.5), (9, 3, 2, 3), (14, 4))
 WIDTH, HEIGHT = 560.0, 300.0  # of the plot itself, without titles and labels
 LABEL_GAP = 19.0  # between the names at the ends of the lines
-SHAPES: tuple[tuple[Place, ...], ...] = (  # of markers; the first is a circle
+SHAPES: tuple[tuple[Coordinates, ...], ...] = (  # of markers; the first is a circle
     (),
     ((-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)),
     ((0, -5.4), (5.2, 4), (-5.2, 4)),
@@ -41,26 +41,26 @@ SHAPES: tuple[tuple[Place, ...], ...] = (  # of markers; the first is a circle
 
 
 def svg(chart: Chart, *, theme: Theme = "auto") -> str:
-    """The chart as a complete SVG document."""
+    """Return the chart as a complete SVG document."""
     return scene(chart).svg(theme)
 
 
 def scene(chart: Chart) -> Scene:
-    """The chart as a picture on a card."""
+    """Lay out the chart on a card."""
     frame = _Frame.for_chart(chart)
     items = [scenes.card(frame.width, frame.height), *_titles(chart, frame), *_axes(chart, frame)]
     items += [_series(chart, frame, i) for i in range(len(chart.series))]
-    said = [f"A line chart of {clean(chart.y_title)} against {clean(chart.x_title)}."]
+    sentences = [f"A line chart of {clean(chart.y_title)} against {clean(chart.x_title)}."]
     for series in chart.series:
-        told = ", ".join(f"{written(p.y)} at {x_label(chart, p.x)}" for p in series.points[:24])
-        said.append(f"{clean(series.name)}: {told}.")
+        values = ", ".join(f"{format_number(p.y)} at {x_label(chart, p.x)}" for p in series.points[:24])
+        sentences.append(f"{clean(series.name)}: {values}.")
     name = clean(chart.title) or "Line chart"
-    return Scene(frame.width, frame.height, name, " ".join(said), (*items, _names(chart, frame)))
+    return Scene(frame.width, frame.height, name, " ".join(sentences), (*items, _names(chart, frame)))
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the plot lies on its card."""
+    """The position and the scales of the plot on its card."""
 
     left: float
     top: float
@@ -79,7 +79,7 @@ class _Frame:
         top = PAD + (34 if chart.title else 0) + 26
         return cls(left, top, width, top + HEIGHT + 54 + (22 if chart.note else 0) + PAD - 8, x, y)
 
-    def place(self, x: float, y: float) -> Place:
+    def point(self, x: float, y: float) -> Coordinates:
         return self.left + 16 + self.x(x) * (WIDTH - 32), self.top + (1 - self.y(y)) * HEIGHT
 
 
@@ -94,41 +94,41 @@ def _titles(chart: Chart, frame: _Frame) -> list[Item]:
 
 
 def _axes(chart: Chart, frame: _Frame) -> list[Item]:
-    """A faint line at every number of the y axis, a short one at those of the x axis; labels where they have room."""
+    """Return grid lines at the ticks of the y axis, short lines at those of the x axis, and their labels."""
     bottom, right = frame.top + HEIGHT, frame.left + WIDTH
-    grid: list[tuple[Place, ...]] = []
+    grid: list[tuple[Coordinates, ...]] = []
     labels: list[Item] = []
     for number, label in frame.y.ticks(6):
-        y = frame.place(frame.x.low, number)[1]
+        y = frame.point(frame.x.low, number)[1]
         grid.append(((frame.left, y), (right, y)))
         labels.append(SceneText(frame.left - 10, y + 4, label, 12, "quiet", "end"))
-    ticks: list[tuple[Place, ...]] = [((frame.left, bottom), (right, bottom))]
-    taken = -math.inf
+    ticks: list[tuple[Coordinates, ...]] = [((frame.left, bottom), (right, bottom))]
+    label_end = -math.inf
     for number, label in chart.x_ticks or frame.x.ticks(8):
-        x = frame.place(number, frame.y.low)[0]
+        x = frame.point(number, frame.y.low)[0]
         ticks.append(((x, bottom), (x, bottom + 5)))
         half = text_width(clean(label), 12) / 2
-        if x - half > taken + 5:
+        if x - half > label_end + 5:
             labels.append(SceneText(x, bottom + 21, clean(label), 12, "quiet", "middle"))
-            taken = x + half
+            label_end = x + half
     return [Line(tuple(grid), stroke="edge"), Line(tuple(ticks), stroke="quiet"), *labels]
 
 
 def _series(chart: Chart, frame: _Frame, i: int) -> Group:
-    """One series: its intervals, its line, and its markers, each of which says its numbers when pointed at."""
+    """Return one series: its intervals, its line, and its markers, which have tooltips."""
     series, paint = chart.series[i], COLOURS[i % len(COLOURS)] or "ink"
-    aside = _aside(chart, i)
-    places = [(x + aside, y) for x, y in (frame.place(p.x, p.y) for p in series.points)]
+    shift = _shift(chart, i)
+    points = [(x + shift, y) for x, y in (frame.point(p.x, p.y) for p in series.points)]
     items = _interval(chart, frame, i)
-    if places:
-        items.append(polyline(places, stroke=paint, line=2.2, dash=DASHES[i % len(DASHES)]))
-    for p, (x, y) in marked(list(zip(series.points, places, strict=True))):
+    if points:
+        items.append(polyline(points, stroke=paint, line=2.2, dash=DASHES[i % len(DASHES)]))
+    for p, (x, y) in marked(list(zip(series.points, points, strict=True))):
         items.append(_marker(i, x, y, f"{clean(series.name)}, {x_label(chart, p.x)}: {value_label(p)}"))
     return Group(tuple(items), "series")
 
 
-def _aside(chart: Chart, i: int) -> float:
-    """How far series `i` is moved sideways, so that the bars of several at one x stand side by side."""
+def _shift(chart: Chart, i: int) -> float:
+    """Return the horizontal shift of series `i`, so that error bars at the same x do not overlap."""
     if chart.spread == "band" or all(point.low is None for point in chart.points()):
         return 0.0
     return (i - (len(chart.series) - 1) / 2) * min(5.0, 24 / len(chart.series))
@@ -140,21 +140,21 @@ def _interval(chart: Chart, frame: _Frame, i: int) -> list[Item]:
     if not known:
         return []
     if chart.spread == "band":
-        upper = [frame.place(p.x, high) for p, _, high in known]
-        lower = [frame.place(p.x, low) for p, low, _ in reversed(known)]
+        upper = [frame.point(p.x, high) for p, _, high in known]
+        lower = [frame.point(p.x, low) for p, low, _ in reversed(known)]
         return [polyline(upper + lower, fill=paint, opacity=0.14, closed=True)]
-    bars: list[tuple[Place, ...]] = []
+    bars: list[tuple[Coordinates, ...]] = []
     for p, low, high in known:
-        (x, top), (_, bottom) = frame.place(p.x, high), frame.place(p.x, low)
-        x += _aside(chart, i)
+        (x, top), (_, bottom) = frame.point(p.x, high), frame.point(p.x, low)
+        x += _shift(chart, i)
         bars += [((x - 2, top), (x + 2, top)), ((x, top), (x, bottom)), ((x - 2, bottom), (x + 2, bottom))]
     return [Line(tuple(bars), stroke=paint, line=1.2, opacity=0.55)]
 
 
 def _names(chart: Chart, frame: _Frame) -> Group:
-    """The name of each series at the end of its line; names too close to one another are moved apart."""
-    ends = [frame.place(s.points[-1].x, s.points[-1].y) if s.points else (0.0, frame.top) for s in chart.series]
-    ends = [(x + _aside(chart, i), y) for i, (x, y) in enumerate(ends)]
+    """Return the name of each series at the end of its line, moved apart where they would overlap."""
+    ends = [frame.point(s.points[-1].x, s.points[-1].y) if s.points else (0.0, frame.top) for s in chart.series]
+    ends = [(x + _shift(chart, i), y) for i, (x, y) in enumerate(ends)]
     right = frame.left + WIDTH + 14
     items: list[Item] = []
     heights = apart([y for _, y in ends], LABEL_GAP, frame.top, frame.top + HEIGHT)
@@ -170,10 +170,10 @@ def _names(chart: Chart, frame: _Frame) -> Group:
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places at least `gap` from one another, in the order of `wanted` and as near to it as that allows.
+    """Return positions at least `gap` apart, in the order of `wanted` and as close to it as possible.
 
-    Neighbours that are too close become a group around the mean of their wishes, kept within `low` and `high` while
-    there is room.
+    Neighbours that are too close form a group around the mean of their wanted positions, within `low` and `high` if
+    there is space.
 
     >>> apart([10, 10, 50], 20, 0, 100)
     [0, 20, 50.0]
@@ -187,22 +187,22 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
         ):
             last = groups.pop()
             groups[-1] += last
-    found = [0.0] * len(wanted)
+    result = [0.0] * len(wanted)
     for group in groups:
         for k, i in enumerate(group):
-            found[i] = _first(group, wanted, gap, low, high) + gap * k
-    return found
+            result[i] = _first(group, wanted, gap, low, high) + gap * k
+    return result
 
 
 def _first(group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
-    """Where a group of neighbours begins."""
+    """Return the first position of a group."""
     size = gap * (len(group) - 1)
     middle = sum(wanted[i] for i in group) / len(group)
     return max(low, min(middle - size / 2, high - size))
 
 
 def _marker(i: int, x: float, y: float, tip: str = "") -> Item:
-    """A shape of its own for each series, with a rim in the card's colour so that it stands clear of lines."""
+    """Return the marker of series `i`, with an outline in the card's colour that separates it from lines."""
     shape, paint = SHAPES[i % len(SHAPES)], COLOURS[i % len(COLOURS)] or "ink"
     if not shape:
         return circle(x, y, 4.8, fill=paint, stroke="card", line=1.2, tip=tip)

@@ -7,33 +7,35 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rich.color import Color
+from rich.style import Style
+
 from regard.text.display import columns, shorten
 from regard.viz.charts.chart import COLOURS, Chart, marked, value_label, x_label
-from regard.viz.colours import xterm256
 from regard.viz.scene import clean
-from regard.viz.terminal import RESET, Colour
+from regard.viz.terminal import SYSTEMS, Colour
 
-SIGNS = "●■▲◆▼✚✖"
+MARKERS = "●■▲◆▼✚✖"
 LINES = 16  # of a plot
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, [row][column]
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, [row][column]
 
 
 def terminal(chart: Chart, *, width: int, colour: Colour) -> str:
-    """The chart in at most `width` columns: lines of braille dots, a sign of its own on each series' points."""
+    """Format the chart in at most `width` columns: lines of braille dots, with a marker for each series."""
     width = max(width, 30)
     y = chart.y
-    marks = y.ticks(5)
-    margin = max(columns(label) for _, label in marks)
+    ticks = y.ticks(5)
+    margin = max(columns(label) for _, label in ticks)
     across = min(width - margin - 2, 100)
     ink, owner = _dots(chart, across, LINES)
-    signs = _signs(chart, across, LINES)
-    rows = {round((1 - y(number)) * (LINES - 1)): label for number, label in marks}
+    markers = _markers(chart, across, LINES)
+    rows = {round((1 - y(number)) * (LINES - 1)): label for number, label in ticks}
     lines = [shorten(clean(chart.title), width), ""] if chart.title else []
     lines.append(shorten(clean(chart.y_title), width))
     for r in range(LINES):
         cells = [
-            _paint_cell(SIGNS[signs[r, c] % len(SIGNS)], signs[r, c], colour) if (r, c) in signs
-            else _paint_cell(chr(0x2800 + ink[r][c]), owner[r][c], colour) if ink[r][c] else " "
+            _painted(MARKERS[markers[r, c] % len(MARKERS)], markers[r, c], colour) if (r, c) in markers
+            else _painted(chr(0x2800 + ink[r][c]), owner[r][c], colour) if ink[r][c] else " "
             for c in range(across)
         ]  # fmt: skip
         label = rows.get(r, "")
@@ -44,18 +46,20 @@ def terminal(chart: Chart, *, width: int, colour: Colour) -> str:
 
 
 def _column(chart: Chart, x: float, across: int) -> float:
-    """The column of a number, one free on either side."""
+    """Return the column of a number, with one free column at either side."""
     return 1 + chart.x(x) * (across - 3)
 
 
 def _dots(chart: Chart, across: int, down: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The lines as braille: which dots of each cell are set, and which series was the last to set one."""
+    """Return the lines as braille: the dots of each cell, and the last series that set one of them."""
     ink, owner = ([[0] * across for _ in range(down)] for _ in range(2))
     for i, series in enumerate(chart.series):
-        places = [(2 * _column(chart, p.x, across) + 0.5, (1 - chart.y(p.y)) * (4 * down - 4) + 1.5)
+        points = [(2 * _column(chart, p.x, across) + 0.5, (1 - chart.y(p.y)) * (4 * down - 4) + 1.5)
                   for p in series.points]  # fmt: skip
-        for (x0, y0), (x1, y1) in pairwise(places):
-            steps = max(1, math.ceil(2 * max(abs(x1 - x0), abs(y1 - y0))))  # twice as fine as the dots: no gaps
+        for (x0, y0), (x1, y1) in pairwise(points):
+            steps = max(
+                1, math.ceil(2 * max(abs(x1 - x0), abs(y1 - y0)))
+            )  # finer than the dots, so that there are no gaps
             for s in range(steps + 1):
                 x, y = round(x0 + (x1 - x0) * s / steps), round(y0 + (y1 - y0) * s / steps)
                 if 0 <= x < 2 * across and 0 <= y < 4 * down:
@@ -64,28 +68,24 @@ def _dots(chart: Chart, across: int, down: int) -> tuple[list[list[int]], list[l
     return ink, owner
 
 
-def _signs(chart: Chart, across: int, down: int) -> dict[tuple[int, int], int]:
-    """Which series has a point in which cell; the first one where several do."""
-    found: dict[tuple[int, int], int] = {}
+def _markers(chart: Chart, across: int, down: int) -> dict[tuple[int, int], int]:
+    """Return the series whose marker is in each cell, the first one if there are several."""
+    markers: dict[tuple[int, int], int] = {}
     for i, series in enumerate(chart.series):
         for p in marked(series.points):
             cell = round((1 - chart.y(p.y)) * (down - 1)), round(_column(chart, p.x, across))
             if 0 <= cell[0] < down:
-                found.setdefault(cell, i)
-    return found
+                markers.setdefault(cell, i)
+    return markers
 
 
-def _paint_cell(sign: str, series: int, colour: Colour) -> str:
+def _painted(text: str, series: int, colour: Colour) -> str:
     code = COLOURS[series % len(COLOURS)]
-    if colour == "none" or not code:
-        return sign
-    rgb = int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)
-    paint = "\x1b[38;2;{};{};{}m".format(*rgb) if colour == "truecolor" else f"\x1b[38;5;{xterm256(rgb)}m"
-    return paint + sign + RESET
+    return Style(color=Color.parse(code)).render(text, color_system=SYSTEMS.get(colour)) if code else text
 
 
 def _below(chart: Chart, margin: int, across: int) -> list[str]:
-    """The numbers of the x axis, where they have room, and what they are."""
+    """Return the labels of the x axis that do not overlap, and its title."""
     line, end = "", 0
     for number, label in chart.x_ticks or chart.x.ticks(max(2, across // 12)):
         label = clean(label)
@@ -104,13 +104,13 @@ def _legend(chart: Chart, width: int, colour: Colour) -> list[str]:
         wide = columns(name) + 2
         if used and used + 3 + wide > width:
             lines, used = [*lines, ""], 0
-        lines[-1] += ("   " if used else "") + _paint_cell(SIGNS[i % len(SIGNS)], i, colour) + " " + name
+        lines[-1] += ("   " if used else "") + _painted(MARKERS[i % len(MARKERS)], i, colour) + " " + name
         used += wide + (3 if used else 0)
     return [*lines, *textwrap.wrap(clean(chart.note), width)]
 
 
 def table(chart: Chart, width: int = 100) -> str:
-    """The numbers behind the lines: a row an x, a column a series."""
+    """Format the numbers of the chart as a table, one row per x and one column per series."""
     xs = sorted({point.x for point in chart.points()})
     values = [{point.x: value_label(point) for point in series.points} for series in chart.series]
     heads = [clean(chart.x_title), *(clean(series.name) for series in chart.series)]
@@ -118,9 +118,9 @@ def table(chart: Chart, width: int = 100) -> str:
 
 
 def columned(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, left: int = 1) -> str:
-    """Text in columns, the first `left` of them flush left and the rest flush right, under their heads.
+    """Format a table; the first `left` columns are left-aligned, the others right-aligned.
 
-    Columns that do not fit into `width` go on below, with the first column again.
+    Columns that do not fit into `width` continue below, after the first column again.
     """
     wide = [max(columns(row[c]) for row in (heads, *rows)) for c in range(len(heads))]
     blocks: list[list[int]] = [[0]]

@@ -1,12 +1,12 @@
-"""What there is to see of a trace or a run, each view as one `Picture`: a file, lines in a terminal, or numbers.
+"""Views of a trace or a run, each as one `Picture`: a file, lines in a terminal, or numbers.
 
-align       where each output word looked in the source
-maps        one attention of any part
-heads       every head of every layer, small, side by side
-walk        from text to the next token, step by step
-gates       what recurrent and gated layers let through, token by token
-positions   the vectors that say where a token stands
-curves      how training went
+align       cross-attention: which source words each output word attended to
+maps        one attention map of any part
+heads       thumbnails of all heads
+walk        from text to the next token, stage by stage
+gates       the gates of recurrent layers, token by token
+positions   the position encoding
+curves      training curves
 """
 
 from regard.viz.views.choice import MapChoice

@@ -1,4 +1,4 @@
-"""Which attention of a trace to show: a part, a layer or the mean of all, a head, the mean or the best-aligned one."""
+"""The choice of an attention map of a trace: part, layer (or the mean), head (or the mean, or the best-aligned one)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {"cross": "Cross-attention", "encoder": "Encoder self-attention", "decod
 
 @dataclass(frozen=True)
 class MapChoice:
-    """Layers and heads are counted from 0; None is the mean over all. `words`: pieces joined to words."""
+    """Layers and heads count from 0; None is the mean over all. `words`: subwords are merged into words."""
 
     part: str | None = None
     layer: int | None = None
@@ -27,25 +27,25 @@ class MapChoice:
 
 
 def parts(trace: Trace) -> list[str]:
-    """The parts of the model that have attention, the one that looks across first."""
-    there = {entry["part"] for entry in trace.header["attention"]}
-    return [part for part in PARTS if part in there]
+    """Return the parts of the model that have attention, cross-attention first."""
+    present = {entry["part"] for entry in trace.header["attention"]}
+    return [part for part in PARTS if part in present]
 
 
 def part_title(trace: Trace, part: str) -> str:
-    """What to call the attention of a part; a stack alone needs no telling apart."""
+    """Return the title of a part's attention; the name of the part is left out if there is no other."""
     return "Self-attention" if parts(trace) == [part] and part != "cross" else PARTS[part]
 
 
 def chosen(trace: Trace, choice: MapChoice) -> tuple[list[Entry], MapChoice]:
-    """The attentions to take the mean of, and the choice with its part and, for "best", its layer and head filled in.
+    """Return the attentions to average, and the choice with its part (and for "best" its layer and head) resolved.
 
-    What does not exist is a mistake of the user's, who counts from 1.
+    A layer or head that does not exist raises a `UserError`; its message counts from 1, like the command line.
     """
     part = choice.part or parts(trace)[0]
     entries = [entry for entry in trace.header["attention"] if entry["part"] == part]
     if not entries:
-        raise UserError(f"--part {part}: this model's attention is in its {' and '.join(parts(trace))}")
+        raise UserError(f"--part {part}: this model has attention in its {' and '.join(parts(trace))}")
     choice = replace(choice, part=part)
     layer = {"cross": "decoder layer", "encoder": "encoder layer", "decoder": "decoder layer"}[part]
     given = ((choice.layer, "--layer", len(entries), layer), (choice.head, "--head", int(entries[0]["heads"]), "head"))
@@ -60,8 +60,8 @@ def chosen(trace: Trace, choice: MapChoice) -> tuple[list[Entry], MapChoice]:
 def _best(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> MapChoice:
     gold = trace.header["gold"]
     if choice.part != "cross" or not gold:
-        why = "is of cross-attention" if choice.part != "cross" else "needs a sentence whose gold alignment is known"
-        raise UserError(f"--head best {why}: give the number of a head, or none for their mean")
+        why = "applies to cross-attention" if choice.part != "cross" else "needs a sentence with a gold alignment"
+        raise UserError(f"--head best {why}: give the number of a head, or leave it out for the mean")
     errors = [
         (error, layer, head)
         for layer, entry in enumerate(entries)
@@ -73,46 +73,49 @@ def _best(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> MapChoic
 
 
 def weights(trace: Trace, entries: Sequence[Entry], head: int | None) -> np.ndarray:
-    """[Q, K] the mean over the attentions, of one head or of all; a layer at a time, since they may be large."""
+    """Return the mean over the attentions, of one head or of all, [Q, K]; reads one layer at a time to save memory."""
     total: np.ndarray | float = 0.0
     for entry in entries:
-        found = trace.array(entry["array"])  # [H, Q, K]
-        total = total + (found.mean(0, dtype=np.float64) if head is None else found[head].astype(np.float64))
+        layer = trace.array(entry["array"])  # [H, Q, K]
+        total = total + (layer.mean(0, dtype=np.float64) if head is None else layer[head].astype(np.float64))
     return np.asarray(total) / len(entries)
 
 
 def map_of(trace: Trace, choice: MapChoice) -> tuple[Map, list[tuple[int, int]], MapChoice]:
-    """The map, the cells that are gold links, and the choice as it turned out."""
+    """Return the map, the cells of the gold alignment, and the resolved choice."""
     entries, choice = chosen(trace, choice)
     head = choice.head if isinstance(choice.head, int) else None
     sides = [trace.header["tokens"][entries[0][axis]] for axis in ("queries", "keys")]
     queries, keys = (tuple(str(token["piece"]) for token in side) for side in sides)
-    found = weights(trace, entries, head).clip(0.0, 1.0)
-    map = Map(found, queries, keys, _title(trace, entries, choice))
+    averaged = weights(trace, entries, head).clip(0.0, 1.0)
+    map = Map(averaged, queries, keys, _title(trace, entries, choice))
     words = [groups(side) if choice.words else [[i] for i in range(len(side))] for side in sides]
     links = _links(trace, sides, words) if choice.part == "cross" else []
     return map.merged(*words) if choice.words else map, links, choice
 
 
 def groups(tokens: Sequence[Entry]) -> list[list[int]]:
-    """The places of each word's pieces, in order; a mark is a word of its own, and none is half given, half written."""
-    found: list[list[int]] = []
+    """Return the token positions of each word, in order.
+
+    A special token is a word of its own, and no word mixes given and generated tokens.
+    """
+    words: list[list[int]] = []
     for i, token in enumerate(tokens):
-        if found and token["word"] >= 0 and all(tokens[i - 1][key] == token[key] for key in ("word", "given")):
-            found[-1].append(i)
+        if words and token["word"] >= 0 and all(tokens[i - 1][key] == token[key] for key in ("word", "given")):
+            words[-1].append(i)
         else:
-            found.append([i])
-    return found
+            words.append([i])
+    return words
 
 
 def _links(
     trace: Trace, sides: Sequence[Sequence[Entry]], words: Sequence[Sequence[Sequence[int]]]
 ) -> list[tuple[int, int]]:
-    """Gold links are between words; here they are cells of the map, of pieces or of words."""
+    """Return the gold links, which are between words, as cells of the map."""
     if not trace.header["gold"]:
         return []
     rows, columns = (
-        [side[places[0]]["word"] for places in grouped] for side, grouped in zip(sides, words, strict=True)
+        [side[positions[0]]["word"] for positions in grouped] for side, grouped in zip(sides, words, strict=True)
     )
     gold = {(target, source) for target, source in trace.header["gold"]["links"]}
     return [(r, c) for r, j in enumerate(rows) for c, i in enumerate(columns) if (j, i) in gold]
@@ -130,7 +133,7 @@ def _title(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> str:
 
 
 def _error(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> float | None:
-    """The alignment error rate of what is shown, where it is known."""
+    """Return the alignment error rate of the map, if there is a gold alignment."""
     gold = trace.header["gold"]
     if not gold or choice.part != "cross":
         return None

@@ -1,4 +1,4 @@
-"""Training curves of one run or several: loss, quality on held-out data, and the learning rate."""
+"""Training curves of one or more runs: loss, validation score, learning rate."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from regard.run_dir import RunDir
 from regard.viz.charts import Chart, Series
 from regard.viz.views.picture import Picture
 
-SCORES = (("bleu", "BLEU"), ("chrf", "chrF"), ("exact", "lines exactly right (%)"), ("accuracy", "accuracy (%)"))
-MOST_POINTS = 400  # of a line; of more, every so many
+SCORES = (("bleu", "BLEU"), ("chrf", "chrF"), ("exact", "exact match (%)"), ("accuracy", "accuracy (%)"))
+MAX_POINTS = 400  # per line; longer ones are thinned out
 
 
 def curves(runs: Sequence[RunDir]) -> Picture:
-    """Loss in training and on held-out data, one score if there is any, and the learning rate, against the step."""
+    """Draw training and validation loss, one validation score if there is any, and the learning rate by step."""
     measured = {name: metrics(run) for name, run in zip(_names(runs), runs, strict=True)}
     loss = [
         _series(_named(name, what, len(runs)), rows, kind, "loss")
         for name, rows in measured.items()
-        for what, kind in (("training", "train"), ("held-out", "valid"))
+        for what, kind in (("training", "train"), ("validation", "valid"))
     ]
-    charts = [_chart(_loss_title(runs), "loss (nats a token)", loss)]
+    charts = [_chart(_loss_title(runs), "loss (nats per token)", loss)]
     for key, title in SCORES:
-        found = [_series(name, rows, "valid", key) for name, rows in measured.items()]
-        if any(series.points for series in found):
-            charts.append(_chart("Quality on held-out data", title, found))
+        scores = [_series(name, rows, "valid", key) for name, rows in measured.items()]
+        if any(series.points for series in scores):
+            charts.append(_chart("Validation score", title, scores))
             break
     rates = [_series(name, rows, "train", "learning_rate") for name, rows in measured.items()]
     charts.append(_chart("Learning rate", "learning rate", rates))
     shown = [chart for chart in charts if chart is not None]
     if not shown:
-        raise UserError(f"{runs[0].path} has no measurements to draw yet")
+        raise UserError(f"{runs[0].path} has no metrics to draw yet")
     return Picture("curves", tuple(shown), lambda: {"runs": measured})
 
 
 def _loss_title(runs: Sequence[RunDir]) -> str:
-    """What raises the loss in training, and not on held-out data, so that nobody holds them against each other."""
+    """Return a title that names what raises the training loss only, since the two losses are then not comparable."""
     recipes = [run.recipe for run in runs]
-    more = {
+    active = {
         "dropout": any(recipe.model.dropout for recipe in recipes),
         "label smoothing": any(recipe.training.label_smoothing for recipe in recipes),
         "R-Drop": any(recipe.training.r_drop for recipe in recipes),
     }
-    means = " and ".join(name for name, there in more.items() if there)
+    means = " and ".join(name for name, is_on in active.items() if is_on)
     return f"Loss (in training with {means})" if means else "Loss"
 
 
 def metrics(run: RunDir) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a step trained twice (after a stop) counts as it was measured last."""
+    """Return the rows of metrics.jsonl; of a step that was trained twice (after a crash) the last one."""
     file = run.log("metrics.jsonl")
     if not file.exists():
         raise UserError(f"{run.path} has no metrics.jsonl: it was imported, or has not trained yet")
-    found: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    rows: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
     for line in read_text(file, errors="replace").splitlines():
         try:
             row = parse_json(line)
             if not isinstance(row["step"], int):
                 continue
-            found[row["step"], row["kind"], row.get("weights")] = row
+            rows[row["step"], row["kind"], row.get("weights")] = row
         except (ValueError, KeyError, TypeError):
-            continue  # a line cut off by a crash
-    return sorted(found.values(), key=lambda row: row["step"])
+            continue  # a line truncated by a crash
+    return sorted(rows.values(), key=lambda row: row["step"])
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:
-    """The folders' names, or their whole paths where two share one."""
+    """Return the names of the run directories, or their paths if two have the same name."""
     short = [run.path.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
@@ -78,8 +78,8 @@ def _named(name: str, what: str, runs: int) -> str:
 
 
 def _series(name: str, rows: Sequence[Mapping[str, Any]], kind: str, key: str) -> Series:
-    """One line; of validations those of the weights as they were at the step, not of averages."""
-    found = [
+    """Return one line; validation rows of averaged weights are left out."""
+    points = [
         (row["step"], row[key])
         for row in rows
         if row["kind"] == kind
@@ -87,8 +87,8 @@ def _series(name: str, rows: Sequence[Mapping[str, Any]], kind: str, key: str) -
         and isinstance(row.get(key), int | float)
         and math.isfinite(row[key])
     ]
-    every = math.ceil(len(found) / MOST_POINTS) or 1
-    some = found[::-1][::every][::-1]
+    every = math.ceil(len(points) / MAX_POINTS) or 1
+    some = points[::-1][::every][::-1]
     return Series.of(name, [step for step, _ in some], [value for _, value in some])
 
 

@@ -1,4 +1,4 @@
-"""Pictures as files: what is written depends on how the file's name ends."""
+"""Pictures as files; the suffix of the file name selects the format."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from xml.sax.saxutils import escape
 
 from regard.errors import UserError
 from regard.files import atomic_write
-from regard.viz import matplotlib_backend
+from regard.viz import matplotlib_backend, standalone
 from regard.viz.scene import DARK, LIGHT, Scene, Theme
 from regard.viz.views.picture import Picture
 
 FILES = {
     ".svg": "the picture, sharp at any size",
-    ".png": "the picture in dots, two to the unit",
+    ".png": "the picture as pixels, 192 dpi",
     ".pdf": "the picture for print",
-    ".html": "the page, with everything that was recorded, in one file",
-    ".json": "the numbers of the view, and what was recorded without its arrays",
-    ".safetensors": "everything that was recorded (see `regard.interpret.trace.Trace.load`)",
+    ".html": "the page with the whole trace, in one file",
+    ".json": "the numbers of the view, and the trace without its arrays",
+    ".safetensors": "the whole trace (see `regard.interpret.trace.Trace.load`)",
 }
 
 
 def save(picture: Picture, path: Path, *, theme: Theme = "auto") -> str:
-    """Write a picture, or what it is of, into a file; the signs that could not be drawn, of a PNG or a PDF.
+    """Write a picture, or its trace, to a file; return the characters that a PNG or PDF could not show.
 
-    The file appears whole or not at all.
+    The file is written atomically.
     """
     kind, missing = checked(path, traced=picture.trace is not None), ""
     if kind == ".safetensors" and picture.trace is not None:
@@ -35,28 +35,28 @@ def save(picture: Picture, path: Path, *, theme: Theme = "auto") -> str:
     if kind in (".png", ".pdf"):
         data, missing = matplotlib_backend.draw(picture.scene(), "png" if kind == ".png" else "pdf", theme=theme)
     else:
-        data = written(picture, kind, theme).encode("utf-8")
+        data = file_text(picture, kind, theme).encode("utf-8")
     with atomic_write(path.resolve()) as file:
         file.write_bytes(data)
     return missing
 
 
 def checked(path: Path, *, traced: bool = True) -> str:
-    """How the file's name ends, if that is something that can be written."""
+    """Return the suffix of the file name; raise a `UserError` if such a file cannot be written."""
     kind = path.suffix.lower()
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it")
+        raise UserError(f"{path} is a folder: give a file name in it")
     if kind not in FILES:
-        raise UserError(f"{path}: a picture is a file that ends in {', '.join(FILES)} (none: the terminal)")
+        raise UserError(f"{path}: the name of a picture must end in {', '.join(FILES)} (without --out: the terminal)")
     if kind == ".safetensors" and not traced:
-        raise UserError(f"{path}: a trace is of a text, and this view reads none; .json has its numbers")
+        raise UserError(f"{path}: this view has no text and so no trace; use .json for its numbers")
     if kind in (".png", ".pdf"):
-        matplotlib_backend.needed(kind)
+        matplotlib_backend.require_matplotlib(kind)
     return kind
 
 
-def written(picture: Picture, kind: str, theme: Theme) -> str:
-    """The text of an .svg, .html or .json file."""
+def file_text(picture: Picture, kind: str, theme: Theme) -> str:
+    """Return the text of an .svg, .html or .json file."""
     trace = picture.trace
     if kind == ".svg":
         return picture.scene().svg(theme)
@@ -65,13 +65,11 @@ def written(picture: Picture, kind: str, theme: Theme) -> str:
         return json.dumps({"view": picture.view, **picture.numbers, **recorded}, ensure_ascii=False) + "\n"
     if trace is None:
         return plain_page(picture.scene(), theme)
-    from regard.viz import standalone
-
     return standalone.page([trace], hash=_state(picture))
 
 
 def _state(picture: Picture) -> str:
-    """Where the page opens: at the same view, or, where it has none of that name, at all heads."""
+    """Return the address that opens the page at the same view, or at all heads if the page has no such view."""
     chosen = picture.numbers
     if picture.view == "align":
         layer = "mean" if chosen["layer"] is None else chosen["layer"]
@@ -86,10 +84,10 @@ def _state(picture: Picture) -> str:
 
 
 def plain_page(scene: Scene, theme: Theme) -> str:
-    """A page of one picture, for views that need no text and so have no trace."""
-    night = f"@media (prefers-color-scheme: dark) {{ body {{ background: {DARK.card} }} }}" if theme == "auto" else ""
-    ground = DARK.card if theme == "dark" else LIGHT.card
-    style = f"body {{ margin: 2rem; background: {ground} }} svg {{ max-width: 100%; height: auto }} {night}"
+    """Return a page with one picture, for views without a trace."""
+    dark = f"@media (prefers-color-scheme: dark) {{ body {{ background: {DARK.card} }} }}" if theme == "auto" else ""
+    background = DARK.card if theme == "dark" else LIGHT.card
+    style = f"body {{ margin: 2rem; background: {background} }} svg {{ max-width: 100%; height: auto }} {dark}"
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(scene.name)}</title>\n'
         f"<style>{style}</style>\n{scene.svg(theme)}</html>\n"

@@ -1,7 +1,7 @@
-"""A trace in a notebook: the page in a frame of its own, and a picture for where frames are not shown.
+"""A trace in a notebook: the page in an iframe, and a picture for front ends that do not show iframes.
 
-Scripts that a notebook injects into its page are dropped by some front ends (VS Code, GitHub); a frame with everything
-in its `srcdoc` needs none of them, and an image with its data in it is shown even where frames are not.
+Some front ends (VS Code, GitHub) remove scripts from notebook output. An iframe whose `srcdoc` has the whole page is
+not affected, and an image with a data URL is shown even without iframes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEIGHT = 720  # of the frame
 
 
 def html(trace: Trace) -> str:
-    """The page in a frame, and below it the same as a picture, folded away."""
+    """Return the page in an iframe, and a collapsed picture below it."""
     page = escape(standalone.page([trace]), quote=True)
     name = escape(f"{trace.header['model']['name']}: {trace.header['text']['source']}", quote=True)
     return (
@@ -28,6 +28,6 @@ def html(trace: Trace) -> str:
 
 
 def image(scene: Scene) -> str:
-    """A picture with its data in it; no script of an SVG runs in an image, and none is there."""
+    """Return a picture with a data URL; scripts of an SVG do not run in an image."""
     data = base64.b64encode(scene.svg("light").encode()).decode()
     return f'<img alt="{escape(scene.name, quote=True)}" src="data:image/svg+xml;base64,{data}">'

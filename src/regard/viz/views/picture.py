@@ -1,4 +1,4 @@
-"""A view as panels one below another, which know how to be a scene and how to be text."""
+"""A view as a list of panels, each of which can be a scene or text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.viz.terminal import Colour
 
 
 class Panel(Protocol):
-    """Part of a picture that is neither a grid nor a chart."""
+    """A part of a picture that is neither a grid nor a chart."""
 
     def scene(self) -> Scene: ...
 
@@ -25,33 +25,33 @@ class Panel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What a view shows, and the numbers behind it as plain JSON, worked out when they are asked for."""
+    """A view, and its numbers as plain JSON, which are computed on demand."""
 
     view: str
     panels: tuple[Grid | Chart | Panel, ...]
-    said: Callable[[], Mapping[str, Any]]
-    trace: Trace | None = None  # what it is a view of, if of one
+    make_numbers: Callable[[], Mapping[str, Any]]
+    trace: Trace | None = None
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        return self.said()
+        return self.make_numbers()
 
     def scene(self) -> Scene:
         scenes = [_scene(panel) for panel in self.panels]
         return scenes[0] if len(scenes) == 1 else stacked(scenes)
 
     def text(self, *, width: int, colour: Colour) -> str:
-        """For a terminal: lines of at most `width` columns."""
+        """Format the view for a terminal with `width` columns."""
         return "\n".join(_text(panel, width, colour) for panel in self.panels)
 
     def save(self, path: str | Path, *, theme: Theme = "auto") -> str:
-        """Write it to a file, of the kind that its name says; see `regard.viz.views.FILES`."""
-        from regard.viz.views.files import save
+        """Write a file; its suffix selects the format (see `regard.viz.views.FILES`)."""
+        from regard.viz.views.files import save  # files.py imports this module
 
         return save(self, Path(path), theme=theme)
 
     def _repr_svg_(self) -> str:
-        """How a notebook shows it."""
+        """Show the picture in a notebook."""
         return self.scene().svg()
 
 
@@ -70,7 +70,7 @@ def _text(panel: Grid | Chart | Panel, width: int, colour: Colour) -> str:
 
 
 def rounded(values: Any) -> Any:
-    """Nested numbers for JSON, with no more digits than they have: six."""
+    """Round nested numbers to six significant digits, for JSON."""
     if isinstance(values, list | tuple):
         return [rounded(value) for value in values]
     return float(f"{values:.6g}")

@@ -1,4 +1,4 @@
-"""Positions: the vectors as a heat map, how alike two places are by their distance, and the four criteria."""
+"""Position encodings: the vectors as a heat map, dot products by distance, and four criteria."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ YES, NO = "#0072b2", "#d55e00"
 
 
 def positions(study: PositionStudy, whose: str = "") -> Picture:
-    """One kind of position vectors, studied; `whose` says whose table it is."""
+    """Draw a study of one kind of position vectors; `whose` names the run that learned them."""
     length, width = study.vectors.shape
     name = f"{study.kind.capitalize()} positions" + (f" of {whose}" if whose else "")
     heat = Grid(
-        study.vectors, tuple(map(str, range(length))), tuple(map(str, range(width))), name, "place, feature →",
+        study.vectors, tuple(map(str, range(length))), tuple(map(str, range(width))), name, "position, feature →",
         "value", Ramp.signed(study.vectors), stretched=True,
-        about=f"The vectors of {length} places, {width} features each.",
+        about=f"The vectors of {length} positions, {width} features each.",
     )  # fmt: skip
     points = (
         Point(k, mean, mean - spread, mean + spread)
         for k, (mean, spread) in enumerate(zip(study.dot, study.spread, strict=True))
     )
     dots = Chart(
-        "How alike two places are", "places apart", "dot product", (Series(study.kind, tuple(points)),), spread="band",
-        note="line: mean over all pairs so far apart; band: one standard deviation (none where only distance counts)",
+        "Dot product by distance", "distance", "dot product", (Series(study.kind, tuple(points)),), spread="band",
+        note="line: mean over all pairs at this distance; band: standard deviation (none if only the distance matters)",
     )  # fmt: skip
 
     def numbers() -> dict[str, Any]:
@@ -45,12 +45,12 @@ def positions(study: PositionStudy, whose: str = "") -> Picture:
 
 @dataclass(frozen=True)
 class Criteria:
-    """What was asked of the vectors, and what came out."""
+    """A table of the criteria and whether each is met."""
 
     criteria: tuple[Criterion, ...]
 
     def scene(self) -> Scene:
-        title = "What can be asked of position vectors"
+        title = "Criteria for position encodings"
         wide = max(text_width(f"{one.value:.3g}: {one.why}", 12) for one in self.criteria)
         names = PAD + 74
         width, height = names + 130 + wide + PAD, PAD + 52 + 34.0 * len(self.criteria)
@@ -63,8 +63,8 @@ class Criteria:
                 SceneText(names, y + 16, one.name, 13, bold=True),
                 SceneText(names + 130, y + 16, f"{one.value:.3g}: {one.why}", 12, "quiet"),
             ]
-        told = "; ".join(f"{one.name}: {'yes' if one.holds else 'no'}, {one.value:.3g}" for one in self.criteria)
-        return Scene(width, height, title, told, tuple(items))
+        results = "; ".join(f"{one.name}: {'yes' if one.holds else 'no'}, {one.value:.3g}" for one in self.criteria)
+        return Scene(width, height, title, results, tuple(items))
 
     def text(self, *, width: int, colour: Colour) -> str:
         margin = " " * 20

@@ -1,4 +1,4 @@
-"""The views by name: which of them fit what was recorded, and how each is made."""
+"""The views by name, and which of them apply to a trace."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ VIEWS = ("align", "maps", "heads", "walk", "gates", "positions", "curves")
 
 
 def fitting(trace: Trace) -> list[str]:
-    """The views that have something to show of a trace, the most telling first."""
+    """Return the views that apply to a trace, the most informative first."""
     header = trace.header
-    there = {
+    applicable = {
         "align": any(entry["part"] == "cross" for entry in header["attention"]),
         "maps": bool(header["attention"]),
         "heads": bool(header["attention"]),
         "gates": bool(header["gates"]),
         "walk": True,
     }
-    return [view for view, fits in there.items() if fits]
+    return [view for view, applies in applicable.items() if applies]
 
 
 def draw(trace: Trace, view: str | None = None, choice: MapChoice | None = None) -> Picture:
-    """A view of a trace; by default the most telling one it has.
+    """Draw a view of a trace; by default the first of `fitting(trace)`.
 
     >>> draw(model.trace("this cat is very large"), "heads").save("heads.png")          # doctest: +SKIP
     """

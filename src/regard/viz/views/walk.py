@@ -1,7 +1,4 @@
-"""The walk from text to the next token: tokens and ids, the residual stream, what each layer would say, and the choice.
-
-All numbers are the model's own, as its trace has them.
-"""
+"""From text to the next token: tokens and ids, the residual stream, the logit lens, and the choice of the token."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_w
 from regard.viz.terminal import Colour
 from regard.viz.views.picture import Picture
 
-MOST = 24  # tokens shown; of a longer text the last ones
-LONGEST = 16  # columns of a token
+MAX_TOKENS = 24  # of a longer text the last ones are shown
+MAX_LABEL = 16  # columns
 BAR = 320.0
 LINE = 26.0
 BLUE = "#0072b2"
 
 
 def walk(trace: Trace) -> Picture:
-    """Step by step, a panel a step."""
+    """Draw the walkthrough, one panel per stage."""
     header = trace.header
     sides = ["source"] if _reads_only(header) else [s for s in ("source", "inputs") if header["tokens"][s]]
     steps = [_tokens(header, sides), *(_stream(header, side) for side in sides), _layers(trace), _choice(header)]
@@ -44,21 +41,21 @@ def walk(trace: Trace) -> Picture:
 
 
 def _reads_only(header: Mapping[str, Any]) -> bool:
-    """Whether the model answers about what it reads, instead of writing token by token."""
+    """Whether the model predicts something about its input instead of generating token by token."""
     return header["model"]["task"] in ("fill", "classify")
 
 
 def _last(items: Sequence[Any]) -> Sequence[Any]:
-    return items[-MOST:]
+    return items[-MAX_TOKENS:]
 
 
 def _note(count: int) -> str:
-    return f"the last {MOST} of {count} tokens" if count > MOST else ""
+    return f"the last {MAX_TOKENS} of {count} tokens" if count > MAX_TOKENS else ""
 
 
-def written(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Tokens as they stand on an axis."""
-    return tuple(shorten(label, LONGEST) for label in labels([str(token["piece"]) for token in tokens]))
+def axis_labels(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the labels of tokens on an axis."""
+    return tuple(shorten(label, MAX_LABEL) for label in labels([str(token["piece"]) for token in tokens]))
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -66,7 +63,7 @@ def written(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Rows of tokens, each in a box with its id below."""
+    """Rows of tokens in boxes, with their ids below."""
 
     title: str
     rows: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]  # name, tokens, ids
@@ -92,8 +89,8 @@ class Boxes:
         width = max(right, PAD + title_width(self.title)) + PAD
         head: list[Item] = [scenes.card(width, y + 6), scenes.title(self.title, width)]
         head += [SceneText(PAD, y - 14, self.note, 11, "quiet")] if self.note else []
-        told = " ".join(f"{name}: {', '.join(isolated(token) for token in tokens)}." for name, tokens, _ in self.rows)
-        return Scene(width, y + 6, self.title, told, (*head, *items))
+        about = " ".join(f"{name}: {', '.join(isolated(token) for token in tokens)}." for name, tokens, _ in self.rows)
+        return Scene(width, y + 6, self.title, about, (*head, *items))
 
     def text(self, *, width: int, colour: Colour) -> str:
         lines = [shorten(self.title, width), ""]
@@ -112,84 +109,84 @@ class Boxes:
 
 
 def _tokens(header: Mapping[str, Any], sides: Sequence[str]) -> Boxes:
-    names = {"source": "reads", "inputs": "fed back"} if len(sides) > 1 else {side: "reads" for side in sides}
+    names = {"source": "input", "inputs": "output so far"} if len(sides) > 1 else {side: "input" for side in sides}
     rows = [
-        (names[side], written(_last(header["tokens"][side])), tuple(t["id"] for t in _last(header["tokens"][side])))
+        (names[side], axis_labels(_last(header["tokens"][side])), tuple(t["id"] for t in _last(header["tokens"][side])))
         for side in sides
     ]
     count = max(len(header["tokens"][side]) for side in sides)
-    return Boxes("Text becomes tokens, tokens are numbers", tuple(rows), _note(count))
+    return Boxes("Tokens and ids", tuple(rows), _note(count))
 
 
 # -- the stream -------------------------------------------------------------------------------------------------------
 
 
 def _stream(header: Mapping[str, Any], side: str) -> Grid | None:
-    """How long each token's vector is: the token, its place, and after every addition."""
+    """Return the norm of each token's vector: embedding, position, and the stream after every addition."""
     tokens = header["tokens"][side]
     rows: list[tuple[str, list[float]]] = []
     for part in header.get("embedding", []):
         if part["side"] == side:
-            rows += [(name, part[key]) for name, key in (("token", "token_norms"), ("its place", "position_norms"))
+            rows += [(name, part[key]) for name, key in (("embedding", "token_norms"), ("position", "position_norms"))
                      if part[key] is not None]  # fmt: skip
     rows += [(entry["label"], entry["norms"]) for entry in header["stream"] if entry["side"] == side]
     if not rows:
         return None
     values = np.array([_last(norms) for _, norms in rows], np.float64)
     both = bool(header["tokens"]["source"]) and not _reads_only(header)
-    whose = (" of what is read" if side == "source" else " of what is fed back") if both else ""
+    whose = (" of the source" if side == "source" else " of the output") if both else ""
     return Grid(
-        values, tuple(name for name, _ in rows), written(_last(tokens)),
-        f"The stream{whose}: how long each vector is after each addition", "after", "norm",
+        values, tuple(name for name, _ in rows), axis_labels(_last(tokens)),
+        f"Residual stream{whose}: norm after each addition", "after", "norm",
         Ramp(0.0, max(float(values.max()), 1e-9)), number=three, shown=0.0, note=_note(len(tokens)), longest=30,
         about="The norm of the residual stream of each token after each part of the model.",
     )  # fmt: skip
 
 
 def three(value: float) -> str:
-    """Three digits: 0.12, 1.20, 12.3, 123."""
+    """Format a number with three digits: 0.12, 1.20, 12.3, 123."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-# -- what it would say ------------------------------------------------------------------------------------------------
+# -- the logit lens ---------------------------------------------------------------------------------------------------
 
 
-ASKED = {  # by task: what each layer would say, where, and what is chosen in the end
-    "fill": ("What the model would put at each place if it stopped here", "at →", "The gap"),
-    "classify": ("Which class the model would say if it stopped here", "", "The class"),
+PREDICTIONS = {  # by task: title of the logit lens, label of its columns, title of the choice
+    "fill": ("Logit lens: the most likely token at each position", "at →", "Filled mask"),
+    "classify": ("Logit lens: the most likely class", "", "Class"),
 }
-NEXT = ("What the model would say next if it stopped here", "after →", "The next token")
+NEXT_TOKEN = ("Logit lens: the most likely next token", "after →", "Next token")
 
 
 def _layers(trace: Trace) -> Grid | None:
-    """The likeliest token if the model stopped at each layer, coloured by its probability; at last what was said."""
+    """Return the most likely token after each layer, coloured by its probability, and the output in the last row."""
     header, layers = trace.header, [layer for layer in trace.layers if any(layer["top"])]
     if not layers:
         return None
-    title, corner, _ = ASKED.get(header["model"]["task"], NEXT)
-    one = header["model"]["task"] == "classify"  # whose answer is one token, whatever it read
-    some = slice(0, 1) if one else slice(-MOST, None)
+    title, corner, _ = PREDICTIONS.get(header["model"]["task"], NEXT_TOKEN)
+    one = header["model"]["task"] == "classify"  # one prediction for the whole input
+    some = slice(0, 1) if one else slice(-MAX_TOKENS, None)
     words, values = [], []
     for layer in layers:
         tops: list[dict[str, Any]] = [row[0] if row else {"piece": "", "p": 0.0} for row in layer["top"][some]]
-        words.append(tuple(_bare(top["piece"]) for top in tops))
+        words.append(tuple(_cell_text(top["piece"]) for top in tops))
         values.append([top["p"] for top in tops])
-    words.append(tuple(_bare(token["piece"]) for token in header["tokens"]["target"][some]))
-    values.append([p or 0.0 for p in header["output"]["p"][some]])  # None: of a vocabulary that is only read
-    names = (*(str(layer["label"]) for layer in layers), "the output")
-    heads = ("class",) if one else written(_last(header["tokens"]["inputs"]))
+    words.append(tuple(_cell_text(token["piece"]) for token in header["tokens"]["target"][some]))
+    values.append([p or 0.0 for p in header["output"]["p"][some]])  # None for a token outside the output vocabulary
+    names = (*(str(layer["label"]) for layer in layers), "output")
+    heads = ("class",) if one else axis_labels(_last(header["tokens"]["inputs"]))
     return Grid(
         np.array(values, np.float64).clip(0.0, 1.0), names, heads,
         title, corner, "probability", words=tuple(words), longest=30,
         tip=lambda r, c: f"{names[r]}: {isolated(words[r][c])} {values[r][c]:.3g}",
         note="" if one else _note(len(header["tokens"]["target"])),
-        about="The likeliest token after each layer.",
+        about="The most likely token after each layer.",
     )  # fmt: skip
 
 
-def _bare(piece: str) -> str:
-    """A piece on its cell: the space before a word would only be in the way."""
-    return shorten(visible(piece.strip() or piece), LONGEST)
+def _cell_text(token: str) -> str:
+    """Return a token for a cell, without the space before a word."""
+    return shorten(visible(token.strip() or token), MAX_LABEL)
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -197,7 +194,7 @@ def _bare(piece: str) -> str:
 
 @dataclass(frozen=True)
 class Bars:
-    """Probabilities as bars; the one that was chosen stands out by its sign as well as its colour."""
+    """Probabilities as bars; the chosen one has another colour and a note."""
 
     title: str
     names: tuple[str, ...]
@@ -219,31 +216,31 @@ class Bars:
         for i, (name, share) in enumerate(zip(self.names, self.shares, strict=True)):
             y = top + i * LINE
             paint = BLUE if i == self.chosen else "rim"
-            mark = " ← chosen" if i == self.chosen else ""
+            note = " ← chosen" if i == self.chosen else ""
             items += [
                 SceneText(left - 14, y + LINE / 2 + 4.5, name, 13, anchor="end"),
                 Rect(
                     left, y + 4, max(share * BAR, 1.5), LINE - 8, paint, radius=3, tip=f"{isolated(name)}: {share:.6g}"
                 ),
-                SceneText(left + max(share * BAR, 1.5) + 10, y + LINE / 2 + 4, self._percent(i) + mark, 12, "quiet"),
+                SceneText(left + max(share * BAR, 1.5) + 10, y + LINE / 2 + 4, self._percent(i) + note, 12, "quiet"),
             ]
         items += [SceneText(PAD, bottom + 22, self.note, 11, "quiet")] if self.note else []
-        told = ", ".join(f"{isolated(name)} {share:.3g}" for name, share in zip(self.names, self.shares, strict=True))
-        return Scene(width, height, self.title, f"Probabilities: {told}.", tuple(items))
+        shares = ", ".join(f"{isolated(name)} {share:.3g}" for name, share in zip(self.names, self.shares, strict=True))
+        return Scene(width, height, self.title, f"Probabilities: {shares}.", tuple(items))
 
     def text(self, *, width: int, colour: Colour) -> str:
         margin = max(columns(name) for name in self.names)
-        room = max(1, min(40, width - margin - 18))  # beside the percentage and the word for what was chosen
+        longest = max(1, min(40, width - margin - 18))  # leaves space for the percentage and the note
         lines = [shorten(self.title, width), ""]
         for i, (name, share) in enumerate(zip(self.names, self.shares, strict=True)):
-            mark = " ← chosen" if i == self.chosen else ""
-            bar = "█" * round(share * room) or "▏"
-            lines.append(shorten(" " * (margin - columns(name)) + f"{name} {bar} {self._percent(i)}{mark}", width))
+            note = " ← chosen" if i == self.chosen else ""
+            bar = "█" * round(share * longest) or "▏"
+            lines.append(shorten(" " * (margin - columns(name)) + f"{name} {bar} {self._percent(i)}{note}", width))
         return "\n".join(lines) + "\n"
 
 
 def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
-    """The text of the last few tokens before a step, a few more where they would begin inside a character."""
+    """Return the text of the last tokens before a step; the first one must not begin inside a UTF-8 character."""
     first = max(0, step - 6)
     while first and re.match("⟨[89ab]", target[first]["piece"]):
         first -= 1
@@ -251,18 +248,22 @@ def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
 
 
 def _choice(header: Mapping[str, Any]) -> Bars:
-    """The likeliest tokens at the step of which the model was least sure, among those it wrote itself."""
+    """Return the most likely tokens at the generated step with the least probable token."""
     target, output = header["tokens"]["target"], header["output"]
-    own = [t for t, token in enumerate(target) if not token["given"]] or [len(target) - 1]
-    own = own[:1] if header["model"]["task"] == "classify" else own
-    step = min(own, key=lambda t: output["p"][t] or 0.0)
+    steps = [t for t, token in enumerate(target) if not token["given"]] or [len(target) - 1]
+    steps = steps[:1] if header["model"]["task"] == "classify" else steps
+    step = min(steps, key=lambda t: output["p"][t] or 0.0)
     top = output["top"][step]
-    names = tuple(shorten(label, LONGEST) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
+    names = tuple(shorten(label, MAX_LABEL) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
     ids = [one["id"] for one in top]
     chosen = ids.index(target[step]["id"]) if target[step]["id"] in ids else None
     before = _before(target, step)
     after = f" after “{scenes.clean(before)}”" if before else ""
-    sure = "of all its steps the one it was least sure of" if len(own) > 1 else ""
+    note = "the step with the least probable token" if len(steps) > 1 else ""
     return Bars(
-        f"{ASKED.get(header['model']['task'], NEXT)[2]}{after}", names, tuple(one["p"] for one in top), chosen, sure
+        f"{PREDICTIONS.get(header['model']['task'], NEXT_TOKEN)[2]}{after}",
+        names,
+        tuple(one["p"] for one in top),
+        chosen,
+        note,
     )
