@@ -64,7 +64,7 @@ def test_views_without_a_text(regard: Command, trained: Path, copied: Path, tmp_
         ElementTree.parse(tmp_path / "one.svg")
         assert json.loads((tmp_path / "one.json").read_text())["view"] == view
         said = regard("draw", trained, "--view", view, "--out", tmp_path / "one.safetensors").complaint
-        assert "reads none" in said
+        assert "no text and so no trace" in said
     named = regard("draw", trained, "--view", "positions", "--kind", "fraction").out
     assert named.startswith("Fraction positions") and "same distance  no" in named
     both = regard("draw", trained, "--view", "curves", "--beside", copied).out
@@ -74,7 +74,7 @@ def test_views_without_a_text(regard: Command, trained: Path, copied: Path, tmp_
 def test_the_first_view_that_a_model_has_is_drawn(regard: Command, trained: Path, gpt: Path, lstm: Path) -> None:
     assert regard("draw", trained, "a b").out.startswith("Cross-attention")
     assert regard("draw", gpt, "Once upon").out.startswith("Self-attention, mean of 2 layers, mean of 2 heads")
-    assert regard("draw", lstm, "this cat").out.startswith("Gates over what is read")
+    assert regard("draw", lstm, "this cat").out.startswith("Gates over the source")
     assert regard("draw", trained, "a b", "--part", "encoder").out.startswith("Encoder self-attention")
     assert regard("draw", trained, "a b", "--out", "-").out == regard("draw", trained, "a b").out
 
