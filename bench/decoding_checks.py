@@ -131,8 +131,8 @@ def compared(got: Found, expected: Found) -> Check:
 
 def runners(device: torch.device) -> dict[str, Runner]:
     if device.type != "cuda":
-        return {"fixed shapes": StaticRunner(sizes=True)}
-    return {"fixed shapes": StaticRunner(sizes=True), "captured": CapturedRunner(bf16=False)}
+        return {"fixed shapes": StaticRunner(round_sizes=True)}
+    return {"fixed shapes": StaticRunner(round_sizes=True), "captured": CapturedRunner(bf16=False)}
 
 
 def check(name: str, how: str, device: torch.device, expected: Found | None = None) -> Iterator[tuple[str, Check]]:
@@ -181,19 +181,15 @@ def _late(self: BeamTree) -> None:
     self.fed.sub_(1)  # type: ignore[union-attr]
 
 
-def _same_draws(self: SearchState, logits: Tensor, history: Tensor) -> Any:
+def _same_draws(self: SearchState, *arguments: Tensor) -> Any:
     """Use the random numbers of the first step at every step."""
-    column = SearchState._column
-    with mock.patch.object(SearchState, "_column", lambda own: torch.zeros_like(column(own))):
-        return DRAW(self, logits, history)
+    with mock.patch.object(self, "uniform", self.uniform[..., :1].expand_as(self.uniform)):
+        return DRAW(self, *arguments)
 
 
-def _no_top_p(self: SearchState, logits: Tensor, history: Tensor) -> Any:
-    settings, self.settings = self.settings, self.settings.model_copy(update={"top_p": 1.0})
-    try:
-        return DRAW(self, logits, history)
-    finally:
-        self.settings = settings
+def _no_top_p(self: SearchState, *arguments: Tensor) -> Any:
+    with mock.patch.object(self, "settings", self.settings.model_copy(update={"top_p": 1.0})):
+        return DRAW(self, *arguments)
 
 
 ENTER, DRAW, FOLLOW, FINISH = BeamTree._enter_fixed, SearchState._draw, BeamTree.follow, SearchState._finish
@@ -220,7 +216,7 @@ PLANTS: dict[str, tuple[str, str, Any, str, Callable[..., Any]]] = {
     "top-p is ignored": ("GPT, learned", "sampling", SearchState, "_draw", _fixed_only(DRAW, _no_top_p)),
     "finished hypotheses are dropped": (
         "two GPTs", "beam 4", SearchState, "_finish",
-        _fixed_only(FINISH, lambda self, which: self.total.masked_fill_(which, -torch.inf)),
+        _fixed_only(FINISH, lambda self, which, penalty: self.total.masked_fill_(which, -torch.inf)),
     ),
     "the repetition penalty reads another beam": (
         "Transformer", "rules", Constraints, "penalize_repetition", _unrestrained

@@ -2,8 +2,9 @@
 
     python -m bench.decoding_versions PATH [--device cuda|cpu] [--repeats 5] [--only WORDS] [--precision int8]
 
-PATH is the root of the other checkout. Each version runs in its own process; both get the same requests in turn, after
-one warm-up each. Decoding is in bf16 on a GPU, as in `regard translate`, and in float32 or int8 on a CPU.
+PATH is the root of the other checkout, whose modules must have the same names. Each version runs in its own process;
+both get the same requests in turn, after one warm-up each. Decoding is in bf16 on a GPU, as in `regard translate`, and
+in float32 or int8 on a CPU.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
     """Return a function without parameters that decodes the case with the imported version of regard."""
     import torch
 
-    import regard.decoding as decoding
-    from regard.accelerate import linear_backends
+    from regard import accelerate
+    from regard.decoding import SearchRequest, search
+    from regard.decoding.search import select_runner
     from regard.models import build
     from regard.models.ensemble import Ensemble
     from regard.packed import PackedTokens
@@ -61,10 +63,9 @@ def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
     def made(seed: int) -> Any:
         torch.manual_seed(seed)
         settings = Recipe.model_validate({"data": {"corpus": "copy"}, "model": case["model"]}).model
-        model = build(settings, case["vocabulary"], case["vocabulary"], True).eval()
-        if device == "cpu":
-            linear_backends.prepare(model, precision)
-        return model.to(device)
+        model = build(settings, case["vocabulary"], case["vocabulary"], True).eval().to(device)
+        accelerate.for_inference(model, precision)  # as for every loaded run: fused blocks on a GPU
+        return model
 
     members = [made(seed) for seed in range(1, 1 + case.get("members", 1))]
     model = Ensemble(members).eval() if len(members) > 1 else members[0]
@@ -73,17 +74,11 @@ def prepared(case: dict[str, Any], device: str, precision: str) -> Any:
     row = PackedTokens.from_lists([line[:-1] for line in words]).to(device)
     begin = [line[-1] for line in words]
     settings = DecodingSettings(**case["how"], max_ratio=1e-9, max_extra=case["tokens"], min_length=case["tokens"])
-    new = hasattr(decoding, "SearchRequest")
-    module = sys.modules["regard.decoding.search"]
-    run = (module.select_runner if new else module.quickest)(model, precision if device == "cpu" else "auto")
+    request = SearchRequest(row, settings, begin=begin, banned=[0, 1])
+    run = select_runner(model)
 
     def decode() -> list[tuple[int, ...]]:
-        if new:
-            request = decoding.SearchRequest(row, settings, begin=begin, banned=[0, 1])
-            found = decoding.search(model, request, run=run)
-        else:
-            found = decoding.search(model, row, settings, begin=begin, forbidden=[0, 1], run=run)
-        return [best.tokens for best, *_ in found]
+        return [best.tokens for best, *_ in search(model, request, run=run)]
 
     return decode
 

@@ -133,10 +133,10 @@ def generation(model: SequenceModel, sizes: Sizes, device: torch.device, **how: 
 def variants(device: torch.device) -> dict[str, Runner | None]:
     """Return the ways to run a search, the eager one first."""
     if device.type != "cuda":
-        return {"eager, fp32": None, "fixed shapes, fp32": StaticRunner(sizes=True)}
+        return {"eager, fp32": None, "fixed shapes, fp32": StaticRunner(round_sizes=True)}
     return {
         "eager, fp32": None,
-        "fixed shapes, fp32, not captured": StaticRunner(sizes=True),
+        "fixed shapes, fp32, not captured": StaticRunner(round_sizes=True),
         "captured, fp32": CapturedRunner(bf16=False),
         "captured, bf16": CapturedRunner(bf16=True),
     }

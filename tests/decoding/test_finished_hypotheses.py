@@ -80,10 +80,10 @@ def test_what_is_returned_is_no_worse_than_anything_that_finished(
     finished: list[float] = []
     original = SearchState._finish
 
-    def spy(self: SearchState, which: Tensor) -> None:
-        score = self.total / self.penalty[self.step][:, None]
+    def spy(self: SearchState, which: Tensor, penalty: Tensor) -> None:
+        score = self.total / self.penalty[self.step]
         finished.extend(score[which & (self.total > -math.inf)].tolist())
-        original(self, which)
+        original(self, which, penalty)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SearchState, "_finish", spy)

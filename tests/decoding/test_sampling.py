@@ -179,19 +179,19 @@ def test_only_kept_tokens_are_drawn(settings: dict, allowed: set[int]) -> None:
 
 
 def test_inverse_of_the_cumulative_distribution() -> None:
-    # likeliest first: C owns [0, .4), B [.4, .7), A [.7, .9), END [.9, 1)
+    # the most probable first: C has the interval [0, .4), B [.4, .7), A [.7, .9), EOS [.9, 1)
     uniform = torch.tensor([[0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 1 - 2.0**-24]])
-    choice = draw(MODEL.logits[BOS][None, None], uniform, DecodingSettings(method="sample"))
-    assert choice.tokens.tolist() == [[C, C, B, B, A, A, EOS, EOS]]
-    assert choice.parents.tolist() == [[0] * 8] and choice.moved
-    assert float(choice.margin.amin()) == pytest.approx(0.01, abs=1e-6)
+    tokens, _, margins = draw(MODEL.logits[BOS][None, None], uniform, DecodingSettings(method="sample"))
+    assert tokens.tolist() == [[C, C, B, B, A, A, EOS, EOS]]
+    assert float(margins.amin()) == pytest.approx(0.01, abs=1e-6)
 
 
 def test_an_edge_belongs_to_the_token_above_it() -> None:
-    # four equally likely tokens, in the order of their ids, own [0, .25), [.25, .5), [.5, .75), [.75, 1)
-    choice = draw(torch.zeros(1, 1, 4), torch.tensor([[0.0, 0.25, 0.5, 0.75]]), DecodingSettings(method="sample"))
-    assert choice.tokens.tolist() == [[0, 1, 2, 3]]
-    assert float(choice.margin.amin()) == 0
+    # four equally probable tokens, in the order of their ids, have [0, .25), [.25, .5), [.5, .75), [.75, 1)
+    uniform = torch.tensor([[0.0, 0.25, 0.5, 0.75]])
+    tokens, _, margins = draw(torch.zeros(1, 1, 4), uniform, DecodingSettings(method="sample"))
+    assert tokens.tolist() == [[0, 1, 2, 3]]
+    assert float(margins.amin()) == 0
 
 
 def test_a_line_draws_the_same_whatever_its_batch() -> None:
@@ -259,10 +259,10 @@ def test_what_is_kept_does_not_depend_on_how_it_was_found(
     monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
 ) -> None:
     logp, given = crowded(4, 2000).log_softmax(-1), DecodingSettings(method="sample", **settings)
-    monkeypatch.setattr(topk, "FEWER", 10**9)  # all by sorting
+    monkeypatch.setattr(topk, "MIN_RATIO", 10**9)  # sort everything
     share, order = kept(logp, given)
     monkeypatch.undo()
-    monkeypatch.setattr(sampling, "SOME", some)
+    monkeypatch.setattr(sampling, "TOP_P_TOKENS", some)
     quick, where = kept(logp, given)
     count = quick.shape[-1]
     assert torch.equal(quick, share[..., :count]) and torch.equal(where, order[..., :count])

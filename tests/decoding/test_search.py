@@ -536,7 +536,7 @@ def test_broken_weights_are_named() -> None:
 def test_wrong_numbers_of_prefixes_and_lines() -> None:
     with pytest.raises(ValueError, match="2 prefixes for 1"):
         one_sentence(hashed(5), DecodingSettings(), prefixes=[[3], [4]])
-    with pytest.raises(ValueError, match="end mark"):
+    with pytest.raises(ValueError, match="contain EOS"):
         one_sentence(hashed(5), DecodingSettings(), prefixes=[[3, EOS]])
     with pytest.raises(ValueError, match="2 line numbers for 1"):
         one_sentence(hashed(5), DecodingSettings(), lines=[3, 4])

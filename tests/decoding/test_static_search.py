@@ -131,7 +131,7 @@ def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device:
     assert_same(found(model, lines, SETTINGS[how], StaticRunner(), device), expected)
     monkeypatch.setattr(static_search, "CAPACITY", 10)
     monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
-    assert_same(found(model, lines, SETTINGS[how], StaticRunner(sizes=True), device), expected)
+    assert_same(found(model, lines, SETTINGS[how], StaticRunner(round_sizes=True), device), expected)
 
 
 @pytest.mark.parametrize("name", ["transformer", "window", "heads"])
@@ -140,7 +140,7 @@ def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
     model, lines = model_of(name), sources(5)
     expected = found(model, lines, SETTINGS["beam"], None)
     with use_backend(which):
-        assert_same(found(model, lines, SETTINGS["beam"], StaticRunner(sizes=True)), expected)
+        assert_same(found(model, lines, SETTINGS["beam"], StaticRunner(round_sizes=True)), expected)
 
 
 @pytest.mark.parametrize("how", ["beam", "nothing twice", "drawn"])
@@ -177,8 +177,8 @@ def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
 @pytest.mark.parametrize("name", ["transformer", "gpt", "gru"])
 def test_a_sentence_does_not_notice_its_batch(name: str) -> None:
     model, lines = model_of(name), sources(5)
-    together = found(model, lines, SETTINGS["beam"], StaticRunner(sizes=True))
-    alone = [found(model, [line], SETTINGS["beam"], StaticRunner(sizes=True)) for line in lines]
+    together = found(model, lines, SETTINGS["beam"], StaticRunner(round_sizes=True))
+    alone = [found(model, [line], SETTINGS["beam"], StaticRunner(round_sizes=True)) for line in lines]
     assert_same(([one[0] for one, _ in alone], [margin for _, (margin,) in alone]), together)
 
 
@@ -188,7 +188,7 @@ def test_prompts_of_different_lengths_and_of_none_go_on_alike() -> None:
         options: dict[str, Any] = dict(begin=[4] * len(prompts), prompts=[[*p, 4] for p in prompts])
         for how in ("greedy", "penalised", "drawn"):
             expected = found(model, prompts, SETTINGS[how], None, **options)
-            assert_same(found(model, prompts, SETTINGS[how], StaticRunner(sizes=True), **options), expected)
+            assert_same(found(model, prompts, SETTINGS[how], StaticRunner(round_sizes=True), **options), expected)
 
 
 @pytest.mark.parametrize("how", ["greedy", "beam", "drawn"])
@@ -198,7 +198,7 @@ def test_a_prompt_that_fills_the_context_may_stand_beside_a_short_one(how: str) 
     options: dict[str, Any] = dict(max_length=[128 - len(p) for p in prompts])
     settings = {**SETTINGS[how], "max_extra": 126, "min_length": 126}
     expected = found(model, prompts, settings, None, **options)
-    assert_same(found(model, prompts, settings, StaticRunner(sizes=True), **options), expected)
+    assert_same(found(model, prompts, settings, StaticRunner(round_sizes=True), **options), expected)
     assert [len(some[0].tokens) for some in expected[0]] == [8, 126]
 
 
@@ -218,7 +218,9 @@ def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch
     for how in ("greedy", "beam", "drawn"):
         logs: list[list[object]] = [[], []]
         expected = found(model, lines, SETTINGS[how], None, watch=watcher(logs[0]))
-        assert_same(found(model, lines, SETTINGS[how], StaticRunner(sizes=True), watch=watcher(logs[1])), expected)
+        assert_same(
+            found(model, lines, SETTINGS[how], StaticRunner(round_sizes=True), watch=watcher(logs[1])), expected
+        )
         assert sorted(logs[0], key=repr) == sorted(logs[1], key=repr) and logs[0]
         assert any(not h.finished for some in expected[0] for h in some)  # some were stopped
 
@@ -241,12 +243,12 @@ def test_repetitions_are_found_in_histories_of_any_length(size: int) -> None:
     torch.manual_seed(size)
     history, steps = torch.randint(0, 4, (13, 2, 12)), torch.arange(13)
     written = torch.where(torch.arange(12) < steps[:, None, None], history, NONE)
-    got = repeats(written, steps, size, 4)
+    got = [repeats(written[n : n + 1], steps[n : n + 1], size, 4)[0] for n in range(13)]
     for n, k in itertools.product(range(13), range(2)):
         past = tuple(history[n, k, : int(steps[n])].tolist())
         grams = {past[i : i + size] for i in range(len(past) - size + 1)}
         expected = [len(past) >= size and (*past[len(past) - size + 1 :], v) in grams for v in range(4)]
-        assert got[n, k].tolist() == expected
+        assert got[n][k].tolist() == expected
 
 
 def test_sizes_are_rounded_to_few() -> None:

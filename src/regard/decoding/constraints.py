@@ -1,4 +1,4 @@
-"""The length penalty, and the constraints on what a search may generate.
+"""Length penalty and output constraints.
 
 Shapes: N sentences, K beams (or samples) each, T tokens of capacity, V the vocabulary.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,27 +35,32 @@ def length_penalties(alpha: float, longest: int) -> Tensor:
 
 
 def max_length(settings: DecodingSettings, source_length: int, prefix_length: int = 0) -> int:
-    """The most tokens to generate, EOS counted: floor(max_ratio * source length + max_extra).
+    """The maximum number of tokens to generate, EOS counted: floor(max_ratio * source length + max_extra).
 
     At least one, and always enough to end after a forced prefix.
     """
     return max(1, prefix_length + 1, math.floor(settings.max_ratio * source_length + settings.max_extra))
 
 
+class SingleCandidate(NamedTuple):
+    """The one candidate of beams that have no choice, [N or 1, K or 1, 1] each."""
+
+    forced: Tensor | None  # whether a prefix forces it; None: there are no prefixes
+    token: Tensor | int
+    logprob: Tensor
+
+
 @dataclass(frozen=True)
 class Constraints:
-    """Which tokens may come next: forced prefixes, banned tokens, minimum and maximum length, no repeated n-grams.
+    """Forced prefixes, banned tokens, minimum and maximum length, repeated n-grams, and the repetition penalty."""
 
-    And which are made less likely: those that occur already, in the prompt or in the output.
-    """
-
-    limit: Tensor  # [N] the most tokens to generate, EOS counted
-    prefix: Tensor  # [N, P] what each output has to begin with, padded with NONE
-    prompt: Tensor  # [N, Q] what counts as said before the first token, padded with NONE
+    limit: Tensor  # [N] maximum number of tokens to generate, EOS counted
+    prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NONE
+    prompt: Tensor  # [N, Q] tokens that the repetition penalty counts as generated, padded with NONE
     banned: Tensor  # [B] ids that are never generated
     min_length: int
-    no_repeat: int
-    repetition: float
+    no_repeat: int  # size of n-grams that may not be repeated; 0: none
+    repetition: float  # repetition penalty; 1: none
     longest: int  # the greatest limit, known to the host
 
     @classmethod
@@ -67,19 +73,19 @@ class Constraints:
         prefixes: Sequence[Sequence[int]] | None = None,
         banned: Sequence[int] = (),
         prompts: Sequence[Sequence[int]] | None = None,
-        most: int | Sequence[int] | None = None,
+        capacity: int | Sequence[int] | None = None,
     ) -> Constraints:
-        """For sources of these lengths in tokens, EOS counted; `most` is what the model can generate at most."""
+        """For sources of these lengths, EOS counted; `capacity` is the maximum output length of the model."""
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         prompts = [()] * len(lengths) if prompts is None else prompts
         for name, given in (("prefixes", prefixes), ("prompts", prompts)):
             if len(given) != len(lengths):
                 raise ValueError(f"{len(given)} {name} for {len(lengths)} sentences")
         if any(EOS in prefix for prefix in prefixes):
-            raise ValueError("a prefix cannot contain the end mark")
+            raise ValueError("a prefix cannot contain EOS")
         limits = [max_length(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
-        if most is not None:
-            each = [most] * len(limits) if isinstance(most, int) else most
+        if capacity is not None:
+            each = [capacity] * len(limits) if isinstance(capacity, int) else capacity
             limits = [min(pair) for pair in zip(limits, each, strict=True)]
         return cls(
             limit=torch.tensor(limits, dtype=torch.long, device=device),
@@ -94,22 +100,21 @@ class Constraints:
 
     @property
     def read_history(self) -> bool:
-        """Whether they depend on the tokens generated so far."""
+        """Whether the constraints depend on the tokens generated so far."""
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.limit, self.prefix, self.prompt, self.banned
 
     def keep(self, sentences: Tensor) -> Constraints:
-        """Only these sentences, [M] indices into the present N."""
+        """Select sentences, [M] indices into the present N."""
         limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
         return replace(self, limit=limit, prefix=prefix, prompt=prompt)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
-        """The logits [N, K, V] with those of tokens that occur already pushed down: l / r where l > 0, else l * r.
+        """Lower the logits [N, K, V] of tokens in the prompt or in `history` [N, K, t]: l / r if l > 0, else l * r.
 
-        Keskar et al. 2019, section 4.1, and for negative logits, which dividing would raise, a product. The tokens are
-        those of the prompt and of `history` [N, K, t], of which NONE is no token.
+        As in Keskar et al. 2019, section 4.1, except for negative logits, which division would raise.
         """
         if self.repetition == 1:
             return logits
@@ -117,57 +122,63 @@ class Constraints:
         seen = among(torch.cat([before, history], -1), logits.shape[-1])
         return torch.where(seen, torch.where(logits > 0, logits / self.repetition, logits * self.repetition), logits)
 
-    def forced(self, logits: Tensor, offset: Tensor | float, step: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where a prefix leaves no choice [N, 1], its token and that token's log-probability, logit - offset, [N, K].
+    def can_exclude_all(self, vocabulary: int) -> bool:
+        """Return whether a prefix or a mask may leave a beam without a choice of tokens."""
+        always = len(self.banned) + 1  # min_length excludes EOS
+        return self.prefix.shape[1] > 0 or self.no_repeat > 0 or always >= vocabulary
 
-        `step` [N] is how many tokens each sentence has. None: no sentence has a prefix.
+    def single_candidate(self, logits: Tensor, offset: Tensor | None, step: Tensor) -> SingleCandidate:
+        """Return the candidate of beams that have only one, from logits [N, K, V] before `mask`.
+
+        It is the prefix's token inside a prefix, and else EOS. `step` [1] is the number of tokens so far; the
+        log-probability is logit - offset [N, K].
         """
         width = self.prefix.shape[1]
-        if not width:
-            return None
-        token = self.prefix.gather(1, step.clamp(max=width - 1)[:, None])
-        inside = (token >= 0) & (step < width)[:, None]
-        token = token.clamp(min=0).expand(logits.shape[:2])
-        logp = logits.gather(-1, token[..., None]).squeeze(-1) - offset
-        return inside, token, logp.clamp(min=MIN_LOGPROB)
+        if width:
+            token = self.prefix.index_select(1, step.clamp(max=width - 1))  # [N, 1]
+            forced = (token >= 0) & (step < width)
+            token = torch.where(forced, token, EOS)[..., None]  # [N, 1, 1]
+            logit = logits.gather(-1, token.expand(-1, logits.shape[1], -1))
+            logp = logit if offset is None else logit - offset[..., None]
+            return SingleCandidate(forced[..., None], token, logp.clamp(min=MIN_LOGPROB))
+        logp = logits[..., EOS, None] if offset is None else (logits[..., EOS] - offset)[..., None]
+        return SingleCandidate(None, EOS, logp.clamp(min=MIN_LOGPROB))
 
-    def mask(self, logits: Tensor, offset: Tensor | float, step: Tensor, history: Tensor) -> Tensor:
-        """Put -inf where a token may not follow, in place; return the log-probability of EOS from before, [N, K]."""
-        end = (logits[..., EOS] - offset).clamp(min=MIN_LOGPROB)
+    def mask(self, logits: Tensor, step: Tensor, history: Tensor) -> None:
+        """Put -inf in place where a token may not follow; `step` [1] is the number of tokens so far."""
         logits.index_fill_(-1, self.banned, -math.inf)
         if self.min_length:
-            logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)
+            logits[..., EOS].masked_fill_(step < self.min_length, -math.inf)
         if 0 < self.no_repeat <= history.shape[-1]:
             logits.masked_fill_(repeats(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
-        return end
 
 
 def select(x: Tensor, sentences: Tensor) -> Tensor:
-    """These rows of x [N, ...], [M] indices."""
+    """Select rows of x [N, ...] by indices [M]."""
     return x[: len(sentences)] if x.numel() == 0 and len(sentences) <= len(x) else x.index_select(0, sentences)
 
 
 def repeats(history: Tensor, step: Tensor, size: int, vocabulary: int) -> Tensor:
     """[N, K, V] True where a token would complete an n-gram of this size that `history` [N, K, t >= size] has.
 
-    Of the history the first `step` [N] tokens are written and the rest is NONE, which is no token.
+    The first `step` [1] tokens of the history are written; the rest is NONE, which is no token.
     """
     grams = history.unfold(-1, size, 1)  # [N, K, t - size + 1, size]
-    last = (step[:, None] + torch.arange(1 - size, 0, device=step.device)).clamp(min=0)  # [N, size - 1]
-    context = history.gather(-1, last[:, None].expand(-1, history.shape[1], -1))
-    seen = (grams[..., :-1] == context[..., None, :]).all(-1) & (step >= size)[:, None, None]
+    last = (step + torch.arange(1 - size, 0, device=step.device)).clamp(min=0)  # [size - 1]
+    context = history.index_select(-1, last)  # [N, K, size - 1]
+    seen = (grams[..., :-1] == context[..., None, :]).all(-1) & (step >= size)
     return among(torch.where(seen, grams[..., -1], NONE), vocabulary)
 
 
 def among(tokens: Tensor, vocabulary: int) -> Tensor:
-    """[N, K, V] True for the ids among `tokens` [N, K, any], of which NONE is no id."""
-    spare = torch.where(tokens == NONE, vocabulary, tokens)  # NONE marks a spare column
-    found = torch.zeros(*tokens.shape[:2], vocabulary + 1, dtype=torch.bool, device=tokens.device)
-    return found.scatter_(-1, spare, True)[..., :vocabulary]
+    """[N, K, V] True for the ids among `tokens` [N, K, any]."""
+    column = torch.where(tokens == NONE, vocabulary, tokens)  # NONE goes to an extra column
+    table = torch.zeros(*tokens.shape[:2], vocabulary + 1, dtype=torch.bool, device=tokens.device)
+    return table.scatter_(-1, column, True)[..., :vocabulary]
 
 
 def _padded(lists: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[N, longest] with NONE where a list has ended."""
+    """[N, longest], padded with NONE."""
     width = max(map(len, lists), default=0)
     rows = [[*tokens, *[NONE] * (width - len(tokens))] for tokens in lists]
     return torch.tensor(rows, dtype=torch.long, device=device).view(len(lists), width)

@@ -1,7 +1,7 @@
 """Search on a GPU: a step is captured once as a CUDA graph and replayed, so that the host has little left to do.
 
 A decoding step of a small model is a few hundred tiny kernels, and launching one from Python takes longer than running
-it. Graphs are kept, one for every kind of search (`StaticSearch.kind`), and sizes are rounded up so that there are few
+it. Graphs are kept, one for every kind of search (`StaticSearch.key`), and sizes are rounded up so that there are few
 kinds. Matrices are multiplied in bf16 where the precision says so, by a copy of the model whose matrices are bf16;
 norms, positions and the residual stream stay in float32, as under autocast. Scores are summed in float32 either way.
 """
@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from regard import taps, torch_private
 from regard.attention.backends import requested_backend
-from regard.decoding.beam_state import StepKey
 from regard.decoding.constraints import Constraints
 from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
-from regard.decoding.static_search import Setup, StaticRunner, StaticSearch
+from regard.decoding.static_search import Setup, StaticRunner, StaticSearch, step_key
 from regard.models.base import SequenceModel, StaticShape
 from regard.nn.norms import BatchNorm
 from regard.nn.positions import PositionEncoding
@@ -163,7 +162,7 @@ class CapturedRunner(StaticRunner):
     ahead = 1  # so that the GPU has work while the host looks
 
     def __init__(self, bf16: bool) -> None:
-        super().__init__(sizes=True)
+        super().__init__(round_sizes=True)
         self.bf16 = bf16
         self.steps: dict[object, CapturedStep] = {}  # by the kind of search; the last used comes last
         self.prefills: dict[object, CapturedPrefill] = {}
@@ -225,7 +224,7 @@ class CapturedRunner(StaticRunner):
             self._follow()
             return super().opened(model, setup)
         request, source = setup.request, _padded(setup.request.source, setup.shape)
-        key = StepKey.of(request.settings, request.nbest, setup.watched), setup.shape
+        key = step_key(request.settings, request.nbest, setup.watched, request.margins), setup.shape
         kind = *key, tuple(x.shape for x in setup.constraints.tensors())
         prefill = self.prefills.pop(kind, None)
         if prefill is None:
@@ -261,7 +260,7 @@ class CapturedRunner(StaticRunner):
     def advance(self, model: Stepper, running: StaticSearch, count: int) -> StaticSearch:
         if self.failed or not count:
             return super().advance(model, running, count)
-        kind = running.kind
+        kind = running.key
         found = self.steps.pop(kind, None)
         if found is None:
             graph, count = self._captured(partial(running.advance, model)), count - 1

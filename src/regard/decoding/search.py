@@ -1,14 +1,14 @@
 """Beam search (one beam: greedy) and sampling, over any model with `start` and `step`.
 
-One step: the model gives logits, the constraints mask them, the best candidates are chosen or random ones drawn, those
-that end are put with the finished ones, a watcher may stop some, sentences that are done leave the batch, and the
-model's state follows the rest. The arithmetic of a step is `SearchState`'s; here is the loop around it.
+One step: the model computes logits, the constraints mask them, the best candidates are selected or random ones drawn,
+ended hypotheses join the finished ones, a watcher may stop others, sentences that are done leave the batch, and the
+model's state is reordered. `SearchState` does the arithmetic of a step; this module has the loop around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -23,33 +23,34 @@ from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS
 
-CAPACITY = 64  # tokens of capacity that a search begins with; it doubles as they are used up
+CAPACITY = 64  # initial capacity of a search in tokens; doubled when it is full
 
 
 class Stepper(Protocol):
-    """As much of a model as a search needs."""
+    """The part of a model's interface that a search needs."""
 
     def start(self, source: PackedTokens) -> Any: ...
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
-        """As a `SequenceModel`'s. The logits are the search's to write over."""
+        """As `SequenceModel.step`. The search overwrites the logits."""
         ...
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What to search for: one output, or the `nbest` best, for each sentence of `source`."""
+    """Search for the `nbest` best outputs of each sentence of `source`."""
 
     source: PackedTokens  # on the model's device, EOS included
     settings: DecodingSettings
-    nbest: int = 1  # hypotheses per sentence; so many samples are drawn
+    nbest: int = 1  # hypotheses per sentence; in sampling, samples per sentence
     begin: Sequence[int] | None = None  # the token that each sentence's first step is fed (None: BOS)
-    prefixes: Sequence[Sequence[int]] | None = None  # what each output has to begin with
-    prompts: Sequence[Sequence[int]] | None = None  # tokens that the repetition penalty counts as said
+    prefixes: Sequence[Sequence[int]] | None = None  # tokens that each output must begin with
+    prompts: Sequence[Sequence[int]] | None = None  # tokens that the repetition penalty counts as generated
     banned: Sequence[int] = ()  # ids that are never generated
-    max_length: int | Sequence[int] | None = None  # the most tokens the model can generate, for all or for each
+    max_length: int | Sequence[int] | None = None  # maximum output length of the model, for all or for each
     seed: int = 0
-    lines: Sequence[int] | None = None  # the sentences' numbers in the text, which with `seed` key random draws
+    lines: Sequence[int] | None = None  # line numbers of the sentences; with `seed` they key random draws
+    margins: bool = False  # whether to compute decision margins; `search` sets it if there is a report
 
     def __post_init__(self) -> None:
         count = len(self.source.layout)
@@ -57,9 +58,9 @@ class SearchRequest:
             raise UserError(
                 f"the {self.nbest} best of {self.settings.beam} hypotheses: beam must be at least {self.nbest}"
             )
-        for what, given in (("line numbers", self.lines), ("first tokens", self.begin)):
-            if given is not None and len(given) != count:
-                raise ValueError(f"{len(given)} {what} for {count} sentences")
+        for name, values in (("line numbers", self.lines), ("first tokens", self.begin)):
+            if values is not None and len(values) != count:
+                raise ValueError(f"{len(values)} {name} for {count} sentences")
 
     def constraints(self) -> Constraints:
         return Constraints.of(
@@ -69,7 +70,7 @@ class SearchRequest:
             prefixes=self.prefixes,
             banned=self.banned,
             prompts=self.prompts,
-            most=self.max_length,
+            capacity=self.max_length,
         )
 
     def first_tokens(self) -> list[int]:
@@ -80,16 +81,16 @@ class SearchRequest:
 
 
 Watch = Callable[[list[int], Beams], Tensor | None]
-Results = dict[int, tuple[list[Hypothesis], float]]  # hypotheses and the smallest margin, by the sentence's number
+Results = dict[int, tuple[list[Hypothesis], float]]  # hypotheses and the smallest margin, by sentence number
 
 
 class Runner(Protocol):
-    """Carries out the steps of a search. `run_eagerly` is the definition; any other is tested against it."""
+    """Runs the steps of a search. `run_eagerly` is the definition; the others are tested against it."""
 
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
     ) -> Results:
-        """The results of all sentences of the request."""
+        """Return the results of all sentences of the request."""
         ...
 
 
@@ -101,11 +102,11 @@ def search(
     report: Report | None = None,
     run: Runner | None = None,
 ) -> list[list[Hypothesis]]:
-    """Per sentence of the request's source up to `nbest` hypotheses, best first; fewer only where fewer exist.
+    """Return up to `nbest` hypotheses per sentence of the request's source, best first; fewer only if fewer exist.
 
     `watch` is called after every step with the numbers of the sentences still searched and their beams, and may return
-    which beams [N, K] to stop there. `run` carries out the steps (None: `run_eagerly`; `select_runner` knows a quicker
-    one for GPUs). What a sentence gets does not depend on the rest of the batch.
+    which beams [N, K] to stop there. `run` runs the steps (None: `run_eagerly`; `select_runner` returns a faster one
+    for GPUs). The result of a sentence does not depend on the rest of the batch.
 
     >>> search(model, SearchRequest(source, DecodingSettings(beam=4)))[0][0].tokens  # doctest: +SKIP
     (17, 4, 250)
@@ -113,7 +114,8 @@ def search(
     count = len(request.source.layout)
     if count == 0:
         return []
-    with torch.no_grad():  # not inference_mode: tables that the source's rows cache may be needed in training
+    request = replace(request, margins=report is not None)
+    with torch.no_grad():  # not inference_mode: tensors that the source's layout caches may be needed in training
         results = (run_eagerly if run is None else run)(model, request, request.constraints(), watch)
     if report is not None:
         report.margins.extend(results[n][1] for n in range(count))
@@ -121,40 +123,42 @@ def search(
 
 
 def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
-    """Step until every sentence is done; those that are leave the batch."""
+    """Step until every sentence is done; done sentences leave the batch."""
     device = request.source.ids.device
     begin = torch.tensor(request.first_tokens(), device=device)
     capacity = min(CAPACITY, constraints.longest)
-    beams = SearchState.create(request.settings, request.nbest, constraints, capacity, watched=watch is not None)
+    beams = SearchState.create(
+        request.settings, request.nbest, constraints, capacity, watched=watch is not None, margins=request.margins
+    )
     beams.restart(constraints, begin, request.line_numbers(), request.seed)
-    state, tokens = model.start(request.source), begin[:, None]
-    inside = list(range(len(begin)))  # the sentences still searched
+    state, tokens = model.start(request.source), begin[:, None]  # one beam; the first step makes K of it
+    sentences = list(range(len(begin)))  # numbers of the sentences in the batch
     results: Results = {}
     while True:
         cancel.check()
         logits, state = model.step(state, tokens)
         parents = beams.advance(logits)
-        if watch is not None and (stopped := watch(inside, beams.view())) is not None:
+        if watch is not None and (stopped := watch(sentences, beams.view())) is not None:
             beams.stop(stopped)
+        reorder = beams.reorders or tokens.shape != parents.shape
         done = beams.done.tolist()
         if any(done):
-            gone = [n for n, over in enumerate(done) if over]
-            results.update(zip([inside[n] for n in gone], beams.results(gone), strict=True))
+            rows = [n for n, is_done in enumerate(done) if is_done]
+            results.update(zip([sentences[n] for n in rows], beams.results(rows), strict=True))
             if all(done):
                 return results
-            stay = torch.tensor([n for n, over in enumerate(done) if not over], device=device)
-            inside = [sentence for sentence, over in zip(inside, done, strict=True) if not over]
-            beams, state, parents = beams.keep(stay), state.keep(stay), parents[stay]
-        if beams.moved:
+            rows = [n for n, is_done in enumerate(done) if not is_done]
+            sentences, index = [sentences[n] for n in rows], torch.tensor(rows, device=device)
+            beams, state, parents = beams.keep(index), state.keep(index), parents[index]
+        if reorder:
             state = state.reorder(parents)
         tokens = beams.last
         if beams.fed == beams.capacity:
-            beams = beams.grown(min(2 * capacity, constraints.longest))
-            capacity = beams.capacity
+            beams = beams.grown(min(2 * beams.capacity, constraints.longest))
 
 
 def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:
-    """How to run searches with a model where it is: CUDA graphs on a GPU; None, eagerly, on a CPU."""
+    """Return the fastest runner for a model on its device: CUDA graphs on a GPU; None (eager) on a CPU."""
     if next(model.parameters()).device.type != "cuda":
         return None
     from regard.decoding.cuda_graphs import captured  # slow to import, and not needed on a CPU
@@ -163,12 +167,12 @@ def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:
 
 
 def score(logits_of: Callable[[SeqBatch], Tensor], batch: SeqBatch) -> list[list[float]]:
-    """The log-probability of every target token of every pair, that of EOS last, given those before it.
+    """Return the log-probability of every target token of every pair, that of EOS last, given those before it.
 
-    `logits_of` gives logits [T, V], as `SequenceModel.logits` does; the arithmetic after it is in float32.
+    `logits_of` returns logits [T, V], as `SequenceModel.logits` does; they are normalised in float32.
     """
-    rows = batch.inputs.layout
+    layout = batch.inputs.layout
     with torch.no_grad():
-        logits = logits_of(batch)[: rows.tokens].float()
-        logp = -functional.cross_entropy(logits, batch.labels[: rows.tokens], reduction="none")
-    return [sentence.tolist() for sentence in rows.split(logp)]
+        logits = logits_of(batch)[: layout.tokens].float()
+        logp = -functional.cross_entropy(logits, batch.labels[: layout.tokens], reduction="none")
+    return [sentence.tolist() for sentence in layout.split(logp)]
