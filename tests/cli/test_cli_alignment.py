@@ -37,7 +37,7 @@ def test_a_run_on_a_built_in_corpus_has_a_table_and_says_what_was_chosen_on_what
     assert lines[0].startswith("best head") and "layer 1, head " in lines[0]
     assert lines[1].startswith("mean of a layer") and "layer 1, mean of 2 heads" in lines[1]
     assert lines[2].startswith("copy test: ") and "sure links" in lines[2]  # one layer: no mean of all
-    assert "Chosen by AER on copy valid" in lines[-1] and "the best head and which rows speak" in lines[-1]
+    assert "Chosen by AER on copy valid" in lines[-1] and "the best head and the rows" in lines[-1]
     assert any(line.startswith(("predicting: ", "reading: ")) for line in lines)
 
 
@@ -47,42 +47,42 @@ def test_json_holds_the_same_figures_and_the_best_head_is_the_best_on_dev(regard
     assert (entry["layers"], entry["heads"], entry["threshold"]) == (1, 2, None)
     best, mean = entry["lines"]
     assert (best["attention"], mean["attention"], mean["head"]) == ("best head", "mean of a layer", None)
-    asked = []
+    scored = []
     for head in (1, 2):
         for rows in ("predicting", "reading"):
             words = ["--layer", 1, "--head", head, "--rows", rows, "--json"]
             (line,) = json.loads(regard("evaluate", trained, "--alignment", *words).out)["lines"]
             assert (line["layer"], line["head"], line["rows"]) == (1, head, rows)
-            asked.append(line)
-    chosen = min(asked, key=lambda line: line["dev_aer"])
+            scored.append(line)
+    chosen = min(scored, key=lambda line: line["dev_aer"])
     assert {**chosen, "attention": ""} == {**best, "attention": ""}
     right = (best["precision"] * best["links"] + best["recall"] * best["sure"]) / (best["links"] + best["sure"])
     assert best["aer"] == pytest.approx(100 - right)
 
 
-def test_what_a_link_weighs_at_least_is_given_or_chosen_on_dev(regard, trained, files):
-    asked = []
-    for least in ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"):
-        words = ["--layer", 1, "--rows", "predicting", "--least", least]
+def test_the_minimum_weight_of_a_link_is_given_or_chosen_on_dev(regard, trained, files):
+    scored = []
+    for weight in ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"):
+        words = ["--layer", 1, "--rows", "predicting", "--min-weight", weight]
         (line,) = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["lines"]
-        assert line["least"] == float(least)
-        asked.append(line)
-    links = [line["links"] for line in asked]
+        assert line["min_weight"] == float(weight)
+        scored.append(line)
+    links = [line["links"] for line in scored]
     assert links == sorted(links, reverse=True) and links[0] > links[-1]
-    words = ["--layer", 1, "--rows", "predicting", "--least", "auto"]
+    words = ["--layer", 1, "--rows", "predicting", "--min-weight", "auto"]
     (chosen,) = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["lines"]
-    assert chosen == min(asked, key=lambda line: line["dev_aer"])
-    said = regard("evaluate", trained, "--alignment", "--layer", 1, "--least", 0.6).out
-    assert "from 0.6 on" in said and "or with none where it gives that less" in said
+    assert chosen == min(scored, key=lambda line: line["dev_aer"])
+    said = regard("evaluate", trained, "--alignment", "--layer", 1, "--min-weight", 0.6).out
+    assert "weight >= 0.6" in said and "or with none if that is below the minimum" in said
     assert "Chosen by AER" in regard("evaluate", trained, "--alignment", *words).out.splitlines()[-1]
-    assert "give --dev" in regard("evaluate", trained, "--alignment", *files, "--least", "auto").complaint
+    assert "give --dev" in regard("evaluate", trained, "--alignment", *files, "--min-weight", "auto").complaint
 
 
 def test_gold_files_without_development_files_choose_nothing(regard, trained, files):
     result = regard("evaluate", trained, "--alignment", *files)
     assert result.status == 0, result.err
-    assert "best head" not in result.out.split("No --dev")[0] and "No --dev: nothing was chosen" in result.out
-    assert "predicting: the row that predicts a word" in result.out
+    assert "best head" not in result.out.split("Without --dev")[0] and "Without --dev nothing is chosen" in result.out
+    assert "predicting: a word is aligned by the attention of the position that predicts it" in result.out
     assert "gold.talp: 3 sentences, 9 sure links, 10 sure or possible" in result.out
     assert result.err.count("warning") == 1 and "1 of 11 links out of range" in result.err
     assert regard("evaluate", trained, "--alignment", *files, "--quiet").err == ""
@@ -92,12 +92,12 @@ def test_development_files_are_what_is_chosen_on(regard, trained, files):
     gold, text = files[1], files[3]
     result = regard("evaluate", trained, "--alignment", *files, "--dev", gold, text, text, "--threshold", 0.2)
     assert result.status == 0, result.err
-    assert "Chosen by AER on gold.talp (3 sentences): the best head and which rows speak." in result.out
+    assert "Chosen by AER on gold.talp (3 sentences): the best head and the rows." in result.out
     assert "at least 0.2 of its attention" in result.out
-    asked = ["--dev", gold, text, text, "--rows", "reading", "--layer", 1, "--swapped"]
-    result = regard("evaluate", trained, "--alignment", *files, *asked)
+    scored = ["--dev", gold, text, text, "--rows", "reading", "--layer", 1, "--swapped"]
+    result = regard("evaluate", trained, "--alignment", *files, *scored)
     assert result.status == 0, result.err
-    assert "asked for" in result.out and "Nothing was chosen" in result.out
+    assert result.out.splitlines()[1].startswith("chosen ") and "Nothing was chosen" in result.out
 
 
 def test_the_best_head_is_the_development_files_choice_also_where_another_would_do_better(regard, trained, tmp_path):
@@ -129,13 +129,13 @@ def test_explanations_are_a_line_of_their_own_and_are_those_of_regard_explain(re
     table = regard("evaluate", trained, "--alignment", *words)
     assert table.status == 0, table.err
     (line,) = [line for line in table.out.splitlines() if line.startswith("explanations  ")]
-    assert "RISE, 40 masks at most" in line and "replaced by the unknown token" in table.out
+    assert "RISE, at most 40 masks" in line and "replaced by the unknown token" in table.out
     found = json.loads(regard("evaluate", trained, "--alignment", *words, "--json").out)["explanations"]
     assert (found["masks"], found["how"]) == (40, "unknown")
     assert [f"{found[name]:.2f}" for name in ("aer", "precision", "recall")] == line.split()[-3:]
     model, links = load(trained, device="cpu"), []
     for text in LINES:
-        shares = model.explain(text, target=text, masks=40).shares()[:-1]  # without the end mark
+        shares = model.explain(text, target=text, masks=40).shares()[:-1]  # without EOS
         links.append({(i, j) for j, i in np.argwhere(linked(shares)).tolist()})
     gold = read_aligned(*[files[k] for k in (1, 3, 5)])
     assert asdict(score_links(links, [pair.gold for pair in gold])) == pytest.approx(
@@ -157,7 +157,7 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
     result = regard("evaluate", tmp_path / "run", "--alignment", *files)
     assert result.status == 0, result.err
     _, line, *rest = result.out.splitlines()
-    assert line.startswith("explanations") and "left out" in rest[-1] and "heads" not in result.out
+    assert line.startswith("explanations") and "are dropped" in rest[-1] and "heads" not in result.out
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
         (["--alignment", "--layer", "1", "--head", "3"], "--head 3: this model has 2 heads"),
         (["--alignment", "--threshold", "0"], "--threshold 0.0: must be above 0"),
         (["--alignment", "--threshold", "nan"], "--threshold nan"),
-        (["--alignment", "--least", "some"], "--least some: must be auto, or from 0 to 1"),
-        (["--alignment", "--least", "1.5"], "--least 1.5: must be auto"),
-        (["--alignment", "--least", "0.2", "--threshold", "0.1"], "leave --least out"),
-        (["--least", "auto"], "--least has no effect without --alignment"),
+        (["--alignment", "--min-weight", "some"], "--min-weight some: must be auto, or from 0 to 1"),
+        (["--alignment", "--min-weight", "1.5"], "--min-weight 1.5: must be auto"),
+        (["--alignment", "--min-weight", "0.2", "--threshold", "0.1"], "either --threshold or --min-weight, not both"),
+        (["--min-weight", "auto"], "--min-weight has no effect without --alignment"),
         (["--alignment", "--source", "x"], "--gold and --reference is missing"),
-        (["--alignment", "--swapped"], "--dev and --swapped go with"),
-        (["--alignment", "--split", "valid"], "heads are chosen on these pairs"),
+        (["--alignment", "--swapped"], "--dev and --swapped need --gold"),
+        (["--alignment", "--split", "valid"], "the head is chosen on these pairs"),
         (["--alignment", "--split", "spilt"], "no split 'spilt'"),
         (["--alignment", "--beam", "2"], "--beam has no effect with --alignment"),
         (["--alignment", "--gold", "x", "--source", "y", "--reference", "z"], "cannot read y"),
@@ -186,7 +186,7 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
         (["--gold", "x"], "--gold has no effect without --alignment"),
     ],
 )
-def test_mistakes_are_told_in_one_line(regard, trained, words, expected):
+def test_mistakes_are_reported_in_one_line(regard, trained, words, expected):
     assert expected in regard("evaluate", trained, *words).complaint
 
 
@@ -195,9 +195,9 @@ def test_a_run_is_needed_and_one_on_pairs_with_gold(regard, trained, copied):
     recipe = copied / "recipe.toml"
     text = recipe.read_text(encoding="utf-8")
     recipe.write_text(text.replace('corpus = "copy"', 'source = "a"\ntarget = "b"'), encoding="utf-8")
-    assert "no built-in gold links" in regard("evaluate", copied, "--alignment").complaint
+    assert "no built-in gold alignments" in regard("evaluate", copied, "--alignment").complaint
     plain = 'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n'
     recipe.write_text(plain, encoding="utf-8")
-    assert "plain text" in regard("evaluate", copied, "--alignment").complaint
+    assert "trained for language-modelling" in regard("evaluate", copied, "--alignment").complaint
     shutil.rmtree(copied)
     assert "does not exist" in regard("evaluate", copied, "--alignment").complaint

@@ -44,7 +44,7 @@ def test_a_run_is_measured_in_words_with_units_and_stays_as_it_was(regard: Comma
     assert shown.status == 0, shown.err
     names = [line.split()[0] for line in shown.out.splitlines()[1:]]
     assert names[:6] == ["training", "arithmetic", "waiting", "packing", "memory", "decoding"]
-    for unit in ("target tokens/s", "GFLOP/s in fp32", "GiB", "sentences, beam 2, a second", "output tokens/s"):
+    for unit in ("target tokens/s", "GFLOP/s in fp32", "GiB", "per second: sentences, beam 2", "output tokens/s"):
         assert unit in shown.out
     assert digests(trained) == before
 
@@ -81,7 +81,7 @@ def test_an_imported_run_has_nothing_to_train_on_and_decodes_random_text(regard:
     kept = [line for line in recipe.read_text().splitlines() if not line.startswith(("corpus =", "count ="))]
     recipe.write_text("\n".join('[data]\nimported = "pairs"' if line == "[data]" else line for line in kept) + "\n")
     shown = regard("bench", copied, "--json", *QUICK)
-    assert "nothing to train on" in shown.err
+    assert "without training data" in shown.err
     found = json.loads(shown.out)
     assert found["training"] is None and found["decoding"]["sentences_per_second"] > 0
 

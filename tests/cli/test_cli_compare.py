@@ -109,7 +109,7 @@ def test_a_run_of_plain_text_is_refused(regard, trained, copied):
     recipe.write_text(
         'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n', encoding="utf-8"
     )
-    assert "plain text" in regard("compare", trained, copied).complaint
+    assert "use `regard evaluate`" in regard("compare", trained, copied).complaint
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_run_of_plain_text_is_refused(regard, trained, copied):
     [
         (["--metric", "ter"], "bleu, chrf, exact"),
         (["--buckets", "five"], "--buckets five"),
-        (["--out", "plot.png"], "only .svg"),
-        (["--source", "x.txt"], "go together"),
+        (["--out", "plot.png"], "only be written as .svg"),
+        (["--source", "x.txt"], "must be given together"),
         (["--moses-reference", "x.txt"], "needs --moses"),
         (["--split", "spilt"], "no split 'spilt'"),
         (["--data", "nowhere"], "no such folder"),
     ],
 )
-def test_mistakes_are_told_in_one_line(regard, trained, words, expected):
+def test_mistakes_are_reported_in_one_line(regard, trained, words, expected):
     assert expected in regard("compare", trained, *words).complaint
 
 

@@ -22,13 +22,13 @@ def test_the_terminal_shows_words_bars_matrix_and_what_it_means(regard: Command,
     assert result.status == 0 and result.err == ""
     lines = result.out.splitlines()
     assert lines[0] == "a b c → a b"
-    assert "all 8 selections, so exact" in lines[2]
+    assert "all 8 masks, so exact" in lines[2]
     assert [line.split()[0] for line in lines[4:7]] == ["a", "b", "c"]
     heads = next(i for i, line in enumerate(lines) if line.split() == ["a", "b", "c"])
     assert [line.split()[0] for line in lines[heads + 1 : heads + 4]] == ["a", "b", "</s>"]
     said = " ".join(result.out.split())
-    assert "what the output depended on while words were hidden (replaced by the unknown token)" in said
-    assert "not what the model “thought”" in said
+    assert "how the output depends on the words when some are hidden (replaced by the unknown token)" in said
+    assert "It does not show how the model reasons" in said
 
 
 def test_the_numbers_are_those_of_the_library(regard: Command, trained: Path) -> None:
@@ -54,7 +54,7 @@ def test_curves_have_random_order_and_attention_beside_them(regard: Command, tra
         assert deletion[-1] == pytest.approx(found["nothing"], abs=1e-4) == insertion[0]
         assert curve["deletion_area"] == pytest.approx(((deletion[:-1] + deletion[1:]) / 2).mean())
     shown = regard("explain", trained, "a b c", "--curves").out
-    assert "deletion (low is good)" in shown and "random order" in shown
+    assert "deletion (lower is better)" in shown and "random order" in shown
 
 
 def test_pictures_are_files_of_svg(regard: Command, trained: Path, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
     ("words", "complaint"),
     [
         (["  "], "there is nothing to explain: the text is blank"),
-        (["a b", "--out", "map.png"], "map.png: only .svg files can be drawn"),
-        (["a b", "--out", "map.svg", "--json"], "choose one"),
+        (["a b", "--out", "map.png"], "map.png: the picture can only be written as .svg"),
+        (["a b", "--out", "map.svg", "--json"], "give only one of them"),
         (["a b", "--keep", "1.0"], "keep = 1.0"),
         (["a b", "--tolerance", "0"], "tolerance = 0.0"),
         (["a b", "--how", "erase"], "--how"),
@@ -90,7 +90,7 @@ def test_mistakes_are_answered_in_a_line(regard: Command, trained: Path, words: 
     assert complaint in regard("explain", trained, *words).complaint
 
 
-def test_a_text_too_long_is_cut_with_a_warning(regard: Command, trained: Path) -> None:
+def test_a_text_that_is_too_long_is_truncated_with_a_warning(regard: Command, trained: Path) -> None:
     result = regard("explain", trained, "a " * 60, "--masks", 4)
-    assert result.status == 0 and "was cut" in result.err
+    assert result.status == 0 and "was truncated" in result.err
     assert regard("explain", trained, "a " * 60, "--masks", 4, "--quiet").err == ""

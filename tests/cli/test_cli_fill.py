@@ -1,4 +1,4 @@
-"""What stands in a gap, by a tiny model that has read four sentences over and over."""
+"""regard fill, with a tiny model that was trained on four sentences."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_guess_stands_in_the_text_and_all_are_listed(regard: Callable, filler: Path) -> None:
     result = regard("fill", filler, "the [MASK] sat on the mat")
     assert result.status == 0 and result.err == ""
-    text, gap, *guesses = result.out.splitlines()
-    assert text == "the cat sat on the mat" and gap.strip() == "gap"
+    text, heading, *guesses = result.out.splitlines()
+    assert text == "the cat sat on the mat" and heading.strip() == "mask"
     assert len(guesses) == 5
     assert guesses[0].endswith("%   cat")  # with the blank that belongs to the piece
     shares = [float(line.split("%")[0]) for line in guesses]
@@ -70,7 +70,7 @@ def test_the_best_guess_stands_in_the_text_and_all_are_listed(regard: Callable, 
 def test_any_number_of_gaps_written_either_way(regard: Callable, filler: Path) -> None:
     lines = regard("fill", filler, "--top", 2, "the [MASK] ran in the <mask>").out.splitlines()
     assert lines[0] == "the dog ran in the park"
-    assert [line.strip() for line in lines if "gap" in line] == ["gap 1", "gap 2"]
+    assert [line.strip() for line in lines if "mask" in line] == ["mask 1", "mask 2"]
     assert len(lines) == 1 + 2 * (1 + 2)
 
 
@@ -150,9 +150,9 @@ def test_mistakes_are_told_in_one_line(regard: Callable, filler: Path, trained: 
 def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
     regard: Callable, filler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line too long for the model, one without a gap and a blank one: as many answers as lines, with warnings."""
+    """A line too long for the model, one without a mask and a blank one: one output for each line, with warnings."""
     long = "the [MASK] sat on" + " the mat" * 20 + " [MASK] <mask>"
-    lines = ["the [MASK] sat on the mat", long, "", "no gap", "Once upon a [MASK]"]
+    lines = ["the [MASK] sat on the mat", long, "", "no mask", "Once upon a [MASK]"]
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
     with open(tmp_path / "in.txt") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -163,8 +163,8 @@ def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
     assert found[0]["text"] == "the cat sat on the mat" and found[4]["text"] == "Once upon a time"
     assert found[1]["text"].endswith(" the mat [MASK] <mask>") and found[1]["text"].startswith("the cat sat")
     assert [len(guesses) for guesses in found[1]["guesses"]] == [1, 0, 0]
-    assert found[3]["text"] == "no gap" and found[3]["guesses"] == []
+    assert found[3]["text"] == "no mask" and found[3]["guesses"] == []
     assert result.err.splitlines() == [
-        "regard: warning: line 2 is longer than 22 tokens and was cut there",
-        "regard: warning: line 4 has no [MASK] to fill in",
+        "regard: warning: line 2 has more than 22 tokens and was truncated",
+        "regard: warning: line 4 has no [MASK]",
     ]

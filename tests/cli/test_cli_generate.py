@@ -126,9 +126,7 @@ def test_a_long_prompt_loses_its_beginning_with_a_warning(regard: Command, text_
     prompt = "the cat sat on the mat and ate"
     found = regard("generate", text_run, prompt, "--greedy", "--tokens", 5)
     assert found.status == 0 and found.out.startswith(prompt)
-    assert found.err == (
-        "regard: warning: prompt 1 is longer than the 24 tokens that this model sees: its beginning was left out\n"
-    )
+    assert found.err == ("regard: warning: prompt 1 has more than 24 tokens: its beginning was dropped\n")
     assert found.out[len(prompt) :] == regard("generate", text_run, prompt[-12:], "--greedy", "--tokens", 5).out[12:]
     assert regard("generate", text_run, prompt, "--quiet").err == ""
 
@@ -145,12 +143,12 @@ def test_prompts_in_a_batch_give_what_each_gives_alone(document_run: Path) -> No
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--greedy", "--top-k", 3], "--top-k has no effect with --greedy, which draws nothing at random"),
-        (["--greedy", "--samples", 2], "--samples has no effect with --greedy, which draws nothing at random"),
+        (["--greedy", "--top-k", 3], "--top-k has no effect with --greedy, which does not sample"),
+        (["--greedy", "--samples", 2], "--samples has no effect with --greedy, which does not sample"),
         (["--stop", ""], "a stop string cannot be empty"),
         (["--top-p", 0], "--top-p 0.0: must be greater than 0"),
         (["--temperature", "inf"], "--temperature inf: must be a finite number"),
-        (["--stream", "--samples", 2], "--stream shows one plain text after the other: it goes with neither"),
+        (["--stream", "--samples", 2], "--stream shows one plain text after another: use it without"),
         (["--repetition-penalty", 0.5], "Invalid value for '--repetition-penalty': must be greater than or equal to 1"),
     ],
 )
@@ -191,7 +189,7 @@ def test_the_numbers_of_a_run_on_text_are_printed_with_how_they_were_taken(regar
     assert entry["stride"] == 12
     shown = regard("evaluate", text_run).out
     assert f"perplexity     {entry['perplexity']:8.3f}" in shown and f"{entry['bits_per_byte']:8.4f}" in shown
-    assert f"{entry['tokens']:,} tokens, each seen once, in windows of 24 moved by 12" in shown
+    assert f"{entry['tokens']:,} tokens, each scored once, in windows of 24 tokens with a stride of 12" in shown
 
 
 def test_another_text_can_be_scored(regard: Command, text_run: Path, tmp_path: Path) -> None:
@@ -204,7 +202,7 @@ def test_accuracy_of_a_run_that_fills_in_gaps(regard: Command, gap_run: Path) ->
     entry = json.loads(regard("evaluate", gap_run, "--json").out)
     assert 0 <= entry["accuracy"] <= 100 and entry["loss"] > 0 and 1 <= entry["masks"] < len(TEXT)
     assert regard("evaluate", gap_run, "--json").out == regard("evaluate", gap_run, "--json").out
-    assert f"of {entry['masks']:,} masks" in regard("evaluate", gap_run).out
+    assert f"of {entry['masks']:,} masked tokens" in regard("evaluate", gap_run).out
 
 
 def test_options_that_would_change_nothing_are_mistakes(
@@ -215,9 +213,11 @@ def test_options_that_would_change_nothing_are_mistakes(
     )
     assert regard("evaluate", text_run, "--length-penalty", 1).complaint.startswith("--length-penalty has no effect")
     assert regard("evaluate", trained, "--stride", 3).complaint == (
-        "--stride has no effect but for a run that was trained on plain text"
+        "--stride has no effect except for a run that was trained on plain text"
     )
     assert regard("evaluate", text_run, "--stride", 25).complaint == (
         "a stride of 25 for a context of 24 tokens: it must be from 1 to the context"
     )
-    assert regard("evaluate", gap_run, "--stride", 3).complaint.startswith("--stride is for models that continue text")
+    assert regard("evaluate", gap_run, "--stride", 3).complaint.startswith(
+        "--stride has no effect for a masked language model"
+    )

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regard.cli.look import _apart
+from regard.cli.look import _split
 
 if TYPE_CHECKING:
     from conftest import Command
 
 
 def test_the_last_word_is_a_text_unless_it_is_a_run(trained: Path) -> None:
-    assert _apart([str(trained)]) == ([trained], "")
-    assert _apart([str(trained), str(trained)]) == ([trained, trained], "")
-    assert _apart([str(trained), "this cat is very large"]) == ([trained], "this cat is very large")
-    assert _apart([str(trained), "cat"]) == ([trained], "cat")
-    assert _apart([str(trained), "runs/none"]) == ([trained, Path("runs/none")], "")  # a run that is not there
+    assert _split([str(trained)]) == ([trained], "")
+    assert _split([str(trained), str(trained)]) == ([trained, trained], "")
+    assert _split([str(trained), "this cat is very large"]) == ([trained], "this cat is very large")
+    assert _split([str(trained), "cat"]) == ([trained], "cat")
+    assert _split([str(trained), "runs/none"]) == ([trained, Path("runs/none")], "")  # a run that is not there
     long = "this cat is very large " * 20  # longer than the name of any file
-    assert _apart([str(trained), long]) == ([trained], long)
-    assert _apart([str(trained), ""]) == ([trained], "")
+    assert _split([str(trained), long]) == ([trained], long)
+    assert _split([str(trained), ""]) == ([trained], "")
 
 
 def test_mistakes_are_named(regard: Command, trained: Path, tmp_path: Path) -> None:

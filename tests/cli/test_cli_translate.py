@@ -71,15 +71,15 @@ def test_three_thousand_lines(translate, alone):
     assert [out[n] for n in (0, 1, 2500)] == [alone(lines[n], "--beam", 1) for n in (0, 1, 2500)]
 
 
-def test_a_line_that_is_too_long_is_cut_and_named(regard, trained, tmp_path, alone):
+def test_a_line_that_is_too_long_is_truncated_with_a_warning(regard, trained, tmp_path, alone):
     long = "a b " * 30
     (tmp_path / "in.txt").write_text(f"a\n\n{long}\nb\n")
     result = regard("translate", trained, "--input", tmp_path / "in.txt")
-    assert result.err == "regard: warning: line 3 is longer than 40 tokens and was cut there\n"
+    assert result.err == "regard: warning: line 3 has more than 40 tokens and was truncated\n"
     assert result.out.splitlines() == [alone("a"), "", alone(" ".join(long.split()[:39])), alone("b")]
     quiet = regard("translate", trained, "--input", tmp_path / "in.txt", "--quiet")
     assert (quiet.out, quiet.err) == (result.out, "")
-    assert "cut" in regard("draw", trained, long).err
+    assert "truncated" in regard("draw", trained, long).err
 
 
 def test_what_is_given_together_does_not_matter(translate, regard, trained, copied):
@@ -132,7 +132,7 @@ def test_bad_bytes_of_standard_input_are_replaced_and_named(typed, trained, alon
     result = typed(BAD, "translate", trained)
     assert result.status == 0
     assert result.out.split("\n") == [alone("a b"), alone("\ufffdc"), "", alone("d"), ""]
-    warning = "line 2: not valid UTF-8 (byte 1 of the line); its bad bytes were replaced by U+FFFD"
+    warning = "line 2: not valid UTF-8 (byte 1 of the line); the bytes were replaced by U+FFFD"
     assert result.err == f"regard: warning: {warning}\n"
     assert typed(BAD, "translate", trained, "--quiet").err == ""
     entries = [json.loads(line) for line in typed(BAD, "translate", trained, "--format", "jsonl").out.splitlines()]
@@ -222,12 +222,12 @@ def test_a_part_that_does_not_fit_is_not_resumed(regard, trained, tmp_path, stop
     stops(7, KeyboardInterrupt())
     regard(*command)
     held = part.read_bytes()
-    assert "(beam: 2 then, 3 now)" in regard(*command, "--resume", "--beam", 3).complaint
-    assert "(nbest: 1 then, 2 now)" in regard(*command, "--resume", "--nbest", 2).complaint
+    assert "(beam was 2 and is now 3)" in regard(*command, "--resume", "--beam", 3).complaint
+    assert "(nbest was 1 and is now 2)" in regard(*command, "--resume", "--nbest", 2).complaint
     source.write_text("\n".join(["q", *_sentences(10)[1:]]))
-    assert "made from other input" in regard(*command, "--resume").complaint
+    assert "written from other input" in regard(*command, "--resume").complaint
     source.write_text("\n".join(_sentences(4)))
-    assert "made from other input" in regard(*command, "--resume").complaint
+    assert "written from other input" in regard(*command, "--resume").complaint
     assert part.read_bytes() == held
     source.write_text("\n".join([*_sentences(6), "later lines may have changed"]))
     assert regard(*command, "--resume").status == 0
@@ -257,9 +257,9 @@ def test_sigterm_and_sighup_keep_the_part(regard, trained, tmp_path, stops):
 
 
 def test_a_part_is_written_by_one_process(regard, trained, tmp_path):
-    from regard.cli.partial import kept
+    from regard.cli.partial import partial_output
 
-    with kept(tmp_path / "out", {}, resume=False) as first:
+    with partial_output(tmp_path / "out", {}, resume=False) as first:
         assert "another process is writing it" in regard("translate", trained, "a", "-o", tmp_path / "out").complaint
         first.write(["a"], ["b"])
     assert (tmp_path / "out").read_text() == "b\n"
@@ -289,7 +289,7 @@ def test_n_best_lines(regard, trained):
     both = regard("translate", trained, "a b", "", "a b", "--nbest", 3).out.splitlines()
     assert both == [*lines, "0.0000\t", "", "", *lines]  # as many for every line, also for a blank one
     refused = regard("translate", trained, "a b", "--nbest", 3, "--beam", 2)
-    assert refused.status == 2 and "--nbest 3 needs as many beams, and --beam is 2" in refused.err
+    assert refused.status == 2 and "--nbest 3 needs a beam of at least 3, but --beam is 2" in refused.err
 
 
 def test_fewer_best_than_beams_search_as_widely_as_ever(regard, copied):

@@ -22,22 +22,21 @@ MARKUP: Literal["markdown"] = "markdown"
 
 # The list that `regard --help` shows. A test compares each line with the first paragraph of the verb's own help.
 VERBS = {
-    "train": "Train a model from raw text: vocabulary, training, validation, all into one run directory.",
-    "translate": "Translate sentences, a file, or standard input: as many lines come out as went in.",
-    "generate": "Continue a text, with a run that was trained on plain text.",
-    "fill": "Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the "
-    "best ones.",
-    "evaluate": "Score a run on held-out pairs or held-out text, or a file of translations against references.",
-    "compare": "Score several runs on the same held-out pairs: one table, and a plot of quality against source length.",
+    "train": "Train a model on raw data.",
+    "translate": "Translate sentences, a file, or standard input, line by line.",
+    "generate": "Continue a text, with a language model.",
+    "fill": "Predict the token at each [MASK] of a text, with a masked language model.",
+    "evaluate": "Score a run on held-out data, or a file of translations against references.",
+    "compare": "Score several runs on the same pairs: a table, and a plot of quality by source length.",
     "look": "Look inside runs, live, on a page in the browser.",
-    "draw": "Draw what happens in a model while it reads a text: attention, gates, the way to the next token.",
-    "explain": "Which words the output depends on, with the model as a black box (RISE).",
-    "bench": "Measure how fast a run trains and decodes on this machine, and what that is of what the machine can do.",
-    "recipes": "List the built-in recipes, or print one whole: every setting resolved, with a comment beside it.",
-    "fetch": "Download a public data set. A broken download goes on where it stopped.",
-    "import": "Make a run of somebody else's model, to translate, generate, fill, evaluate and look into as any other.",
-    "export": "Write a run in somebody else's layout.",
-    "verify": "Compare every file of a run with its checksum, and its tokens in the cache.",
+    "draw": "Draw what happens inside a model: attention, gates, the path to the next token.",
+    "explain": "Show which input words the output depends on, with the model as a black box (RISE).",
+    "bench": "Measure how fast a run trains and decodes on this machine.",
+    "recipes": "List the built-in recipes, or print one with all its settings.",
+    "fetch": "Download a public data set.",
+    "import": "Make a run from a Hugging Face model.",
+    "export": "Write a run in the format of another library.",
+    "verify": "Compare every file of a run, and its cached tokens, with their checksums.",
 }
 
 
@@ -57,7 +56,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     name="regard",
     cls=LazyGroup,
-    help="Train attention models, put them to work, and see what they attend to.",
+    help="Train attention models, use them, and see what they attend to.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
@@ -75,9 +74,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when a command fails.")] = False,
 ) -> None:
     """`--debug` is read before the arguments are parsed, so that it may stand anywhere."""
 

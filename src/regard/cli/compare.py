@@ -11,11 +11,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.evaluate import held_out_pairs
 from regard.cli.output import written
-from regard.cli.progress import counted
+from regard.cli.progress import progress_bar
 from regard.data.corpora import read_lines
 from regard.errors import UserError
 from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
@@ -30,7 +31,7 @@ from regard.evaluation.compare import (
     parse_buckets,
     rows,
 )
-from regard.evaluation.compare import buckets as by_length
+from regard.evaluation.compare import buckets as buckets_by_length
 from regard.files import errno_text
 from regard.run_dir import RunDir
 from regard.viz import charts
@@ -40,31 +41,45 @@ from regard.viz.terminal import capabilities
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)],
-    split: Annotated[str, typer.Option(help="Which of the first run's held-out pairs: test, valid, ...")] = "test",
-    source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
-    reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="The split of the first run's data to score: test, valid, ...")
+    ] = "test",
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of a split: source sentences, with --reference.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Reference translations of --source, line by line.")
+    ] = None,
     data: options.Data = None,
-    metric: Annotated[str, typer.Option(help="What is drawn against length: bleu, chrf or exact.")] = "bleu",
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="The metric to plot against source length: bleu, chrf or exact.")
+    ] = "bleu",
     buckets: Annotated[
-        str, typer.Option(metavar="N|LENGTHS", help="So many groups of source lengths, or where they end: 5,10,15.")
+        str,
+        typer.Option(
+            metavar="N|LENGTHS", help="Number of groups of source lengths, or their upper limits, such as 5,10,15."
+        ),
     ] = "6",
-    out: Annotated[Path | None, typer.Option(help="Also draw the plot in this .svg file.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the plot in this .svg file.", show_default=False)
+    ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also write every run's translations.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write the translations of every run.", show_default=False),
     ] = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
     lowercase: options.Lowercase = False,
     moses: options.Moses = None,
     moses_reference: options.MosesReference = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    as_json: options.Json = False,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Score several runs on the same held-out pairs: one table, and a plot of quality against source length.
+    """Score several runs on the same pairs: a table, and a plot of quality by source length.
 
-    The pairs are those of the first run. Perplexity is a token of each run's own vocabulary, so it compares only where
-    the vocabularies are the same; BLEU, chrF and exact matches always do.
+    The pairs are those of the first run. Perplexity is per token of a run's vocabulary, so it can be compared only
+    between runs with the same vocabulary; BLEU, chrF and exact matches always can.
 
     Examples:
 
@@ -75,45 +90,49 @@ def compare(
     if metric not in METRICS:
         raise UserError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
     if out is not None and out.suffix.lower() != ".svg":
-        raise UserError(f"{out}: only .svg files can be drawn (the terminal gets the plot anyway)")
-    wanted, names = parse_buckets(buckets), distinct_names(runs)
+        raise UserError(f"{out}: the plot can only be written as .svg (it is also shown in the terminal)")
+    limits, names = parse_buckets(buckets), distinct_names(runs)
     opened = [RunDir(path) for path in runs]
     _check(opened)
     pairs = held_out_pairs(runs[0], split, source, reference, options.folder(data))
-    _make(save)
-    made = _moses_references([target for _, target in pairs], moses, moses_reference)
-    groups = by_length([source for source, _ in pairs], wanted)
+    _make_folder(save)
+    moses_references = _moses_references([target for _, target in pairs], moses, moses_reference)
+    groups = buckets_by_length([source for source, _ in pairs], limits)
     settings = options.changed(beam=beam, length_penalty=length_penalty)
-    standings = []
+    scored = []
     for run, name in zip(opened, names, strict=True):
-        outputs, standing = _stand(run, name, pairs, groups, cast("Metric", metric), lowercase, settings, device, quiet)
+        outputs, scores = _score(run, name, pairs, groups, cast("Metric", metric), lowercase, settings, device, quiet)
         if moses is not None:
-            standing = replace(standing, moses=moses_tokenized_bleu(outputs, made, language=moses))
-        standings.append(standing)
+            scores = replace(scores, moses=moses_tokenized_bleu(outputs, moses_references, language=moses))
+        scored.append(scores)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
-    chart = _chart(standings, groups, metric, _what(opened[0], split, source))
+    chart = _chart(scored, groups, metric, _data_name(opened[0], split, source))
     if out is not None:
         with written(out) as file:
             file.write(charts.svg(chart))
-    _print(opened, standings, groups, chart, metric, as_json)
+    _print(opened, scored, groups, chart, metric, as_json)
 
 
 def _check(runs: list[RunDir]) -> None:
-    """Whether the runs can stand side by side at all, before anything is translated."""
+    """Check that the runs can be compared, before anything is translated."""
     first = runs[0]
     for run in runs:
-        if run.recipe.data.is_text:
-            raise UserError(f"{run.path} was trained on plain text, not on pairs: there are no translations to compare")
+        task = tasks.of(run.recipe)
+        if "compare" not in task.verbs:
+            raise UserError(
+                f"{run.path}: regard compare is for translation; this run was trained for {task.name}: "
+                "use `regard evaluate`"
+            )
         if run.recipe.data.lowercase != first.recipe.data.lowercase:
-            one, other = (first, run) if first.recipe.data.lowercase else (run, first)
-            raise UserError(f"{one.path} is lower-cased and {other.path} is not: their scores do not compare")
+            lower, other = (first, run) if first.recipe.data.lowercase else (run, first)
+            raise UserError(f"{lower.path} is lower-cased and {other.path} is not: their scores cannot be compared")
         if not run.best.exists():
             raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
 
 
 def _moses_references(references: list[str], language: str | None, file: Path | None) -> list[str]:
-    """Made before anything is translated, so that what is missing for them is told at once."""
+    """Read or make the tokenised references, before anything is translated, so that errors show at once."""
     if language is None:
         if file is not None:
             raise UserError("--moses-reference needs --moses LANG")
@@ -126,15 +145,15 @@ def _moses_references(references: list[str], language: str | None, file: Path | 
     return lines
 
 
-def _stand(
+def _score(
     run: RunDir, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
     settings: dict[str, object], device: str, quiet: bool,
 ) -> tuple[list[str], RunScores]:  # fmt: skip
-    """Translate with one run, and score it."""
+    """Translate with one run; return the translations and their scores."""
     model = load(run.path, device=device)
     logprobs, _ = model.score_pairs(pairs)
     tokens = sum(map(len, logprobs))
-    with counted(f"translating with {name}", len(pairs), quiet) as progress:
+    with progress_bar(f"translating with {name}", len(pairs), quiet) as progress:
         answers = decoders.translator(model, settings)([source for source, _ in pairs], progress=progress)
     outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
     return outputs, RunScores(
@@ -148,7 +167,7 @@ def _stand(
     )
 
 
-def _make(folder: Path | None) -> None:
+def _make_folder(folder: Path | None) -> None:
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -162,8 +181,8 @@ def _save(folder: Path | None, name: str, lines: list[str]) -> None:
             file.writelines(line + "\n" for line in lines)
 
 
-def _what(run: RunDir, split: str, source: Path | None) -> str:
-    """What to call the pairs that were translated."""
+def _data_name(run: RunDir, split: str, source: Path | None) -> str:
+    """A name for the pairs that were translated."""
     data = run.recipe.data
     if source is None and data.corpus is None:
         files = {"valid": data.valid, "test": data.test}.get(split)
@@ -171,15 +190,15 @@ def _what(run: RunDir, split: str, source: Path | None) -> str:
     return source.name if source is not None else f"{data.corpus} {split}" if data.corpus else split
 
 
-def _chart(standings: list[RunScores], groups: list[Bucket], metric: str, what: str) -> Chart:
+def _chart(scored: list[RunScores], groups: list[Bucket], metric: str, data_name: str) -> Chart:
     series = tuple(
         Series(s.name, tuple(Point(g.mean, m.score, m.low, m.high) for g, m in zip(groups, s.by_length, strict=True)))
-        for s in standings
+        for s in scored
     )
     sizes = [len(group.lines) for group in groups]
     size = f"{min(sizes):,} to {max(sizes):,} sentences" if min(sizes) < max(sizes) else f"{sizes[0]:,} sentences"
     return Chart(
-        title=f"Quality by source length: {what}",
+        title=f"Quality by source length: {data_name}",
         x_title="source length (words)",
         y_title=METRICS[metric],
         series=series,
@@ -189,26 +208,26 @@ def _chart(standings: list[RunScores], groups: list[Bucket], metric: str, what: 
 
 
 def _print(
-    runs: list[RunDir], standings: list[RunScores], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
+    runs: list[RunDir], scored: list[RunScores], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
 ) -> None:
     same = len({run.tokenizers[1].to_json() for run in runs}) == 1
-    scores, moses = standings[0].scores, standings[0].moses
+    scores, moses = scored[0].scores, scored[0].moses
     if as_json:
         entry: dict[str, Any] = {"lines": scores.lines, "metric": metric, "same_vocabulary": same}
         entry |= {"bleu_signature": scores.bleu_signature, "chrf_signature": scores.chrf_signature}
         entry |= {"moses_bleu_signature": moses[1]} if moses is not None else {}
-        typer.echo(json.dumps(entry | {"runs": [standing.as_json(groups) for standing in standings]}))
+        typer.echo(json.dumps(entry | {"runs": [each.as_json(groups) for each in scored]}))
         return
     width, colour = capabilities(sys.stdout)
-    typer.echo(charts.columned(*rows(standings, same), width=max(width, 80), left=2))
+    typer.echo(charts.columned(*rows(scored, same), width=max(width, 80), left=2))
     if not same:
-        typer.echo("* a token of the run's own vocabulary; the vocabularies differ, so these do not compare")
-    typer.echo(f"{scores.lines:,} sentences. tokens/s: target tokens a second of training.")
-    for other, standing in zip(runs[1:], standings[1:], strict=True):
+        typer.echo("* per token of the run's vocabulary; the vocabularies differ, so these cannot be compared")
+    typer.echo(f"{scores.lines:,} sentences. tokens/s: target tokens per second of training.")
+    for other, each in zip(runs[1:], scored[1:], strict=True):
         if other.recipe.data.model_copy(update={"folder": None}) != runs[0].recipe.data.model_copy(
             update={"folder": None}
         ):
-            typer.echo(f"{standing.name} was trained on other data than {standings[0].name}")
+            typer.echo(f"{each.name} was trained on other data than {scored[0].name}")
     typer.echo(f"BLEU {scores.bleu_signature}\nchrF {scores.chrf_signature}")
     if moses is not None:
         typer.echo(f"Moses BLEU {moses[1]}")

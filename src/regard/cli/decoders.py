@@ -6,27 +6,26 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from regard.api import Model
 from regard.decoding.generate import Generator
 from regard.decoding.translate import Translator
 from regard.errors import UserError
 from regard.recipes.errors import SettingFault
+from regard.runs import LoadedRun
 
 Decoder = TypeVar("Decoder")
 
 
-def translator(model: Model, settings: dict[str, object]) -> Translator:
-    """A translator with the settings that were given."""
-    return _made(model.translator, settings)
+def translator(model: LoadedRun, settings: dict[str, object]) -> Translator:
+    """Make a translator with these settings; an invalid one is an error that names its option."""
+    return _make(model.translator, settings)
 
 
-def generator(model: Model, settings: dict[str, object]) -> Generator:
-    """What continues texts with the settings that were given."""
-    return _made(model.generator, settings)
+def generator(model: LoadedRun, settings: dict[str, object]) -> Generator:
+    """Make a generator with these settings; an invalid one is an error that names its option."""
+    return _make(model.generator, settings)
 
 
-def _made(make: Callable[..., Decoder], settings: dict[str, object]) -> Decoder:
-    """Make it with these settings; one that cannot be is an error that names its option."""
+def _make(make: Callable[..., Decoder], settings: dict[str, object]) -> Decoder:
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{_option(name)} {value}: must be a finite number")

@@ -21,6 +21,8 @@ from regard.viz.views import MapChoice, Picture, files
 
 
 class ViewOption(StrEnum):
+    """The views that --view can name."""
+
     align = "align"
     maps = "maps"
     heads = "heads"
@@ -31,23 +33,27 @@ class ViewOption(StrEnum):
 
 
 class PartOption(StrEnum):
+    """The parts of a model that --part can name."""
+
     cross = "cross"
     encoder = "encoder"
     decoder = "decoder"
 
 
 class Theme(StrEnum):
+    """The colours of a picture."""
+
     auto = "auto"
     light = "light"
     dark = "dark"
 
 
 TEXTLESS = (ViewOption.positions, ViewOption.curves)
-READ_BY = {  # which views an option says something to
+VIEWS_WITH = {  # the views in which an option has an effect
     "--part": (ViewOption.maps, ViewOption.gates),
     "--layer": (ViewOption.align, ViewOption.maps, ViewOption.gates),
     "--head": (ViewOption.align, ViewOption.maps),
-    "--pieces": (ViewOption.align, ViewOption.maps),
+    "--tokens": (ViewOption.align, ViewOption.maps),
     "--target": (ViewOption.align, ViewOption.maps, ViewOption.heads, ViewOption.walk, ViewOption.gates),
     "--kind": (ViewOption.positions,),
     "--beside": (ViewOption.curves,),
@@ -60,59 +66,73 @@ def draw(
     text: Annotated[
         str | None,
         typer.Argument(
-            metavar="TEXT", help="What the model reads; positions and curves need none.", show_default=False
+            metavar="TEXT", help="The input of the model; the views positions and curves need none.", show_default=False
         ),
     ] = None,
     view: Annotated[
         ViewOption | None,
-        typer.Option(metavar="VIEW", help="What to see. [default: the first that the model has of align, maps, gates]"),
+        typer.Option(
+            metavar="VIEW",
+            help="What to draw, see above. [default: the first of align, maps, gates that the model has]",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A file: .svg, .png or .pdf for the picture, .html for the page with everything in it, .json for the "
-            "numbers, .safetensors for all that was recorded. None, or -: the terminal.",
+            help="Write a file: .svg, .png or .pdf for the picture, .html for an interactive page, .json for the "
+            "numbers, .safetensors for all recorded tensors. [default: draw in the terminal]",
             show_default=False,
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Draw this output instead of the model's own.")] = None,
-    part: Annotated[
-        PartOption | None, typer.Option(help="Whose attention (maps) or gates. [default: the first]")
+    target: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The output to draw. [default: the model's own output]")
     ] = None,
-    layer: Annotated[int | None, typer.Option(min=1, help="One layer. [default: mean of all; gates: all]")] = None,
+    part: Annotated[
+        PartOption | None,
+        typer.Option(help="Views maps and gates: the part of the model. [default: the first that it has]"),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Draw one layer. [default: the mean of all; view gates: all]")
+    ] = None,
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="N|mean|best", help="One head, or the best-aligned one (needs gold links). [default: mean]"
+            metavar="N|mean|best",
+            help="Draw one head; best is the head that aligns words best, if gold alignments are built in. "
+            "[default: mean]",
         ),
     ] = None,
-    pieces: Annotated[
-        bool, typer.Option("--pieces", help="Tokens as the model sees them, not joined to words.")
-    ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of whole words.")] = False,
     kind: Annotated[
-        str | None, typer.Option(help="Positions: sinusoidal, learned, index, fraction. [default: the run's]")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="View positions: sinusoidal, learned, index or fraction. [default: those of the run]",
+        ),
     ] = None,
     beside: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Curves: another run in the same charts; may be repeated.")
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="View curves: another run in the same charts. Repeatable."),
     ] = None,
     theme: Annotated[
-        Theme, typer.Option(help="Of a picture; auto follows the reader's screen, .png is light.")
+        Theme,
+        typer.Option(help="The colours of a file; auto follows the viewer's settings (.png and .pdf are light)."),
     ] = Theme.auto,
     weights: options.Weights = "best",
     device: options.Device = "auto",
 ) -> None:
-    """Draw what happens in a model while it reads a text: attention, gates, the way to the next token.
+    """Draw what happens inside a model: attention, gates, the path to the next token.
 
-    - **align**: where each output word looked in the source
-    - **maps**: one attention of any part
-    - **heads**: every head of every layer, small
-    - **walk**: from text to the next token, step by step
-    - **gates**: what gates let through, token by token
-    - **positions**: the vectors that say where a token stands
-    - **curves**: how training went
+    - **align**: which source words each output word attends to
+    - **maps**: the attention weights of one part of the model
+    - **heads**: every head of every layer, side by side
+    - **walk**: from the text to the next token, step by step
+    - **gates**: the gates of a recurrent model, token by token
+    - **positions**: the position vectors
+    - **curves**: training and validation over time
 
-    Attention shows where the model looked, which is not by itself an explanation of what it said.
+    Attention shows where the model looked; that alone does not explain its output.
 
     Examples:
 
@@ -125,20 +145,20 @@ def draw(
     path = None if out is None or str(out) == "-" else out
     if path is not None:
         files.checked(path, traced=view not in TEXTLESS)
-    options.readable(TEXT=text, **{"--target": target})
+    options.check_utf8(TEXT=text, **{"--target": target})
     view = ViewOption.maps if view is None and part is not None else view
     given: dict[str, object] = {
         "--part": part,
         "--layer": layer,
         "--head": head,
-        "--pieces": pieces or None,
+        "--tokens": tokens or None,
         "--target": target,
     }
     given |= {"--kind": kind, "--beside": beside, "--weights": None if weights == "best" else weights}
-    idle = _idle(view, given)
-    if idle is not None:
-        where = f"on --view {view}" if view is not None else "here"
-        raise UserError(f"{idle} has no effect {where}: it is for --view {' and '.join(READ_BY[idle])}")
+    unused = _without_effect(view, given)
+    if unused is not None:
+        where = f"on --view {view}" if view is not None else "without --view"
+        raise UserError(f"{unused} has no effect {where}: it is for --view {' and '.join(VIEWS_WITH[unused])}")
     if view in TEXTLESS:
         picture = (
             _curves([run, *(beside or [])])
@@ -147,31 +167,33 @@ def draw(
         )
         return _show(picture, path, theme)
     if text is None:
-        raise UserError("TEXT is missing: what should the model read? (--view curves and positions need none)")
+        raise UserError("TEXT is missing: give the text that the model reads (--view curves and positions need none)")
     if not text.strip():
-        raise UserError("there is nothing to draw: the sentence is blank")
-    choice = _choice(part, layer, head, pieces)
+        raise UserError("TEXT is blank: there is nothing to draw")
+    choice = _choice(part, layer, head, tokens)
     _show(views.draw(_trace(run, text, target, weights, device), view, choice), path, theme)
 
 
-def _idle(view: ViewOption | None, given: dict[str, object]) -> str | None:
-    """An option that was given and that the view does not read; without a view, one that no view of a text reads."""
+def _without_effect(view: ViewOption | None, given: dict[str, object]) -> str | None:
+    """The first given option that has no effect in the view; without a view, in no view of a text."""
     views = {view} if view is not None else set(ViewOption) - set(TEXTLESS)
-    return next((name for name, value in given.items() if value is not None and not views & set(READ_BY[name])), None)
+    return next(
+        (name for name, value in given.items() if value is not None and not views & set(VIEWS_WITH[name])), None
+    )
 
 
-def _choice(part: PartOption | None, layer: int | None, head: str | None, pieces: bool) -> MapChoice:
-    """People count from 1."""
+def _choice(part: PartOption | None, layer: int | None, head: str | None, tokens: bool) -> MapChoice:
+    """Parse --head, and count layers and heads from 0."""
     if head not in (None, "mean", "best") and not (head.isascii() and head.isdigit() and int(head) > 0):
-        raise UserError(f"--head {head}: give a number from 1, mean or best")
+        raise UserError(f"--head {head}: must be a number from 1, mean or best")
     chosen = None if head in (None, "mean") else "best" if head == "best" else int(head) - 1
-    return MapChoice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not pieces)  # type: ignore[arg-type]
+    return MapChoice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not tokens)  # type: ignore[arg-type]
 
 
 def _trace(run: Path, text: str, target: str | None, weights: str, device: str) -> Trace:
     trace = load(run, weights=weights, device=device).trace(text, target)
     if trace.header["text"]["cut"]:
-        note("regard: warning: the text is longer than the model reads and was cut")
+        note("regard: warning: the text is longer than the model's maximum and was truncated")
     return trace
 
 
@@ -180,15 +202,14 @@ def _curves(paths: list[Path]) -> Picture:
 
 
 def _positions(run: Path, kind: str | None, text: str | None, weights: str, device: str) -> Picture:
-    """The run's own positions, or named ones as wide as the run's; as many as the text has tokens."""
+    """Draw the positions of the run, or those of another kind with the same width; as many as the text has tokens."""
     model = load(run, weights=weights, device=device)
-    own = getattr(model.run.recipe.model, "positions", None)
-    if kind is None and own is None:
-        family = model.run.recipe.model.family
-        raise UserError(f"{run}: a {family} model reads in order and adds no positions; --kind sinusoidal shows some")
+    used = getattr(model.run.recipe.model, "positions", None)
+    if kind is None and used is None:
+        raise UserError(f"{run}: this model adds no positions; --kind sinusoidal shows those of other models")
     length = 64 if text is None else max(2, len(model.run.tokenizers[0].encode(text)))
-    table = position_study.table(model.module) if kind in (None, "learned") and own == "learned" else None
-    study = position_study.study(kind or str(own), length, model.run.recipe.model.width, table=table)
+    table = position_study.table(model.module) if kind in (None, "learned") and used == "learned" else None
+    study = position_study.study(kind or str(used), length, model.run.recipe.model.width, table=table)
     return views.positions(study, run.name if kind is None else "")
 
 
@@ -198,6 +219,6 @@ def _show(picture: Picture, path: Path | None, theme: Theme) -> None:
         return typer.echo(picture.text(width=width, colour=colour))
     missing = picture.save(path, theme=theme.value)
     if missing:
-        note(f"regard: warning: no font here has {missing}: an .svg leaves that to its reader")
-    said = "" if picture.trace is None else f": {picture.trace.header['text']['target']}"
-    note(f"{path}{said}")
+        note(f"regard: warning: no installed font has {missing}; an .svg file uses the fonts of its viewer")
+    output = "" if picture.trace is None else f": {picture.trace.header['text']['target']}"
+    note(f"{path}{output}")

@@ -10,34 +10,51 @@ from typing import Annotated
 
 import typer
 
+from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
 from regard.cli.output import written
-from regard.cli.progress import counted
+from regard.cli.progress import progress_bar
 from regard.data.corpora import held_out, read_lines
 from regard.errors import UserError
 from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
 
-MASKS = 200  # of an explanation: hundreds of sentences are explained, and single links need no error bars
+MASKS = 200  # for each sentence of --explanations: fewer than `regard explain`, which also gives standard errors
 
 
 def evaluate(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run directory; or use --outputs.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="A run directory. [default: score --outputs]")
+    ] = None,
     others: options.With = None,
-    split: Annotated[str, typer.Option(help="Which held-out pairs: test, valid, or a built-in corpus's own.")] = "test",
-    source: Annotated[Path | None, typer.Option(help="Instead of a split: a file of source sentences ...")] = None,
-    reference: Annotated[Path | None, typer.Option(help="... and of reference translations.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Runs on text: score this file instead of a split.")] = None,
+    split: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split to score: test, valid, or another one of a built-in corpus."),
+    ] = "test",
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of a split: source sentences, with --reference.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Reference translations of --source, line by line.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Language models: score this file instead of a split.")
+    ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs on text: move the window by so many tokens. [default: half the context]"),
+        typer.Option(
+            metavar="N", min=1, help="Language models: move the window by this many tokens. [default: half the context]"
+        ),
     ] = None,
-    outputs: Annotated[Path | None, typer.Option(help="Score these translations; no model is run.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Also write the translations to this file.")] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Score these translations against --reference, without a RUN."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the translations to this file.")] = None,
     data: options.Data = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
@@ -45,71 +62,94 @@ def evaluate(
     moses: options.Moses = None,
     moses_reference: options.MosesReference = None,
     alignment: Annotated[
-        bool, typer.Option("--alignment", help="Score the links between words that attention draws.")
+        bool, typer.Option("--alignment", help="Score the word alignment that cross-attention gives.")
     ] = False,
     gold: Annotated[
         Path | None,
-        typer.Option(help="For --alignment: gold links of --source and --reference. [default: the corpus's own]"),
+        typer.Option(
+            metavar="FILE",
+            help="With --alignment: gold alignment of --source and --reference. [default: that of a built-in corpus]",
+        ),
     ] = None,
     dev: Annotated[
         tuple[Path, Path, Path] | None,
-        typer.Option(metavar="GOLD SOURCE REFERENCE", help="For --gold: files to choose head and rows on."),
+        typer.Option(
+            metavar="GOLD SOURCE REFERENCE", help="With --gold: development files to choose the head and --rows on."
+        ),
     ] = None,
     swapped: Annotated[
-        bool, typer.Option("--swapped", help="For --gold: the target's position comes first in a link.")
+        bool, typer.Option("--swapped", help="With --gold: a link gives the target position first.")
     ] = False,
     layer: Annotated[
-        int | None, typer.Option(min=1, help="For --alignment: one decoder layer. [default: a table]")
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --alignment: score one decoder layer. [default: a table of all]"),
     ] = None,
-    head: Annotated[int | None, typer.Option(min=1, help="For --alignment: one head of it. [default: mean]")] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --layer: score one head. [default: the mean of all]")
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(
             metavar="predicting|reading",
-            help="For --alignment: which decoder row speaks for a word. [default: chosen on the development pairs]",
+            help="With --alignment: whether a target word is aligned by the attention of the position that predicts it "
+            "or of the position that reads it. [default: chosen on the development pairs]",
         ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="For --alignment: link all words of at least this weight. [default: the weightiest alone]"),
+        typer.Option(
+            metavar="X",
+            help="With --alignment: link a word with all source words of at least this weight. "
+            "[default: with the one of the largest weight]",
+        ),
     ] = None,
-    least: Annotated[
+    min_weight: Annotated[
         str | None,
         typer.Option(
-            metavar="WEIGHT|auto",
-            help="For --alignment: no link for a word whose weightiest has less; auto: chosen on development pairs.",
+            metavar="X|auto",
+            help="With --alignment: link no source word whose weight is below this; auto: chosen on the development "
+            "pairs. [default: 0]",
         ),
     ] = None,
     explanations: Annotated[
-        bool, typer.Option("--explanations", help="For --alignment: also the links that explanations (RISE) draw.")
+        bool,
+        typer.Option(
+            "--explanations", help="With --alignment: also score the alignment that explanations (RISE) give."
+        ),
     ] = False,
     masks: Annotated[
-        int | None, typer.Option(min=4, help="For --explanations: ask with so many words hidden. [default: 200]")
+        int | None,
+        typer.Option(
+            metavar="N", min=4, help="With --explanations: maximum number of masks for each sentence. [default: 200]"
+        ),
     ] = None,
     how: Annotated[
         options.MaskMethodOption | None,
-        typer.Option(help="For --explanations: how words are hidden. [default: unknown]"),
+        typer.Option(
+            help="With --explanations: replace hidden words by the unknown token, or drop them. [default: unknown]"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    as_json: options.Json = False,
     weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Score a run on held-out pairs or held-out text, or a file of translations against references.
+    """Score a run on held-out data, or a file of translations against references.
 
-    BLEU and chrF are sacreBLEU's, printed with the signature that makes them comparable; exact is the share of
-    sentences that are right to the letter; perplexity is of the reference, a token of this run's vocabulary.
+    Translation: BLEU and chrF by sacreBLEU, with the signatures that make them comparable; exact, the percentage of
+    sentences identical to the reference; perplexity of the reference per token of this run's vocabulary.
 
-    A run on plain text has a perplexity and bits per byte. Text longer than the model's context is read in windows that
-    overlap: every token is scored once, with at least context - stride tokens before it (but for those at the start).
-    A run that fills in gaps has an accuracy.
+    Language models: perplexity and bits per byte. Text longer than the context is scored in overlapping windows: every
+    token is scored once, with at least context - stride tokens before it, except at the start.
 
-    --alignment force-decodes the references and holds what the decoder looked at against gold links: alignment error
-    rate, precision and recall (Och and Ney 2003). Gold files are Pharaoh's (0-0 1-2, from 0) or NAACL 2003's (sentence,
-    two positions, S or P, from 1); words are what stands between spaces. --explanations holds against them what the
-    references depend on, too: the model is asked about every source with words hidden, which takes a while.
+    Masked language models and classifiers: accuracy.
+
+    --alignment decodes the references (teacher forcing) and compares the cross-attention with gold alignments:
+    alignment error rate, precision and recall (Och and Ney 2003). Gold files are in Pharaoh format (0-0 1-2, from 0) or
+    NAACL 2003 format (sentence, two positions, S or P, from 1); words are separated by spaces. --explanations does the
+    same for explanations of every sentence (see regard explain), which takes longer.
 
     Examples:
 
@@ -125,43 +165,54 @@ def evaluate(
 
         regard evaluate --outputs out.txt --reference ref.txt
     """
-    together = {"with": others or None}
+    ensemble = {"with": others or None}
     if alignment:
-        _idle("with --alignment", **together)
-        _idle("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
-        _idle("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
-        _idle("with --alignment", moses=moses, moses_reference=moses_reference, precision=_other(precision))
+        options.refuse("with --alignment", **ensemble)
+        options.refuse("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
+        options.refuse("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
+        options.refuse("with --alignment", moses=moses, moses_reference=moses_reference, precision=_unusual(precision))
         if run is None:
-            raise UserError("--alignment needs a RUN whose attention is looked at")
+            raise UserError("--alignment needs a RUN whose attention is scored")
         if not explanations:
-            _idle("without --explanations", masks=masks, how=how)
-        asked = (masks or MASKS) if explanations else None
+            options.refuse("without --explanations", masks=masks, how=how)
+        used_masks = (masks or MASKS) if explanations else None
         given = AlignmentOptions(
-            gold, source, reference, dev, swapped, layer, head, rows, threshold, least, asked, how or "unknown"
+            gold,
+            source,
+            reference,
+            dev,
+            swapped,
+            layer,
+            head,
+            rows,
+            threshold,
+            min_weight,
+            used_masks,
+            how or "unknown",
         )
         evaluate_alignment(RunDir(run), split, given, weights, device, as_json, quiet)
         return
-    _idle("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
-    _idle("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, least=least)
-    _idle("without --alignment", explanations=explanations or None, masks=masks, how=how)
-    if run is not None and (settings := _data(run, data)).is_text:
-        where = "for a run that was trained on plain text"
-        _idle(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
-        _idle(where, length_penalty=length_penalty, lowercase=lowercase or None, **together)
-        _idle(where, moses=moses, moses_reference=moses_reference, precision=_other(precision))
-        evaluate_text(RunDir(run), settings, split, text, stride, weights, device, as_json, quiet)
+    options.refuse("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
+    options.refuse("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, min_weight=min_weight)
+    options.refuse("without --alignment", explanations=explanations or None, masks=masks, how=how)
+    task = None if run is None else tasks.of(RunDir(run).recipe)
+    if run is not None and task is not None and not task.has_source:
+        where = f"for a run that was trained on {task.trained_on}"
+        options.refuse(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
+        options.refuse(where, length_penalty=length_penalty, lowercase=lowercase or None, **ensemble)
+        options.refuse(where, moses=moses, moses_reference=moses_reference, precision=_unusual(precision))
+        evaluate_text(RunDir(run), _data(run, data), split, text, stride, weights, device, as_json, quiet)
         return
-    _idle("but for a run that was trained on plain text", text=text, stride=stride)
+    options.refuse("except for a run that was trained on plain text", text=text, stride=stride)
     with ExitStack() as stack:
-        saved = (
-            stack.enter_context(written(save)) if save is not None else None
-        )  # opened first: a wrong path fails at once
+        # Opened before translating, so that a wrong path fails at once.
+        saved = stack.enter_context(written(save)) if save is not None else None
         perplexity = None
         if run is None:
-            _idle("without a RUN", **together, weights=None if weights == "best" else weights)
+            options.refuse("without a RUN", **ensemble, weights=None if weights == "best" else weights)
             hypotheses, references = _files(outputs, source, reference)
         elif outputs is not None:
-            raise UserError("give a RUN, or --outputs with --reference, but not both")
+            raise UserError("give either a RUN or --outputs with --reference, not both")
         else:
             pairs = held_out_pairs(run, split, source, reference, data)
             references = [target for _, target in pairs]
@@ -174,12 +225,12 @@ def evaluate(
     scores = score_texts(hypotheses, references, lowercase=lowercase)
     tokenized = None
     if moses is not None:
-        made = (
+        moses_references = (
             moses_tokenize(references, language=moses) if moses_reference is None else list(read_lines(moses_reference))
         )
-        tokenized = moses_tokenized_bleu(hypotheses, made, language=moses)
-    if run is not None and RunDir(run).recipe.classifies:
-        _print_classes(scores, as_json)
+        tokenized = moses_tokenized_bleu(hypotheses, moses_references, language=moses)
+    if task is not None and task.output == "class":
+        _print_accuracy(scores, as_json)
     else:
         _print(scores, perplexity, tokenized, as_json)
 
@@ -188,42 +239,38 @@ def _files(outputs: Path | None, source: Path | None, reference: Path | None) ->
     if outputs is None or reference is None:
         raise UserError("give a RUN, or --outputs with --reference")
     if source is not None:
-        raise UserError("--source is for a RUN to translate; --outputs needs --reference only")
+        raise UserError("--source has no effect with --outputs, which needs only --reference")
     return _aligned(outputs, reference)
 
 
-def _aligned(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    left, right = list(read_lines(one)), list(read_lines(other))
-    if len(left) != len(right):
-        raise UserError(f"not line-aligned: {one} has {len(left)} lines, {other} has {len(right)}")
-    if not left:
-        raise UserError(f"no lines to score: {one} is empty")
-    return left, right
+def _aligned(first: Path, second: Path) -> tuple[list[str], list[str]]:
+    """Read two files that must have the same number of lines."""
+    lines = list(read_lines(first)), list(read_lines(second))
+    if len(lines[0]) != len(lines[1]):
+        raise UserError(f"not line-aligned: {first} has {len(lines[0])} lines, {second} has {len(lines[1])}")
+    if not lines[0]:
+        raise UserError(f"no lines to score: {first} is empty")
+    return lines
 
 
 def _data(run: Path, folder: Path | None) -> DataSettings:
-    """The run's data settings, its files looked up in the folder of --data."""
+    """The data settings of a run, with the folder of --data."""
     settings = RunDir(run).recipe.data
-    found = options.folder(folder)
-    return settings if found is None else settings.model_copy(update={"folder": str(found)})
+    given = options.folder(folder)
+    return settings if given is None else settings.model_copy(update={"folder": str(given)})
 
 
-def _idle(where: str, **given: object) -> None:
-    """An option that was given and would change nothing is a mistake."""
-    for name in options.changed(**given):
-        raise UserError(f"--{name.replace('_', '-')} has no effect {where}")
-
-
-def _other(precision: str) -> str | None:
-    """A precision that is not the usual one."""
+def _unusual(precision: str) -> str | None:
+    """The precision, if it is not the default."""
     return None if precision == "auto" else precision
 
 
 def held_out_pairs(
     run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
 ) -> list[tuple[str, str]]:
+    """The pairs of two files, or of a split of the run's data."""
     if (source is None) != (reference is None):
-        raise UserError("--source and --reference go together")
+        raise UserError("--source and --reference must be given together")
     if source is not None and reference is not None:
         return list(zip(*_aligned(source, reference), strict=True))
     return held_out(_data(run, data), split)
@@ -238,17 +285,18 @@ def _translate(
     quiet: bool,
     settings: dict[str, object],
 ) -> tuple[list[str], float]:
+    """Translate the sources; return the translations, and the perplexity of the targets."""
     model = load(*runs, weights=weights, device=device, precision=precision)
     logprobs, _ = model.score_pairs(pairs)
     tokens = sum(len(line) for line in logprobs)
     perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
-    with counted("translating", len(pairs), quiet) as progress:
+    with progress_bar("translating", len(pairs), quiet) as progress:
         answers = decoders.translator(model, settings)([source for source, _ in pairs], progress=progress)
     return [answer.texts[0] for answer in answers], perplexity
 
 
-def _print_classes(scores: TextScores, as_json: bool) -> None:
-    """Of a classifier: how many texts got their class. BLEU has nothing to say of single words."""
+def _print_accuracy(scores: TextScores, as_json: bool) -> None:
+    """Print the accuracy of a classifier."""
     if as_json:
         typer.echo(json.dumps({"lines": scores.lines, "accuracy": scores.exact}))
     else:
@@ -274,6 +322,6 @@ def _print(scores: TextScores, perplexity: float | None, tokenized: tuple[float,
     typer.echo(f"chrF        {scores.chrf:6.2f}   {scores.chrf_signature}")
     typer.echo(f"exact       {scores.exact:6.2f} % of {scores.lines:,} sentences")
     if perplexity is not None:
-        typer.echo(f"perplexity  {perplexity:6.3f}   a target token, the end mark counted")
+        typer.echo(f"perplexity  {perplexity:6.3f}   per target token, EOS included")
     if tokenized is not None:
         typer.echo(f"Moses BLEU  {tokenized[0]:6.2f}   {tokenized[1]}")

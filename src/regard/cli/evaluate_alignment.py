@@ -1,4 +1,4 @@
-"""What `regard evaluate --alignment` does: how well a model's attention, and explanations of it, align words."""
+"""`regard evaluate --alignment`: how well attention, and explanations, align words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import typer
 
-from regard import accelerate, devices
+from regard import accelerate, devices, tasks
 from regard.cli.output import note
-from regard.cli.progress import counted
+from regard.cli.progress import progress_bar
 from regard.data.corpora import corpora
 from regard.errors import UserError
 from regard.interpret.alignments import (
@@ -33,14 +33,14 @@ from regard.run_dir import RunDir
 from regard.viz.charts import columned
 
 ROWS = {
-    "predicting": "the row that predicts a word speaks for it (it reads what comes before)",
-    "reading": "the row that reads a word speaks for it (it predicts what comes next)",
+    "predicting": "a word is aligned by the attention of the position that predicts it (its input is the token before)",
+    "reading": "a word is aligned by the attention of the position that reads it (it predicts the token after)",
 }
 
 
 @dataclass(frozen=True)
 class AlignmentOptions:
-    """The options of --alignment as they were given; layers and heads count from 1."""
+    """The options of --alignment; layers and heads count from 1."""
 
     gold: Path | None
     source: Path | None
@@ -51,75 +51,77 @@ class AlignmentOptions:
     head: int | None
     rows: str | None
     threshold: float | None
-    least: str | None = None  # a weight, or "auto"
-    masks: int | None = None  # of explanations; None: no explanations
+    min_weight: str | None = None  # a number, or "auto"
+    masks: int | None = None  # for explanations; None: no explanations
     how: str = "unknown"
 
     @property
-    def leasts(self) -> tuple[float, ...]:
-        """What a link has to weigh at least; several: to be chosen among."""
-        if self.least == "auto":
+    def min_weights(self) -> tuple[float, ...]:
+        """The minimum weight of a link; several if it is to be chosen."""
+        if self.min_weight == "auto":
             return LEASTS
-        return (float(self.least or 0),)
+        return (float(self.min_weight or 0),)
 
 
 @dataclass(frozen=True)
 class AlignmentSet:
-    """Sentence pairs with gold links, what to call them, and what attention made of them, if there is any."""
+    """Sentence pairs with gold links, and how well attention aligns them; None if the model has no cross-attention."""
 
     name: str
     pairs: list[Aligned]
-    found: Alignments | None
+    alignments: Alignments | None
 
     def score(self, view: AttentionView) -> AlignmentScore:
-        assert self.found is not None  # or there would be no view
-        return self.found.scores[view]
+        assert self.alignments is not None  # else there is no view
+        return self.alignments.scores[view]
 
     @property
     def sure(self) -> int:
+        """The number of sure links."""
         return sum(len(pair.gold.sure) for pair in self.pairs)
 
     @property
     def possible(self) -> int:
+        """The number of sure or possible links."""
         return sum(len(pair.gold.possible) for pair in self.pairs)
 
 
 def evaluate_alignment(
     run: RunDir, split: str, given: AlignmentOptions, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
-    """Measure on the gold links of files or of the run's built-in corpus; what is open is chosen on other pairs."""
+    """Score on gold links of files or of the run's built-in corpus; choose the head and rows on development pairs."""
     _check(run, given)
-    named = _pairs(run, split, given, quiet)
-    place = devices.pick(device)
-    model, parts = run.model(place, weights), []
+    named_pairs = _pairs(run, split, given, quiet)
+    target = devices.pick(device)
+    model, sets = run.model(target, weights), []
     accelerate.for_inference(model)
-    for name, pairs in named:
-        with counted(f"aligning {name}", len(pairs), quiet) as progress:
-            settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.leasts}
-            settings |= {"device": place, "progress": progress}
+    for name, pairs in named_pairs:
+        with progress_bar(f"aligning {name}", len(pairs), quiet) as progress:
+            settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.min_weights}
+            settings |= {"device": target, "progress": progress}
             try:
-                found = measure(model, run.tokenizers, run.recipe, pairs, **settings)
+                alignments: Alignments | None = measure(model, run.tokenizers, run.recipe, pairs, **settings)
             except NoAttention:
                 if given.masks is None:
                     raise
-                found = None
-        if found is not None and found.cut:
-            most = run.recipe.model.max_positions
-            _warn(f"{found.cut} sentences of {name} are longer than {most} tokens and were cut there", quiet)
-        parts.append(AlignmentSet(name, pairs, found))
-    test, dev = parts[-1], parts[0] if len(parts) > 1 else None
-    lines = _lines(test, dev, given)
+                alignments = None
+        if alignments is not None and alignments.cut:
+            limit = run.recipe.model.max_positions
+            _warn(f"{alignments.cut} sentences of {name} have more than {limit} tokens and were truncated", quiet)
+        sets.append(AlignmentSet(name, pairs, alignments))
+    test, dev = sets[-1], sets[0] if len(sets) > 1 else None
+    views = _views(test, dev, given)
     explained = _explain(run, model, test, given, quiet)
-    (_print_json if as_json else _print)(lines, explained, test, dev, given)
+    (_print_json if as_json else _print)(views, explained, test, dev, given)
 
 
 def _explain(
     run: RunDir, model: SequenceModel, test: AlignmentSet, given: AlignmentOptions, quiet: bool
 ) -> AlignmentScore | None:
-    """MaskMethod well explanations align the pairs that are reported, if that was asked for."""
+    """Score the alignment that explanations of the test pairs give; None without --explanations."""
     if given.masks is None:
         return None
-    with counted(f"explaining {test.name}", len(test.pairs), quiet) as progress:
+    with progress_bar(f"explaining {test.name}", len(test.pairs), quiet) as progress:
         return measure_explanations(
             model,
             run.tokenizers,
@@ -133,41 +135,42 @@ def _explain(
 
 
 def _check(run: RunDir, given: AlignmentOptions) -> None:
-    if run.recipe.data.is_text:
-        raise UserError(f"{run.path} was trained on plain text: it has no source to align words with")
+    task = tasks.of(run.recipe)
+    if task.trace is None or not task.trace.has_alignment:
+        raise UserError(f"{run.path}: --alignment is for translation; this run was trained for {task.name}")
     if given.rows is not None and given.rows not in ROWS:
         raise UserError(f"--rows {given.rows}: must be one of {', '.join(ROWS)}")
     if given.head is not None and given.layer is None:
-        raise UserError("--head needs --layer: a head belongs to a layer")
+        raise UserError("--head needs --layer")
     if given.threshold is not None and not 0 < given.threshold <= 1:
         raise UserError(f"--threshold {given.threshold}: must be above 0 and at most 1")
-    if given.least is not None:
-        _check_least(given)
+    if given.min_weight is not None:
+        _check_min_weight(given)
     files = {"--gold": given.gold, "--source": given.source, "--reference": given.reference}
     missing = [name for name, file in files.items() if file is None]
     if missing and len(missing) < len(files):
-        raise UserError(f"--gold, --source and --reference go together: {' and '.join(missing)} is missing")
+        raise UserError(f"--gold, --source and --reference must be given together: {' and '.join(missing)} is missing")
     if given.gold is None and (given.dev is not None or given.swapped):
-        raise UserError("--dev and --swapped go with the files of --gold, --source and --reference")
+        raise UserError("--dev and --swapped need --gold, --source and --reference")
 
 
-def _check_least(given: AlignmentOptions) -> None:
+def _check_min_weight(given: AlignmentOptions) -> None:
     if given.threshold is not None:
-        raise UserError("--threshold says already what a link has to weigh: leave --least out")
-    if given.least == "auto":
+        raise UserError("give either --threshold or --min-weight, not both")
+    if given.min_weight == "auto":
         if given.gold is not None and given.dev is None:
-            raise UserError("--least auto is chosen on development pairs: give --dev")
+            raise UserError("--min-weight auto is chosen on development pairs: give --dev")
         return
     try:
-        good = 0 <= float(given.least or 0) <= 1
+        valid = 0 <= float(given.min_weight or 0) <= 1
     except ValueError:
-        good = False
-    if not good:
-        raise UserError(f"--least {given.least}: must be auto, or from 0 to 1")
+        valid = False
+    if not valid:
+        raise UserError(f"--min-weight {given.min_weight}: must be auto, or from 0 to 1")
 
 
 def _pairs(run: RunDir, split: str, given: AlignmentOptions, quiet: bool) -> list[tuple[str, list[Aligned]]]:
-    """The pairs that views are chosen on, if any, and last those that are reported; each with a name."""
+    """Name and pairs of the development set, if there is one, and of the test set."""
 
     def read(gold: Path, source: Path, reference: Path) -> tuple[str, list[Aligned]]:
         warn = partial(_warn, quiet=quiet)
@@ -178,9 +181,9 @@ def _pairs(run: RunDir, split: str, given: AlignmentOptions, quiet: bool) -> lis
         return [*dev, read(given.gold, given.source, given.reference)]
     names = list(dict.fromkeys(corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus is not None))
     if len(names) != 1:
-        raise UserError(f"{run.path} has no built-in gold links: give --gold, --source and --reference")
+        raise UserError(f"{run.path} has no built-in gold alignments: give --gold, --source and --reference")
     if split == "valid":
-        raise UserError("--split valid: heads are chosen on these pairs, so they are not reported")
+        raise UserError("--split valid: the head is chosen on these pairs; score another split")
     return [(f"{names[0]} {part}", built_in(names[0], part)) for part in ("valid", split)]
 
 
@@ -189,57 +192,57 @@ def _warn(text: str, quiet: bool) -> None:
         note(f"regard: warning: {text}")
 
 
-def _lines(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions) -> list[tuple[str, AttentionView]]:
-    """What the table shows: the view that was asked for; or the best head, each layer's mean, the mean of all."""
-    if test.found is None:
+def _views(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions) -> list[tuple[str, AttentionView]]:
+    """The rows of the table: the view of --layer and --head; or the best head, the mean of each layer, of all."""
+    if test.alignments is None:
         return []
-    open_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
+    possible_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
 
-    def settled(*whose: tuple[int | None, int | None]) -> AttentionView:
+    def best(*heads_of_layers: tuple[int | None, int | None]) -> AttentionView:
         candidates = [
-            AttentionView(layer, head, rows, least)
-            for layer, head in whose
-            for rows in open_rows
-            for least in given.leasts
+            AttentionView(layer, head, rows, weight)
+            for layer, head in heads_of_layers
+            for rows in possible_rows
+            for weight in given.min_weights
         ]
-        return candidates[0] if dev is None or dev.found is None else dev.found.best(candidates)
+        return candidates[0] if dev is None or dev.alignments is None else dev.alignments.best(candidates)
 
-    layers, heads = test.found.layers, test.found.heads
+    layers, heads = test.alignments.layers, test.alignments.heads
     if given.layer is not None:
-        _exists("--layer", given.layer, layers, "decoder layer that looks at the source")
+        _exists("--layer", given.layer, layers, "decoder layer with cross-attention")
         _exists("--head", given.head, heads, "head")
-        return [("asked for", settled((given.layer - 1, None if given.head is None else given.head - 1)))]
+        return [("chosen", best((given.layer - 1, None if given.head is None else given.head - 1)))]
     if layers * heads == 1:
-        return [("the only head", settled((0, 0)))]
-    lines = []
+        return [("the only head", best((0, 0)))]
+    views = []
     if dev is not None:
-        lines.append(("best head", settled(*((layer, head) for layer in range(layers) for head in range(heads)))))
+        views.append(("best head", best(*((layer, head) for layer in range(layers) for head in range(heads)))))
     if heads > 1:
-        lines += [("mean of a layer", settled((layer, None))) for layer in range(layers)]
+        views += [("mean of a layer", best((layer, None))) for layer in range(layers)]
     else:
-        lines += [("a layer", settled((layer, 0))) for layer in range(layers)]
-    return [*lines, ("mean of all", settled((None, None)))] if layers > 1 else lines
+        views += [("a layer", best((layer, 0))) for layer in range(layers)]
+    return [*views, ("mean of all", best((None, None)))] if layers > 1 else views
 
 
-def _exists(option: str, number: int | None, most: int, what: str) -> None:
-    if number is not None and number > most:
-        raise UserError(f"{option} {number}: this model has {most} {what}{'s' if most > 1 else ''}")
+def _exists(option: str, number: int | None, count: int, what: str) -> None:
+    if number is not None and number > count:
+        raise UserError(f"{option} {number}: this model has {count} {what}{'s' if count > 1 else ''}")
 
 
-def _called(view: AttentionView, found: Alignments | None) -> str:
-    """Such as `layer 2, head 3, from 0.4 on`."""
-    assert found is not None  # or there would be no view
-    loud = f", from {view.least:g} on" if view.least else ""
+def _describe(view: AttentionView, alignments: Alignments | None) -> str:
+    """Such as `layer 2, head 3, weight >= 0.4`."""
+    assert alignments is not None  # else there is no view
+    minimum = f", weight >= {view.least:g}" if view.least else ""
     if view.layer is None:
-        return f"{found.layers} layers, mean of {found.heads * found.layers} heads{loud}"
+        return f"{alignments.layers} layers, mean of {alignments.heads * alignments.layers} heads{minimum}"
     layer = f"layer {view.layer + 1}"
-    if found.heads > 1:
-        layer += f", mean of {found.heads} heads" if view.head is None else f", head {view.head + 1}"
-    return layer + loud
+    if alignments.heads > 1:
+        layer += f", mean of {alignments.heads} heads" if view.head is None else f", head {view.head + 1}"
+    return layer + minimum
 
 
 def _print(
-    lines: list[tuple[str, AttentionView]],
+    views: list[tuple[str, AttentionView]],
     explained: AlignmentScore | None,
     test: AlignmentSet,
     dev: AlignmentSet | None,
@@ -247,19 +250,19 @@ def _print(
 ) -> None:
     heads = ["attention", "", "rows", "AER", "precision", "recall", *(["dev AER"] if dev is not None else [])]
     rows = []
-    for name, view in lines:
+    for name, view in views:
         figures = [*_figures(test.score(view)), *([] if dev is None else [f"{dev.score(view).aer:.2f}"])]
-        rows.append([name, _called(view, test.found), view.rows, *figures])
+        rows.append([name, _describe(view, test.alignments), view.rows, *figures])
     if explained is not None:
         figures = [*_figures(explained), *([] if dev is None else [""])]
-        rows.append(["explanations", f"RISE, {given.masks} masks at most", "", *figures])
+        rows.append(["explanations", f"RISE, at most {given.masks} masks", "", *figures])
     typer.echo(columned(heads, rows, width=120, left=3), nl=False)
-    doubtful = f", {test.possible:,} sure or possible" if test.possible > test.sure else ""
-    typer.echo(f"{test.name}: {len(test.pairs):,} sentences, {test.sure:,} sure links{doubtful}")
-    for line in _rules(lines, explained, given):
+    possible = f", {test.possible:,} sure or possible" if test.possible > test.sure else ""
+    typer.echo(f"{test.name}: {len(test.pairs):,} sentences, {test.sure:,} sure links{possible}")
+    for line in _rules(views, explained, given):
         typer.echo(line)
-    if lines:
-        typer.echo(_choice(lines, dev, given))
+    if views:
+        typer.echo(_choice(views, dev, given))
 
 
 def _figures(score: AlignmentScore) -> list[str]:
@@ -267,36 +270,38 @@ def _figures(score: AlignmentScore) -> list[str]:
 
 
 def _rules(
-    lines: list[tuple[str, AttentionView]], explained: AlignmentScore | None, given: AlignmentOptions
+    views: list[tuple[str, AttentionView]], explained: AlignmentScore | None, given: AlignmentOptions
 ) -> Iterator[str]:
-    """What makes a link."""
-    if any(view.least for _, view in lines):
+    """Yield sentences that say when two words are linked."""
+    if any(view.least for _, view in views):
         yield (
-            "A target word is linked with the source word that it looks at most, or with none where it gives that less "
-            "of its attention than is said; end marks are no words."
+            "A target word is linked with the source word of the largest attention weight, or with none if that is "
+            "below the minimum; EOS is not a word."
         )
-    elif lines and given.threshold is None:
-        yield "A target word is linked with the source word that it looks at most; end marks are no words."
-    elif lines:
+    elif views and given.threshold is None:
+        yield "A target word is linked with the source word of the largest attention weight; EOS is not a word."
+    elif views:
         yield f"A target word is linked with all source words of at least {given.threshold:g} of its attention."
-    for kind in dict.fromkeys(view.rows for _, view in lines):
+    for kind in dict.fromkeys(view.rows for _, view in views):
         yield f"{kind}: {ROWS[kind]}"
     if explained is not None:
-        how = {"unknown": "replaced by the unknown token", "drop": "left out"}[given.how]
-        least = "" if given.threshold is None else f" (all of at least {given.threshold:g} of what speaks for it)"
+        how = {"unknown": "replaced by the unknown token", "drop": "dropped"}[given.how]
+        least = (
+            "" if given.threshold is None else f" (with all that contribute at least {given.threshold:g} of the total)"
+        )
         yield (
-            f"explanations: source words are {how} at random, and a target word is linked with the source word that "
-            f"raises its probability most{least}"
+            f"explanations: random source words are {how}; a target word is linked with the source word that raises "
+            f"its probability most{least}"
         )
 
 
-def _choice(lines: list[tuple[str, AttentionView]], dev: AlignmentSet | None, given: AlignmentOptions) -> str:
-    """What was chosen, and on what."""
-    chosen = ["the best head"] if any(name == "best head" for name, _ in lines) else []
-    chosen += ["which rows speak"] if given.rows is None else []
-    chosen += ["what a link weighs at least"] if given.least == "auto" else []
+def _choice(views: list[tuple[str, AttentionView]], dev: AlignmentSet | None, given: AlignmentOptions) -> str:
+    """Say what was chosen on the development pairs."""
+    chosen = ["the best head"] if any(name == "best head" for name, _ in views) else []
+    chosen += ["the rows"] if given.rows is None else []
+    chosen += ["the minimum weight"] if given.min_weight == "auto" else []
     if dev is None:
-        return "No --dev: nothing was chosen, so no head is called the best."
+        return "Without --dev nothing is chosen, so the table has no best head."
     if not chosen:
         return f"Nothing was chosen on {dev.name}."
     what = " and ".join([", ".join(chosen[:-1]), chosen[-1]] if chosen[1:] else chosen)
@@ -304,21 +309,21 @@ def _choice(lines: list[tuple[str, AttentionView]], dev: AlignmentSet | None, gi
 
 
 def _print_json(
-    lines: list[tuple[str, AttentionView]],
+    views: list[tuple[str, AttentionView]],
     explained: AlignmentScore | None,
     test: AlignmentSet,
     dev: AlignmentSet | None,
     given: AlignmentOptions,
 ) -> None:
     entries: list[dict[str, Any]] = []
-    for name, view in lines:
+    for name, view in views:
         layer, head = (None if number is None else number + 1 for number in (view.layer, view.head))
         entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head}
-        entry |= {"rows": view.rows, "least": view.least, **asdict(test.score(view))}
+        entry |= {"rows": view.rows, "min_weight": view.least, **asdict(test.score(view))}
         entries.append(entry | ({} if dev is None else {"dev_aer": dev.score(view).aer}))
     about = {"pairs": test.name, "sentences": len(test.pairs), "chosen_on": None if dev is None else dev.name}
-    found = test.found
-    about |= {"layers": found.layers if found else 0, "heads": found.heads if found else 0}
+    alignments = test.alignments
+    about |= {"layers": alignments.layers if alignments else 0, "heads": alignments.heads if alignments else 0}
     about |= {"threshold": given.threshold, "possible": test.possible}
     if explained is not None:
         about["explanations"] = {"masks": given.masks, "how": given.how, **asdict(explained)}

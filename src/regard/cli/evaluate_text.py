@@ -1,4 +1,4 @@
-"""What `regard evaluate` does with a run that was trained on plain text."""
+"""`regard evaluate` for runs that were trained on plain text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from regard import accelerate, devices
-from regard.cli.progress import counted
+from regard import accelerate, devices, tasks
+from regard.cli.progress import progress_bar
 from regard.data.corpora import held_out
 from regard.errors import UserError
 from regard.metrics.masked_lm import masked_lm_score
@@ -29,10 +29,10 @@ def evaluate_text(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Perplexity of held-out text (or of a file), or, where the model fills in gaps, how well it does that."""
+    """Print the perplexity of a split or a file; for a masked language model, its accuracy."""
     documents = _documents(data, split, text)
-    if isinstance(run.recipe.model, BertSettings):
-        _gaps(run, run.recipe.model, documents, stride, weights, device, as_json, quiet)
+    if tasks.of(run.recipe).output == "fills":
+        _masked_lm(run, documents, stride, weights, device, as_json, quiet)
     else:
         _perplexity(run, documents, stride, weights, device, as_json, quiet)
 
@@ -46,36 +46,37 @@ def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
 def _perplexity(
     run: RunDir, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
 ) -> None:
-    context, place = run.recipe.model.max_positions, devices.pick(device)
-    moved = max(context // 2, 1) if stride is None else stride
-    model = run.model(place, weights)
+    context, target = run.recipe.model.max_positions, devices.pick(device)
+    step = max(context // 2, 1) if stride is None else stride
+    model = run.model(target, weights)
     accelerate.for_inference(model)
-    with counted("reading", None, quiet) as progress:
+    with progress_bar("scoring", None, quiet) as progress:
         score = text_perplexity(
             model,
             run.tokenizers[1],
             documents,
             context=context,
-            stride=moved,
+            stride=step,
             stream=run.recipe.data.documents == "stream",
-            device=place,
+            device=target,
             progress=progress,
         )
     if as_json:
-        typer.echo(json.dumps({**asdict(score), "context": context, "stride": moved}))
+        typer.echo(json.dumps({**asdict(score), "context": context, "stride": step}))
         return
-    typer.echo(f"perplexity     {score.perplexity:8.3f}   a token of this run's vocabulary")
-    typer.echo(f"loss           {score.loss:8.4f}   nats a token")
+    typer.echo(f"perplexity     {score.perplexity:8.3f}   per token of this run's vocabulary")
+    typer.echo(f"loss           {score.loss:8.4f}   nats per token")
     if score.bits_per_byte is None:
         typer.echo(f"bits per byte         -   {score.unknown:,} words are not in the vocabulary")
     else:
-        typer.echo(f"bits per byte  {score.bits_per_byte:8.4f}   of {score.bytes:,} bytes, whatever the vocabulary")
-    typer.echo(f"{score.tokens:,} tokens, each seen once, in windows of {context} moved by {moved}")
+        typer.echo(
+            f"bits per byte  {score.bits_per_byte:8.4f}   of {score.bytes:,} bytes, independent of the vocabulary"
+        )
+    typer.echo(f"{score.tokens:,} tokens, each scored once, in windows of {context} tokens with a stride of {step}")
 
 
-def _gaps(
+def _masked_lm(
     run: RunDir,
-    settings: BertSettings,
     documents: list[str],
     stride: int | None,
     weights: str,
@@ -84,22 +85,24 @@ def _gaps(
     quiet: bool,
 ) -> None:
     if stride is not None:
-        raise UserError("--stride is for models that continue text; this one fills in gaps")
-    place = devices.pick(device)
-    model = run.model(place, weights)
+        raise UserError("--stride has no effect for a masked language model")
+    settings = run.recipe.model
+    assert isinstance(settings, BertSettings)
+    target = devices.pick(device)
+    model = run.model(target, weights)
     accelerate.for_inference(model)
-    with counted("filling in", None, quiet) as progress:
+    with progress_bar("scoring", None, quiet) as progress:
         score = masked_lm_score(
             model,
             run.tokenizers[0],
             documents,
             longest=settings.max_positions,
             share=settings.mask_prob,
-            device=place,
+            device=target,
             progress=progress,
         )
     if as_json:
         typer.echo(json.dumps(asdict(score)))
         return
-    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.masks:,} masks, {settings.mask_prob:.0%} of the tokens")
-    typer.echo(f"loss      {score.loss:7.4f}   nats per mask")
+    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.masks:,} masked tokens, {settings.mask_prob:.0%} of all")
+    typer.echo(f"loss      {score.loss:7.4f}   nats per masked token")

@@ -9,35 +9,30 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
-from regard.cli.import_ import say_difference
+from regard.cli.import_ import CHECK, print_difference
 from regard.cli.output import note
 from regard.interop import export_run
 from regard.run_dir import RunDir
 
 
 class ExportFormat(StrEnum):
-    """Whose files to write."""
+    """The layout of the exported files."""
 
-    huggingface = "huggingface"
+    HUGGINGFACE = "huggingface"
 
 
 def export(
     run: options.RunPath,
-    to: Annotated[ExportFormat, typer.Option(help="Whose files to write.")],
-    out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Compare tokens and logits with transformers'; one that fails leaves nothing behind."
-        ),
-    ] = False,
+    to: Annotated[ExportFormat, typer.Option(help="The format to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to make.", show_default=False)],
+    check: Annotated[bool, CHECK] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a run in somebody else's layout.
+    """Write a run in the format of another library.
 
-    huggingface: a directory for transformers, with config.json, model.safetensors and tokenizer: gpt as
-    GPT2LMHeadModel, bert as BertForMaskedLM or BertForSequenceClassification, transformer (norms after, positions in
-    halves) as MarianMTModel. Settings that have no counterpart there are named.
+    huggingface: a directory for transformers, with config.json, model.safetensors and the tokenizer. gpt becomes
+    GPT2LMHeadModel; bert BertForMaskedLM or BertForSequenceClassification; transformer (with norm_first = false and
+    sinusoidal positions in halves) MarianMTModel. Settings that the format cannot express are an error that names them.
 
     Examples:
 
@@ -45,6 +40,6 @@ def export(
     """
     folder = export_run(RunDir(run), out)
     if check:
-        say_difference(run, folder, made=folder)
+        print_difference(run, folder, made=folder)
     if not quiet:
         note(f"{folder} is ready for transformers")

@@ -17,15 +17,20 @@ from regard.data.fetch import sets
 
 
 def fetch(
-    name: Annotated[str | None, typer.Argument(help="A public data set. None: list them.", show_default=False)] = None,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to put it; it gets a folder of its own there.")] = Path(
-        "data"
-    ),
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A public data set. [default: list them]", show_default=False),
+    ] = None,
+    to: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Make a folder NAME with the data set in this folder.")
+    ] = Path("data"),
     quiet: options.Quiet = False,
 ) -> None:
-    """Download a public data set. A broken download goes on where it stopped.
+    """Download a public data set.
 
-    Set REGARD_MIRROR to take the files from another server with the same paths.
+    The same command resumes an interrupted download. Files that are complete are not downloaded again.
+
+    Set the environment variable REGARD_MIRROR to the address of a server that has the files under the same paths.
 
     Examples:
 
@@ -37,14 +42,14 @@ def fetch(
         for known in sets().values():
             typer.echo(f"{known.name:<16}{known.description}")
         return
-    with _bars(quiet) as progress:
+    with _progress_bars(quiet) as progress:
         folder = download(name, to, base=os.environ.get("REGARD_MIRROR"), progress=progress)
     typer.echo(str(folder))
 
 
 @contextmanager
-def _bars(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """A bar a file in a terminal; nothing elsewhere."""
+def _progress_bars(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """Show a bar for each file, in a terminal only."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

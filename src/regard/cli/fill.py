@@ -18,24 +18,28 @@ from regard.decoding.fill_mask import Filled
 def fill(
     run: options.RunPath,
     text: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts with [MASK] in them. None: standard input.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="Texts that contain [MASK]. [default: the lines of standard input]"),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Show this many guesses for each gap, best first.")] = 5,
-    form: Annotated[
-        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a text.")
-    ] = options.OutputFormat.text,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Show this many guesses for each [MASK], best first.")
+    ] = 5,
+    form: options.Format = options.OutputFormat.TEXT,
     weights: options.Weights = "best",
     errors: options.Errors = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Guess what stands at each [MASK] (or `<mask>`) of a text: the likeliest pieces, and the text with the best ones.
+    """Predict the token at each [MASK] of a text, with a masked language model.
 
-    A gap is one token. With bpe a token begins with the blank before its word, so one blank before [MASK] belongs to
-    the gap: write 'the [MASK] sat', and put no blank before [MASK] to go on with a word.
+    Prints the text with the best guesses filled in, then the most likely tokens for each [MASK] (or `<mask>`) with
+    their probabilities.
 
-    From standard input, a line longer than the model reads is cut, and one without [MASK] comes back as it is, with a
-    warning that names it.
+    A mask stands for one token. BPE tokens include the space before a word, so one space before [MASK] belongs to the
+    mask: write 'the [MASK] sat'; without a space, the guess continues the word before it.
+
+    A line of standard input that is longer than the model's maximum is truncated, and one without [MASK] is printed
+    unchanged; both with a warning.
 
     Examples:
 
@@ -43,8 +47,8 @@ def fill(
 
         regard fill runs/stories-bert --top 3 --format jsonl < texts.txt
     """
-    for one in text or []:
-        options.readable(TEXT=one)
+    for given in text or []:
+        options.check_utf8(TEXT=given)
     filler = load(run, weights=weights, device=device).filler()
     source = Input(text, on_error=errors)
     if source.interactive:
@@ -52,33 +56,33 @@ def fill(
     out = text_output()
     for chunk in source.chunks():
         chunk.warn()
-        found = iter(filler([line for line in chunk.texts if line.strip()], top=top, lenient=not text))
+        answers = iter(filler([line for line in chunk.texts if line.strip()], top=top, lenient=not text))
         for number, line in enumerate(chunk.lines, chunk.first + 1):
-            blank = not line.wanted.strip()
-            filled = Filled(line.text, line.wanted, ()) if blank else next(found)
+            blank = not line.to_process.strip()
+            filled = Filled(line.text, line.to_process, ()) if blank else next(answers)
             if not line.skipped:
                 _warn(number, filled, filler.longest - 2)
-            for written in _json(line, filled) if form is options.OutputFormat.jsonl else _plain(filled):
-                out.write(written + "\n")
+            for output in _json(line, filled) if form is options.OutputFormat.JSONL else _plain(filled):
+                out.write(output + "\n")
         out.flush()
 
 
-def _warn(number: int, filled: Filled, most: int) -> None:
+def _warn(number: int, filled: Filled, limit: int) -> None:
     if filled.truncated:
-        note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
+        note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
     elif filled.source.strip() and not filled.guesses:
-        note(f"regard: warning: line {number} has no [MASK] to fill in")
+        note(f"regard: warning: line {number} has no [MASK]")
 
 
 def _plain(filled: Filled) -> Iterator[str]:
-    """The text, then for each gap its guesses with their probabilities."""
+    """Yield the text, then the guesses for each mask with their probabilities."""
     yield filled.text
     for number, guesses in enumerate(filled.guesses, 1):
-        yield f"  gap {number}" if len(filled.guesses) > 1 else "  gap"
+        yield f"  mask {number}" if len(filled.guesses) > 1 else "  mask"
         yield from (f"    {guess.probability:6.1%}  {guess.text}" for guess in guesses)
 
 
 def _json(line: Line, filled: Filled) -> Iterator[str]:
-    gaps = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
-    entry = {"source": filled.source, "text": filled.text, "guesses": gaps, "truncated": filled.truncated}
+    masks = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
+    entry = {"source": filled.source, "text": filled.text, "guesses": masks, "truncated": filled.truncated}
     yield json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)

@@ -13,44 +13,69 @@ from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, Line
 from regard.cli.output import note, text_output
-from regard.cli.progress import counted
+from regard.cli.progress import progress_bar
 from regard.decoding.generate import Generation, Generator
 from regard.errors import UserError
 
-BETWEEN = "---"  # the line between two texts
+SEPARATOR = "---"  # the line between two texts
 
 
 def generate(
     run: options.RunPath,
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Texts to continue; '' begins one. None: standard input, one a line."),
+        typer.Argument(
+            metavar="PROMPT", help="Texts to continue; '' starts a new one. [default: the lines of standard input]"
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Write at most this many tokens.")] = 100,
-    samples: Annotated[int, typer.Option(min=1, help="Continue each prompt this many times.")] = 1,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")] = 100,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Generate this many continuations of each prompt.")
+    ] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0.01, help="Below 1 is more careful. [default: the recipe's, or 0.8]")
+        float | None,
+        typer.Option(metavar="X", min=0.01, help="Below 1 favours likely tokens. [default: the recipe's, or 0.8]"),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Only the k likeliest tokens; 0: all.")] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Sample from the k most likely tokens only; 0: from all. [default: the recipe's, or 0]",
+        ),
+    ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Likeliest tokens up to this sum. [default: the recipe's, or 0.95]"),
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            max=1.0,
+            help="Sample from the most likely tokens whose probabilities add up to this. "
+            "[default: the recipe's, or 0.95]",
+        ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=1.0, help="Above 1: what was said already is less likely again.")
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=1.0,
+            help="Above 1 makes tokens that have occurred less likely. [default: the recipe's, or 1]",
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="End before this text (\\n is a newline). May be given several times."),
+        typer.Option(metavar="TEXT", help="End before this text; \\n is a newline, \\t a tab. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token; nothing is random.")] = False,
-    form: Annotated[
-        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a prompt.")
-    ] = options.OutputFormat.text,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed.")] = 0,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always take the most likely token instead of sampling.")
+    ] = False,
+    form: options.Format = options.OutputFormat.TEXT,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Show each text as it comes. [default: in a terminal]"),
+        typer.Option(
+            "--stream/--no-stream", help="Show each text while it is generated. [default: if the output is a terminal]"
+        ),
     ] = None,
     weights: options.Weights = "best",
     errors: options.Errors = None,
@@ -59,15 +84,15 @@ def generate(
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Continue a text, with a run that was trained on plain text.
+    """Continue a text, with a language model.
 
-    The text ends after --tokens tokens, where the model ends it, or before a --stop. Several texts have a line --- in
-    between. A prompt's text depends on the prompt, its number, the seed and the settings, never on the
-    other prompts.
+    A text ends after --tokens tokens, at the model's end-of-text token, or before a --stop text. Several texts are
+    separated by lines of three dashes. What is generated for a prompt depends on the prompt, its number, the seed and
+    the settings, not on the other prompts.
 
-    A model sees so many tokens at once: its context, model.max_positions of its recipe. A longer prompt loses its
-    beginning, with a warning: the last half of the context's worth is kept. When the context is full while more tokens
-    are wanted, the model goes on from the last half of what it has.
+    The model sees at most model.max_positions tokens of its recipe, the context. A prompt that is longer keeps its last
+    tokens, half a context of them, with a warning. When the context is full during generation, its first half is
+    dropped.
 
     Examples:
 
@@ -79,39 +104,37 @@ def generate(
     """
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
     for text in prompt or []:
-        options.readable(PROMPT=text)
+        options.check_utf8(PROMPT=text)
     for text in stops:
-        options.readable(**{"--stop": text})
-    random = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
-    if greedy and (random or samples > 1):
-        idle = next(iter(random), "samples").replace("_", "-")
-        raise UserError(f"--{idle} has no effect with --greedy, which draws nothing at random")
-    if stream and (form is options.OutputFormat.jsonl or samples > 1):
-        raise UserError(
-            "--stream shows one plain text after the other: it goes with neither --format jsonl nor --samples"
-        )
-    settings = options.changed(repetition_penalty=repetition_penalty, **random)
+        options.check_utf8(**{"--stop": text})
+    sampling = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
+    if greedy and (sampling or samples > 1):
+        option = next(iter(sampling), "samples").replace("_", "-")
+        raise UserError(f"--{option} has no effect with --greedy, which does not sample")
+    if stream and (form is options.OutputFormat.JSONL or samples > 1):
+        raise UserError("--stream shows one plain text after another: use it without --format jsonl and --samples")
+    settings = options.changed(repetition_penalty=repetition_penalty, **sampling)
     settings |= {"method": "beam", "beam": 1} if greedy else {}
-    continuer = decoders.generator(
+    generator = decoders.generator(
         load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
     )
     source = Input(prompt, on_error=errors)
     if source.interactive and not quiet:
         note("Type the beginning of a text and press Enter; Ctrl-D ends.")
-    shown = sys.stdout.isatty() if stream is None else stream
-    job = _GenerateJob(continuer, samples, tokens, stops, form, shown and form is options.OutputFormat.text, quiet)
+    streaming = (sys.stdout.isatty() if stream is None else stream) and form is options.OutputFormat.TEXT
+    job = _GenerateJob(generator, samples, tokens, stops, form, streaming, quiet)
     for chunk in source.chunks():
         if not quiet:
             chunk.warn()
-        job.answer(chunk)
+        job.write(chunk)
 
 
 class _GenerateJob:
-    """Writes out what follows chunks of prompts."""
+    """Writes the continuations of chunks of prompts."""
 
     def __init__(
         self,
-        continuer: Generator,
+        generator: Generator,
         samples: int,
         tokens: int,
         stop: Sequence[str],
@@ -119,37 +142,41 @@ class _GenerateJob:
         stream: bool,
         quiet: bool,
     ) -> None:
-        self.continuer, self.samples, self.tokens, self.stop = continuer, samples, tokens, stop
+        self.generator, self.samples, self.tokens, self.stop = generator, samples, tokens, stop
         self.form, self.stream, self.quiet = form, stream, quiet
         self.out = text_output()
         self.texts = 0  # written so far
 
-    def answer(self, chunk: Chunk) -> None:
-        first, prompts = chunk.first, chunk.texts
+    def write(self, chunk: Chunk) -> None:
         if self.stream and self.samples == 1:
-            for number, line in enumerate(chunk.lines, first):
+            for number, line in enumerate(chunk.lines, chunk.first):
                 if line.skipped:
-                    self._next()
+                    self._separate()
                     self.out.write("\n")
                 else:
-                    self._as_it_comes(number, line.text)
+                    self._stream(number, line.text)
             return
-
-        with counted("writing", len(prompts) * self.samples, self.quiet) as progress:
-            found = self.continuer(
-                prompts, samples=self.samples, tokens=self.tokens, stop=self.stop, first=first, progress=progress
+        with progress_bar("generating", len(chunk.lines) * self.samples, self.quiet) as progress:
+            generations = self.generator(
+                chunk.texts,
+                samples=self.samples,
+                tokens=self.tokens,
+                stop=self.stop,
+                first=chunk.first,
+                progress=progress,
             )
-        for number, (line, one) in enumerate(zip(chunk.lines, found, strict=True), first + 1):
-            self._warn(number, one)
-            if self.form is options.OutputFormat.jsonl:
-                self.out.write(_json(line, one) + "\n")
+        for number, (line, generation) in enumerate(zip(chunk.lines, generations, strict=True), chunk.first + 1):
+            self._warn(number, generation)
+            if self.form is options.OutputFormat.JSONL:
+                self.out.write(_json(line, generation) + "\n")
                 continue
-            for text in one.texts:
-                self._next()
-                self.out.write("\n" if line.skipped else f"{one.prompt}{text}\n")
+            for text in generation.texts:
+                self._separate()
+                self.out.write("\n" if line.skipped else f"{generation.prompt}{text}\n")
         self.out.flush()
 
-    def _as_it_comes(self, number: int, prompt: str) -> None:
+    def _stream(self, number: int, prompt: str) -> None:
+        """Write the prompt and its continuation token by token."""
         written = ""
 
         def show(line: int, sample: int, text: str) -> None:
@@ -158,30 +185,29 @@ class _GenerateJob:
             self.out.flush()
             written = text
 
-        self._next()
+        self._separate()
         self.out.write(prompt)
         self.out.flush()
-        (found,) = self.continuer([prompt], tokens=self.tokens, stop=self.stop, first=number, watch=show)
-        show(0, 0, found.text)
+        (generation,) = self.generator([prompt], tokens=self.tokens, stop=self.stop, first=number, watch=show)
+        show(0, 0, generation.text)
         self.out.write("\n")
         self.out.flush()
-        self._warn(number + 1, found)
+        self._warn(number + 1, generation)
 
-    def _next(self) -> None:
-        """A line between texts."""
+    def _separate(self) -> None:
+        """Write a separator, except before the first text."""
         if self.texts:
-            self.out.write(f"{BETWEEN}\n")
+            self.out.write(f"{SEPARATOR}\n")
         self.texts += 1
 
-    def _warn(self, number: int, found: Generation) -> None:
-        if found.truncated and not self.quiet:
-            most = self.continuer.longest
-            what = f"prompt {number} is longer than the {most} tokens that this model sees: its beginning was left out"
-            note(f"regard: warning: {what}")
+    def _warn(self, number: int, generation: Generation) -> None:
+        if generation.truncated and not self.quiet:
+            limit = self.generator.longest
+            note(f"regard: warning: prompt {number} has more than {limit} tokens: its beginning was dropped")
 
 
-def _json(line: Line, found: Generation) -> str:
-    entry = found.as_dict() | {"prompt": line.text}
+def _json(line: Line, generation: Generation) -> str:
+    entry = generation.as_dict() | {"prompt": line.text}
     for sample in entry["samples"]:
         sample["score"] = round(sample["score"], 4)
     if line.skipped:

@@ -9,29 +9,31 @@ from typing import Annotated
 import typer
 
 from regard.cli import options
-from regard.cli.output import note, ready
+from regard.cli.output import next_step, note
 from regard.interop import import_folder
 from regard.interop.check import checked
 from regard.run_dir import RunDir
 
+CHECK = typer.Option(
+    "--check",
+    help="Compare tokens and logits with those of transformers, and print the largest difference of a logit. Above "
+    "1e-4 the command fails and removes what it made.",
+)
+
 
 def import_(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face model directory: gpt2, bert or marian.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="A Hugging Face model directory of the type gpt2, bert or marian."),
     ],
-    out: Annotated[Path, typer.Option(help="The run directory to make.", show_default=False)],
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Compare tokens and logits with transformers'; one that fails leaves nothing behind."
-        ),
-    ] = False,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The run directory to make.", show_default=False)],
+    check: Annotated[bool, CHECK] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make a run of somebody else's model, to translate, generate, fill, evaluate and look into as any other.
+    """Make a run from a Hugging Face model.
 
-    Reads config.json, model.safetensors and the tokenizer's files; nothing is unpickled and no code is run. With
-    --check, the largest difference of the logits is printed, and one above 1e-4 is a failure that leaves no run behind.
+    The run can be used by all verbs, and trained further with regard train --from. Reads config.json, model.safetensors
+    and the tokenizer files; unpickles nothing and runs no code of the model.
 
     Examples:
 
@@ -41,16 +43,16 @@ def import_(
     """
     run = import_folder(folder, out)
     if check:
-        say_difference(run.path, folder, made=run.path)
+        print_difference(run.path, folder, made=run.path)
     if not quiet:
-        note(f"{run.recipe.about}; {ready(run)}")
+        note(f"{run.recipe.about}; {next_step(run)}")
 
 
-def say_difference(run: Path, folder: Path, made: Path) -> None:
-    """Print how far apart the two models' logits are; too far is an error, which removes what was just made."""
+def print_difference(run: Path, folder: Path, made: Path) -> None:
+    """Print the largest difference between the logits of both models; remove `made` if it is too large."""
     try:
-        found = checked(RunDir(run), folder)
+        difference = checked(RunDir(run), folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    typer.echo(f"largest difference of the logits: {found:.1e}")
+    typer.echo(f"largest difference of a logit: {difference:.1e}")

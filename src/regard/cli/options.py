@@ -15,8 +15,8 @@ from regard.errors import RegardWarning, UserError
 class OutputFormat(StrEnum):
     """What each line of output holds."""
 
-    text = "text"
-    jsonl = "jsonl"
+    TEXT = "text"
+    JSONL = "jsonl"
 
 
 class OnError(StrEnum):
@@ -28,10 +28,10 @@ class OnError(StrEnum):
 
 
 class MaskMethodOption(StrEnum):
-    """What stands in the place of a hidden word."""
+    """How a word is hidden from the model: replaced by the unknown token, or removed."""
 
-    unknown = "unknown"
-    drop = "drop"
+    UNKNOWN = "unknown"
+    DROP = "drop"
 
 
 RunPath = Annotated[
@@ -42,40 +42,45 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="RUN",
-        help="Another run for the same task (such as one of another --seed) to decide together with: probabilities "
-        "are averaged, all else is as RUN's recipe says. Repeatable.",
+        help="Decode with an ensemble of RUN and this run, which must have the same task and vocabulary (such as one "
+        "trained with another --seed): their probabilities are averaged. Other settings are those of RUN. Repeatable.",
         show_default=False,
     ),
 ]
 Weights = Annotated[
     str,
     typer.Option(
-        metavar="best|last|average|step-N|FILE",
-        help="Which of RUN's weights: the best on held-out data, the last, the mean of the last snapshots, a snapshot.",
+        metavar="NAME",
+        help="Which weights of RUN to use: best (on the validation data), last, average (of the last snapshots), "
+        "step-N (a snapshot), or a file.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 Precision = Annotated[
     str,
     typer.Option(
-        help="auto: fp32 on a CPU, bf16 on a GPU (if it trained so). int8: quicker on a CPU, a little less exact.",
-        metavar="auto|fp32|bf16|int8",
+        metavar="NAME",
+        help="fp32, bf16 or int8; auto is bf16 on a GPU for models trained in bf16, else fp32. int8 is faster on a CPU "
+        "and slightly less accurate.",
     ),
 ]
 
 
-def _without_warnings(quiet: bool) -> bool:
+def _ignore_warnings(quiet: bool) -> bool:
     if quiet:
         warnings.simplefilter("ignore", RegardWarning)  # until the command ends
     return quiet
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_without_warnings, help="No progress and no warnings.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", callback=_ignore_warnings, help="Show no progress and no warnings.")
+]
 Errors = Annotated[
     OnError | None,
     typer.Option(
-        help="Lines that are not valid UTF-8: replace the bad bytes by U+FFFD, skip the line (its output is blank), "
-        "or stop there. [default: replace; stop for a file of --input]",
+        metavar="HOW",
+        help="What to do with a line that is not valid UTF-8: replace its invalid bytes by U+FFFD, skip it (its output "
+        "is blank), or stop. [default: replace; stop for a file]",
         show_default=False,
     ),
 ]
@@ -83,7 +88,7 @@ Errors = Annotated[
 
 def _use_threads(count: int | None) -> int | None:
     if count is not None:
-        import torch
+        import torch  # here, because verbs without this option do not need torch
 
         torch.set_num_threads(count)
     return count
@@ -92,43 +97,76 @@ def _use_threads(count: int | None) -> int | None:
 Threads = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=1,
         callback=_use_threads,
-        help="CPU threads. [default: one for each core, or $OMP_NUM_THREADS]",
+        help="Number of CPU threads. [default: $OMP_NUM_THREADS, or one for each core]",
         show_default=False,
     ),
 ]
-Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy. [default: the recipe's]")]
-LengthPenalty = Annotated[float | None, typer.Option(min=0, help="GNMT's alpha. [default: the recipe's]")]
-Lowercase = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case (see the signature).")]
+Format = Annotated[
+    OutputFormat, typer.Option("--format", help="Plain text, or one JSON object for each line of input.")
+]
+Beam = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Beam size; 1 is greedy search. [default: the recipe's]", show_default=False),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        min=0,
+        help="Exponent of the length penalty (alpha of GNMT): larger values favour longer outputs. "
+        "[default: the recipe's]",
+        show_default=False,
+    ),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Ignore case when scoring (the signature says so).")]
 Moses = Annotated[
     str | None,
-    typer.Option(metavar="LANG", help="Also lower-cased Moses-tokenised BLEU; LANG is the target language."),
+    typer.Option(
+        metavar="LANG",
+        help="Also compute lower-cased, Moses-tokenised BLEU, as older papers report it; LANG is the target language.",
+        show_default=False,
+    ),
 ]
 MosesReference = Annotated[
     Path | None,
-    typer.Option(help="For --moses: a published tokenised reference. [default: made from the references]"),
+    typer.Option(
+        metavar="FILE",
+        help="With --moses: a tokenised reference as published. [default: the references, tokenised]",
+        show_default=False,
+    ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Look the recipe's files up in this folder.", show_default=False),
+    typer.Option(
+        "--data", metavar="FOLDER", help="Look for the recipe's data files in this folder.", show_default=False
+    ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
 def changed(**settings: object) -> dict[str, object]:
-    """Only the settings that were given."""
+    """Return only the settings that are not None."""
     return {key: value for key, value in settings.items() if value is not None}
 
 
 def folder(data: Path | None) -> Path | None:
-    """The folder of `--data`, which has to be there."""
+    """Check that the folder of `--data` exists."""
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: {'not a folder' if data.exists() else 'no such folder'}")
     return data
 
 
-def readable(**texts: str | None) -> None:
-    """Text from the command line has to be UTF-8; other bytes reach Python as halves of surrogate pairs."""
+def check_utf8(**texts: str | None) -> None:
+    """Check that texts of the command line are UTF-8; Python turns other bytes into lone surrogates."""
     for name, text in texts.items():
-        if text is not None and any("\ud800" <= sign <= "\udfff" for sign in text):
+        if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"{name}: not valid UTF-8: {text!a}")
+
+
+def refuse(where: str, **given: object) -> None:
+    """Raise an error if one of these options was given, because it has no effect there."""
+    for name in changed(**given):
+        raise UserError(f"--{name.replace('_', '-')} has no effect {where}")

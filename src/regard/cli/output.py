@@ -10,13 +10,14 @@ from typing import IO, Protocol
 
 import typer
 
+from regard import tasks
 from regard.errors import UserError, printable
 from regard.files import atomic_write, errno_text
 from regard.run_dir import RunDir
 
 
 class TextOutput(Protocol):
-    """Where lines of text go."""
+    """A stream that lines of text are written to."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -44,16 +45,10 @@ def note(text: str) -> None:
     typer.echo(printable(text), err=True)
 
 
-def ready(run: RunDir) -> str:
-    """That a run can be used, and how."""
-    recipe = run.recipe
-    if recipe.fills:
-        use = f"fill {run.path} 'the [MASK] sat on the mat'"
-    elif recipe.data.is_text:
-        use = f"generate {run.path} 'Once upon a time'"
-    else:
-        use = f"translate {run.path} 'a sentence'"
-    return f"{run.path} is ready: regard {use}"
+def next_step(run: RunDir) -> str:
+    """A line that says how to use a run."""
+    task = tasks.of(run.recipe)
+    return f"{run.path} is ready: regard {task.verb} {run.path} {task.usage}"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Output that is kept when it is interrupted: FILE.part while it is written, FILE when it is complete.
+"""Output that survives an interruption: FILE.part while it is written, FILE when it is complete.
 
-Beside it, FILE.part.json says how far the output got and what it was made with and from, so that `--resume` continues
-exactly there, or refuses.
+FILE.part.json, next to it, records how much is complete and the settings and input that produced it, so that `--resume`
+continues exactly there, or refuses.
 """
 
 from __future__ import annotations
@@ -20,26 +20,65 @@ from regard.errors import Interrupted, UserError
 from regard.files import errno_text, write_text
 
 
-class PartialOutput:
-    """The output for the lines of input answered so far."""
+class Signals:
+    """Raises `Interrupted` on Ctrl-C, SIGTERM and SIGHUP; `deferred` delays that to the end of a block."""
 
-    def __init__(self, path: Path, made_with: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self) -> None:
+        self._deferring = False
+        self._pending: int | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals in this block, except those that the process ignores or handles otherwise."""
+        before: dict[int, Any] = {}
+        with suppress(ValueError):  # only the main thread may install handlers
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    before[number] = signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+        if self._pending is not None:
+            self._handle(self._pending, None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._deferring:
+            raise Interrupted("stopped", 128 + number)
+        self._pending = number
+
+
+class PartialOutput:
+    """The output for the input lines processed so far."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool, signals: Signals) -> None:
+        self._signals = signals
         self.path = path.resolve()
         self.part = self.path.with_name(self.path.name + ".part")
-        self.facts = self.path.with_name(self.path.name + ".part.json")
-        self.made_with = json.loads(json.dumps(made_with))  # as it comes back from the file
-        self.lines = 0  # of input, answered
+        self.state_file = self.path.with_name(self.path.name + ".part.json")
+        self.settings = json.loads(json.dumps(settings))  # as they are read back from the file
+        self.lines = 0  # of input, processed
         self.bytes = 0  # of output
         self._input = hashlib.blake2b(digest_size=16)
         self._expected: str | None = None
         if resume and self.part.exists():
-            self._read_facts()
+            self._read_state()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         self._file = os.fdopen(os.open(self.part, flags, 0o666), "r+b")
         self._lock()
         if not self.lines:
-            self.facts.unlink(missing_ok=True)
+            self.state_file.unlink(missing_ok=True)
         if os.fstat(self._file.fileno()).st_size < self.bytes:
             raise UserError(f"{self.part} is shorter than when it was written: start again without --resume")
         self._file.truncate(self.bytes)
@@ -48,7 +87,7 @@ class PartialOutput:
     def _lock(self) -> None:
         try:
             import fcntl
-        except ImportError:
+        except ImportError:  # Windows
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,57 +97,54 @@ class PartialOutput:
         except OSError:
             pass  # a file system without locks
 
-    def _read_facts(self) -> None:
+    def _read_state(self) -> None:
         try:
-            facts = json.loads(self.facts.read_text(encoding="utf-8"))
-            before, self.lines, self.bytes = dict(facts["made_with"]), int(facts["lines"]), int(facts["bytes"])
-            self._expected = str(facts["input"])
+            state = json.loads(self.state_file.read_text(encoding="utf-8"))
+            before, self.lines, self.bytes = dict(state["settings"]), int(state["lines"]), int(state["bytes"])
+            self._expected = str(state["input"])
         except (OSError, ValueError, LookupError, TypeError):
-            raise UserError(f"{self.facts} cannot be read: start again without --resume") from None
-        for name in {**before, **self.made_with}:
-            if before.get(name) != self.made_with.get(name):
-                was, now = before.get(name), self.made_with.get(name)
+            raise UserError(f"{self.state_file} cannot be read: start again without --resume") from None
+        for name in {**before, **self.settings}:
+            old, new = before.get(name), self.settings.get(name)
+            if old != new:
                 raise UserError(
-                    f"{self.part} was made with other settings ({name}: {was} then, {now} now): "
-                    "use the same ones, or start again without --resume"
+                    f"{self.part} was written with other settings ({name} was {old} and is now {new}): "
+                    "use the same settings, or start again without --resume"
                 )
 
     def skip(self, lines: Iterable[str]) -> None:
-        """Check that these lines of input, `self.lines` of them, are those that were answered."""
+        """Check that these lines of input, `self.lines` of them, are those already processed."""
         count = self._hash(lines)
         if count != self.lines or self._input.hexdigest() != self._expected:
             raise UserError(
-                f"{self.part} was made from other input (its first {self.lines:,} lines differ): "
+                f"{self.part} was written from other input (its first {self.lines:,} lines differ): "
                 "use the same input, or start again without --resume"
             )
 
     def write(self, lines: Iterable[str], output: Iterable[str]) -> None:
-        """Append the output for these lines of input; from here on an interruption loses none of them."""
+        """Append the output for these lines of input; from then on an interruption does not lose it."""
         text = "".join(line + "\n" for line in output).encode()
-        self._file.write(text)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.lines += self._hash(lines)
-        self.bytes += len(text)
-        facts = {
-            "made_with": self.made_with,
-            "lines": self.lines,
-            "bytes": self.bytes,
-            "input": self._input.hexdigest(),
-        }
-        write_text(self.facts, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        with self._signals.deferred():  # a signal between the two files would leave an output that cannot be resumed
+            self._file.write(text)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            done = {"lines": self.lines + self._hash(lines), "bytes": self.bytes + len(text)}
+            state = {"settings": self.settings, **done, "input": self._input.hexdigest()}
+            write_text(self.state_file, json.dumps(state, indent=1, ensure_ascii=False) + "\n")
+            self.lines, self.bytes = done["lines"], done["bytes"]
 
     def _hash(self, lines: Iterable[str]) -> int:
+        """Add the lines to the hash of the input; return their number."""
         count = 0
         for count, line in enumerate(lines, 1):  # noqa: B007
             self._input.update(line.encode("utf-8", "surrogatepass") + b"\n")
         return count
 
     def finish(self) -> None:
-        """Put the complete output in place of FILE."""
+        """Rename FILE.part, which is complete, to FILE."""
         os.fsync(self._file.fileno())
         os.replace(self.part, self.path)
-        self.facts.unlink(missing_ok=True)
+        self.state_file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file, and remove it if it holds no output."""
@@ -126,17 +162,17 @@ class PartialOutput:
 
 
 @contextmanager
-def kept(path: Path, made_with: Mapping[str, Any], resume: bool) -> Iterator[PartialOutput]:
-    """Write to FILE.part, and rename it to FILE when the block ends well.
+def partial_output(path: Path, settings: Mapping[str, Any], resume: bool) -> Iterator[PartialOutput]:
+    """Write to FILE.part, and rename it to FILE when the block ends without error.
 
-    Otherwise the part stays, unless it is empty, and the message says how to continue.
+    Otherwise FILE.part stays, unless it is empty, and the error message says how to continue.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it")
-    part = None
-    with _signals():
+    part, signals = None, Signals()
+    with signals.installed():
         try:
-            part = PartialOutput(path, made_with, resume)
+            part = PartialOutput(path, settings, resume, signals)
             yield part
             part.finish()
         except OSError as error:
@@ -149,22 +185,3 @@ def kept(path: Path, made_with: Mapping[str, Any], resume: bool) -> Iterator[Par
         finally:
             if part is not None:
                 part.close()
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted("stopped", 128 + number)
-
-    before: dict[int, Any] = {}
-    with suppress(ValueError):  # only the main thread may
-        for name in ("SIGTERM", "SIGHUP"):
-            if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-                before[getattr(signal, name)] = signal.signal(getattr(signal, name), stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

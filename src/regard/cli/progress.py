@@ -1,4 +1,4 @@
-"""A progress bar, where there is a terminal to show it in."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def counted(
-    what: str, total: int | Callable[[], int | None] | None, quiet: bool, done: int = 0
+def progress_bar(
+    description: str, total: int | Callable[[], int | None] | None, quiet: bool, done: int = 0
 ) -> Iterator[Callable[[int], None]]:
-    """Call what this yields with how many more are done.
+    """Yield a function that advances the bar by a number of items.
 
-    A `total` that takes time to find out may be a function, which is called on a thread of its own.
+    A `total` that takes time to compute may be a function, which is called on another thread.
     """
     if quiet or not sys.stderr.isatty():
-        yield lambda more: None
+        yield lambda count: None
         return
-    from rich.console import Console
+    from rich.console import Console  # here, because rich would slow down every command, also without a terminal
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """How many are done in a second."""
+        """Items per second."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
@@ -39,7 +39,7 @@ def counted(
         "left",
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None if callable(total) else total, completed=done)
+        task = bar.add_task(description, total=None if callable(total) else total, completed=done)
         if callable(total):
             threading.Thread(target=lambda: bar.update(task, total=total()), daemon=True).start()
-        yield lambda more: bar.advance(task, more)
+        yield lambda count: bar.advance(task, count)

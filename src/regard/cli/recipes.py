@@ -11,12 +11,22 @@ from regard.recipes import describe, load, names
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="A built-in recipe or a TOML file.", show_default=False)] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE|FILE.toml",
+            help="The recipe to print. [default: list the built-in recipes]",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the printed recipe. Repeatable."),
+    ] = None,
 ) -> None:
-    """List the built-in recipes, or print one whole: every setting resolved, with a comment beside it.
+    """List the built-in recipes, or print one with all its settings.
 
-    What it prints is a recipe again, so it is the way to start one of your own.
+    The printed recipe is complete, with a comment beside each setting, and can be edited and trained.
 
     Examples:
 
@@ -28,8 +38,8 @@ def recipes(
         typer.echo(describe(load(name, set_ or [])), nl=False)
         return
     if set_:
-        raise UserError("--set changes a recipe: name one")
-    listed = names()
-    width = max(len(known) for known, _ in listed)
-    for known, about in listed:
-        typer.echo(f"{known:<{width}}  {about}")
+        raise UserError("--set changes a recipe: name the recipe")
+    built_in = names()
+    width = max(len(recipe) for recipe, _ in built_in)
+    for recipe, about in built_in:
+        typer.echo(f"{recipe:<{width}}  {about}")

@@ -15,8 +15,8 @@ from regard.api import Model, load
 from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, Line
 from regard.cli.output import note, text_output, written
-from regard.cli.partial import kept
-from regard.cli.progress import counted
+from regard.cli.partial import partial_output
+from regard.cli.progress import progress_bar
 from regard.decoding.translate import Answer, Translator
 from regard.errors import UserError
 from regard.text import UNK
@@ -25,58 +25,92 @@ from regard.text import UNK
 def translate(
     run: options.RunPath,
     text: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Sentences. None: standard input, line by line.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="Sentences to translate. [default: the lines of standard input]"),
     ] = None,
     others: options.With = None,
-    input: Annotated[Path | None, typer.Option("--input", "-i", help="A file (plain, .gz, .xz) to translate.")] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", metavar="FILE", help="Translate the lines of this file (plain, .gz or .xz)."),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write; FILE.part until it is complete. [default: stdout]"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file; FILE.part until it is complete. [default: standard output]",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted --output FILE from its FILE.part.")
     ] = False,
     errors: options.Errors = None,
-    form: Annotated[
-        options.OutputFormat, typer.Option("--format", help="Plain text, or a JSON object a line.")
-    ] = options.OutputFormat.text,
+    form: options.Format = options.OutputFormat.TEXT,
     nbest: Annotated[
         int,
         typer.Option(
-            min=1, help="So many translations a line, with scores, best first; searched with as many beams at least."
+            metavar="N",
+            min=1,
+            help="Write this many translations of each line, each after its score and a tab, best first. The beam is "
+            "at least this wide.",
         ),
     ] = 1,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching.")] = False,
-    temperature: Annotated[float | None, typer.Option(min=0.01, help="Sampling: below 1 is more careful.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sampling: only the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Sampling: likeliest tokens up to this sum.")
+    sample: Annotated[bool, typer.Option("--sample", help="Sample translations instead of searching.")] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", min=0.01, help="With --sample: below 1 favours likely tokens. [default: the recipe's]"
+        ),
     ] = None,
-    min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens of output.")] = None,
-    no_repeat_ngram: Annotated[int | None, typer.Option(min=0, help="Never repeat an n-gram of this length.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="What every translation must begin with.")] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="With --sample: only the k most likely tokens; 0: all. [default: the recipe's]"
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            max=1.0,
+            help="With --sample: only the most likely tokens whose probabilities add up to this. "
+            "[default: the recipe's]",
+        ),
+    ] = None,
+    min_length: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Minimum number of output tokens. [default: the recipe's]")
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Never repeat an n-gram of this length; 0: allow it. [default: the recipe's]"
+        ),
+    ] = None,
+    prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Begin every translation with this text.")] = None,
     source_tag: Annotated[
-        str | None, typer.Option(help="Tag in front of every source. [default: the recipe's]")
+        str | None, typer.Option(metavar="TAG", help="Tag before every source. [default: the recipe's]")
     ] = None,
     target_tag: Annotated[
-        str | None, typer.Option(help="Tag every translation begins with. [default: the recipe's]")
+        str | None, typer.Option(metavar="TAG", help="Tag before every translation. [default: the recipe's]")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Sampling: another seed, other translations.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --sample: the random seed.")] = 0,
     weights: options.Weights = "best",
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Translate sentences, a file, or standard input: as many lines come out as went in.
+    """Translate sentences, a file, or standard input, line by line.
 
-    Lines from a pipe are answered as they come. Blank lines stay blank; a line longer than the model reads is
-    cut, with a warning that names it.
+    Every line of input gives one line of output (with --nbest N, N lines). Blank lines stay blank. A line longer than
+    the model's maximum is truncated, with a warning. Lines from a pipe are translated as they arrive.
 
-    With --output, what is complete when it is interrupted stays in FILE.part: the same command with --resume continues
-    it, to the same result.
+    With --output, an interrupted translation is kept in FILE.part, and the same command with --resume continues it; the
+    result is the same as without the interruption.
 
     Examples:
 
@@ -91,34 +125,27 @@ def translate(
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
     for sentence in text or []:
-        options.readable(TEXT=sentence)
-    options.readable(**{"--prefix": prefix})
+        options.check_utf8(TEXT=sentence)
+    options.check_utf8(**{"--prefix": prefix})
     if text and input is not None:
-        raise UserError("give sentences or --input, not both")
+        raise UserError("give either sentences or --input, not both")
     if resume and (output is None or (output.exists() and not output.is_file())):
         raise UserError("--resume continues a file: name it with --output")
     if beam is not None and beam < nbest and not sample:
-        raise UserError(f"--nbest {nbest} needs as many beams, and --beam is {beam}")
+        raise UserError(f"--nbest {nbest} needs a beam of at least {nbest}, but --beam is {beam}")
     model = load(run, *(others or []), weights=weights, device=device, precision=precision)
-    usual = model.run.recipe.decoding
-    settings = options.changed(
-        method="sample" if sample else None,
-        beam=max(usual.beam if beam is None else beam, nbest),
-        length_penalty=length_penalty,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_length=min_length,
-        no_repeat_ngram=no_repeat_ngram,
+    translator = _translator(
+        model,
+        nbest,
+        sample,
+        options.changed(
+            beam=beam, length_penalty=length_penalty, min_length=min_length, no_repeat_ngram=no_repeat_ngram
+        ),
+        options.changed(temperature=temperature, top_k=top_k, top_p=top_p),
+        options.changed(seed=seed, source_tag=source_tag, target_tag=target_tag),
     )
-    idle = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
-    if idle and not sample and usual.method != "sample":
-        raise UserError(f"--{next(iter(idle)).replace('_', '-')} has no effect without --sample")
-    translator = replace(decoders.translator(model, settings), seed=seed)
-    tags = options.changed(source_tag=source_tag, target_tag=target_tag)
-    translator = replace(translator, **tags)  # type: ignore[arg-type]
     if prefix is not None and UNK in translator.tokenizers[1].encode(prefix):
-        raise UserError(f"--prefix {prefix!r}: has something in it that this model cannot write")
+        raise UserError(f"--prefix {prefix!r}: contains text that this model's vocabulary cannot express")
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], input, errors)
     if source.interactive and not quiet:
         note("Type a sentence and press Enter; Ctrl-D ends.")
@@ -128,34 +155,51 @@ def translate(
     elif output.exists() and not output.is_file() and not output.is_dir():
         with written(output) as out:  # a device or a pipe
             for chunk in source.chunks():
-                out.writelines(line + "\n" for line in job.answer(chunk))
+                out.writelines(line + "\n" for line in job.translate(chunk))
                 out.flush()
     else:
-        _to_file(job, source, output, _made_with(model, job), resume)
+        _to_file(job, source, output, _settings(model, job), resume)
+
+
+def _translator(
+    model: Model,
+    nbest: int,
+    sample: bool,
+    search: dict[str, object],
+    sampling: dict[str, object],
+    other: dict[str, Any],
+) -> Translator:
+    """Make a translator with the options that were given."""
+    recipe = model.run.recipe.decoding
+    if sampling and not sample and recipe.method != "sample":
+        raise UserError(f"--{next(iter(sampling)).replace('_', '-')} has no effect without --sample")
+    settings = {"beam": recipe.beam, **search, **sampling} | ({"method": "sample"} if sample else {})
+    settings["beam"] = max(settings["beam"], nbest)  # type: ignore[call-overload]
+    return replace(decoders.translator(model, settings), **other)
 
 
 def _to_stdout(job: _TranslateJob, source: Input) -> None:
     out = text_output()
     for chunk in source.chunks():
-        for line in job.answer(chunk):
+        for line in job.translate(chunk):
             out.write(line + "\n")
         out.flush()
 
 
-def _to_file(job: _TranslateJob, source: Input, path: Path, made_with: dict[str, Any], resume: bool) -> None:
-    with kept(path, made_with, resume) as out:
+def _to_file(job: _TranslateJob, source: Input, path: Path, settings: dict[str, Any], resume: bool) -> None:
+    with partial_output(path, settings, resume) as out:
         if out.lines:
             out.skip(line.text for line in source.skip(out.lines))
             if not job.quiet:
                 note(f"resuming after line {out.lines:,}")
         quiet = job.quiet or source.interactive
-        with counted("translating", source.count, quiet, done=source.done) as progress:
+        with progress_bar("translating", source.count, quiet, done=source.done) as progress:
             for chunk in source.chunks():
-                out.write((line.text for line in chunk.lines), list(job.answer(chunk, progress)))
+                out.write((line.text for line in chunk.lines), list(job.translate(chunk, progress)))
 
 
-def _made_with(model: Model, job: _TranslateJob) -> dict[str, Any]:
-    """What the output depends on besides the input."""
+def _settings(model: Model, job: _TranslateJob) -> dict[str, Any]:
+    """Everything that the output depends on, apart from the input."""
     translator = job.translator
     return {
         "version": __version__,
@@ -180,8 +224,8 @@ class _TranslateJob:
     ) -> None:
         self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
 
-    def answer(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
-        """The lines of output for some lines of input; `progress` is told how many lines more are done."""
+    def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+        """Yield the lines of output for a chunk of input; `progress` is called with the number of lines done."""
         texts = chunk.texts
         prefixes = None if self.prefix is None else [self.prefix] * len(texts)
         if not self.quiet:
@@ -191,22 +235,23 @@ class _TranslateJob:
             progress(sum(not text.strip() for text in texts))  # blank lines, which the translator does not count
         for number, (line, answer) in enumerate(zip(chunk.lines, answers, strict=True), chunk.first + 1):
             if answer.truncated and not self.quiet:
-                most = self.translator.room.source
-                note(f"regard: warning: line {number} is longer than {most} tokens and was cut there")
+                limit = self.translator.room.source
+                note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
             yield from self._lines(line, answer)
 
     def _lines(self, line: Line, answer: Answer) -> Iterator[str]:
-        scores = [round(h.score, 4) for h in answer.hypotheses] or [0.0]
-        if self.form is options.OutputFormat.jsonl:
-            found = [{"text": t, "score": s} for t, s in zip(answer.texts, scores, strict=True)]
-            entry: dict[str, object] = {"source": line.text, **found[0], "truncated": answer.truncated}
+        """Format the translations of one line."""
+        scores = [round(hypothesis.score, 4) for hypothesis in answer.hypotheses] or [0.0]
+        if self.form is options.OutputFormat.JSONL:
+            nbest = [{"text": text, "score": score} for text, score in zip(answer.texts, scores, strict=True)]
+            entry: dict[str, object] = {"source": line.text, **nbest[0], "truncated": answer.truncated}
             if line.error is not None:
                 entry["error"] = line.error
             if self.nbest > 1:
-                entry["nbest"] = found
+                entry["nbest"] = nbest
             yield json.dumps(entry, ensure_ascii=False)
         elif self.nbest == 1:
             yield answer.texts[0]
         else:
-            written = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
-            yield from written + [""] * (self.nbest - len(written))  # as many for every line: they can be told apart
+            lines = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
+            yield from lines + [""] * (self.nbest - len(lines))  # the same number for every line of input

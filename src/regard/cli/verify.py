@@ -9,19 +9,19 @@ import typer
 from regard.cli import options
 from regard.errors import UserError
 from regard.verify import accept
-from regard.verify import verify as findings
+from regard.verify import verify as check_files
 
 
 def verify(
     run: options.RunPath,
     accept_edit: Annotated[
-        bool, typer.Option("--accept-edit", help="Record an edited recipe.toml as the run's settings first.")
+        bool, typer.Option("--accept-edit", help="First record the edited recipe.toml as the settings of the run.")
     ] = False,
 ) -> None:
-    """Compare every file of a run with its checksum, and its tokens in the cache.
+    """Compare every file of a run, and its cached tokens, with their checksums.
 
-    One line a file: ok, edited (recipe.toml, with the settings that changed), damaged or missing. The exit status is 0
-    if all are ok, else 2. Other verbs refuse a damaged file; with an edited recipe they warn and go on.
+    Prints one line for each file: ok, edited (recipe.toml, with the changed settings), damaged or missing. The exit
+    status is 0 if all files are ok, otherwise 2. Other verbs refuse a damaged file, and warn of an edited recipe.
 
     Examples:
 
@@ -31,10 +31,10 @@ def verify(
     """
     if accept_edit:
         accept(run)
-    bad = 0
-    for finding in findings(run):
-        why = f": {finding.why}" if finding.why else ""
-        typer.echo(f"{finding.status:<8} {finding.file}{why}")
-        bad += finding.status != "ok"
-    if bad:
-        raise UserError(f"{run}: {bad} {'file is' if bad == 1 else 'files are'} not as written")
+    changed = 0
+    for finding in check_files(run):
+        reason = f": {finding.why}" if finding.why else ""
+        typer.echo(f"{finding.status:<8} {finding.file}{reason}")
+        changed += finding.status != "ok"
+    if changed:
+        raise UserError(f"{run}: {changed} {'file differs' if changed == 1 else 'files differ'} from what was written")
