@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from regard import tasks
 from regard.arguments import pair_list, require_text, text_list, whole_number
 from regard.data.in_memory import file_of
 from regard.decoding.fill_mask import Filled
@@ -342,8 +343,8 @@ class Model(LoadedRun):
         known = [setting.name for setting in fields(Sampling)]
         refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
         require_text("explain", text)
-        request = ask(self, text, target=target, hiding=MaskingMode(how, unit, span))
-        _warn_truncated([request.cut], text, self.recipe.model.max_positions)
+        request = ask(self, text, target=target, masking=MaskingMode(how, unit, span))
+        _warn_truncated([request.truncated], text, self.recipe.model.max_positions)
         return request.explain(progress, **sampling)
 
     def trace(
@@ -481,7 +482,7 @@ def _with_data(recipe: Recipe, data: Mapping[str, Any], columns: Sequence[str] |
     if data["pairs"] is not None and data["texts"] is not None:
         raise UserError("give pairs or texts, not both")
     training = data["pairs"] is not None or data["texts"] is not None
-    plain = data["texts"] is not None or (data["pairs"] is None and recipe.data.is_text)
+    plain = data["texts"] is not None or (data["pairs"] is None and not tasks.of(recipe).has_source)
     if training and data["valid"] is None and recipe.data.valid is None and not (plain and recipe.data.held_out):
         raise UserError("train() needs data to validate on: give valid= as well")
     default = ["text"] if plain else ["source", "target"]

@@ -1,4 +1,4 @@
-"""A run loaded into memory: recipe, tokenizers, model and device.
+"""A run loaded into memory: recipe, task, tokenizers, model and device.
 
 `LoadedRun` is what the interpretability tools, the server, the pictures and the Python API take.
 """
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from regard import accelerate, devices
+from regard import accelerate, devices, tasks
 from regard.arguments import whole_number
 from regard.data.corpora import corpora
 from regard.decoding import Hypothesis
@@ -28,6 +28,7 @@ from regard.models.ensemble import Ensemble
 from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
+from regard.tasks.text import encode_pairs, token_batches
 from regard.text import Tokenizer
 from regard.text.encode import prefix_ids
 
@@ -48,6 +49,7 @@ class LoadedRun:
         others: Sequence[RunDir] = (),
     ) -> None:
         self.run = run
+        self.task = tasks.of(run.recipe)
         self.device = devices.pick(device)
         self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
         members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
@@ -91,11 +93,9 @@ class LoadedRun:
 
     def require_verb(self, verb: str) -> None:
         """Refuse a verb that does not fit what the run was trained on, and name the one that does."""
-        text, bert = self.recipe.data.is_text, self.recipe.model.family == "bert"
-        fitting = ("fill" if bert else "generate") if text else "translate"
-        if verb != fitting:
-            data = "plain text" if text else "pairs"
-            raise UserError(f"{self.run.path} was trained on {data}: use `regard {fitting}`, not `regard {verb}`")
+        if verb != self.task.verb:
+            use = f"use `regard {self.task.verb}`, not `regard {verb}`"
+            raise UserError(f"{self.run.path} was trained on {self.task.trained_on}: {use}")
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 
@@ -130,8 +130,6 @@ class LoadedRun:
 
     def force(self, source: str, target: str) -> Answer:
         """Decode a source into a given target, with the log-probabilities that the model gives it."""
-        from regard.tasks.text import encode_pairs, token_batches
-
         sources, targets, (truncated,) = encode_pairs([(source, target)], self.tokenizers, self.recipe)
         ((_, batch),) = token_batches(sources, targets, self.recipe)
         with torch.inference_mode():
@@ -142,10 +140,8 @@ class LoadedRun:
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[float]], list[bool]]:
         """Compute the log-probability of each target token (EOS last), and which pairs were truncated."""
-        from regard.tasks.text import encode_pairs, token_batches
-
-        if self.recipe.fills:
-            raise UserError(f"{self.run.path} is a masked language model: it gives pairs no probabilities")
+        if not self.task.scores_pairs:
+            raise UserError(f"{self.run.path}: a run for {self.task.name} gives pairs no log-probabilities")
         sources, targets, truncated = encode_pairs(pairs, self.tokenizers, self.recipe)
         scores: list[list[float]] = [[] for _ in pairs]
         with torch.inference_mode():
@@ -164,8 +160,9 @@ def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
     """Refuse a run that cannot form an ensemble with the first one."""
     ours, theirs = run.recipe, other.recipe
     for member in (run, other):
-        if member.recipe.data.is_text:
-            raise UserError(f"{member.path} was trained on plain text: an ensemble takes models trained on pairs")
+        task = tasks.of(member.recipe)
+        if not task.has_source:
+            raise UserError(f"{member.path} was trained on {task.trained_on}: only models on pairs form an ensemble")
     if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
         raise UserError(
             f"{other.path} has another vocabulary than {run.path}, and the members of an ensemble need the same one: "
@@ -176,7 +173,7 @@ def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
     if (first.source_tag, first.target_tag) not in known:
         raise UserError(f"{other.path} was not trained with the tags of {run.path}")
     if (prefix_ids(ours), ours.data.lowercase) != (prefix_ids(theirs), theirs.data.lowercase):
-        why = "data.lowercase differs, or only one of them is a BERT"
+        why = "data.lowercase differs, or one model reads a BOS token first and the other does not"
         raise UserError(f"{other.path} encodes its sources in another way than {run.path}: {why}")
     positions = ours.model.max_positions
     needed = positions if ours.model.shares_context or not theirs.model.shares_context else 2 * positions

@@ -17,7 +17,7 @@ from regard.interpret.alignments import (
     linked,
     measure,
     measure_explanations,
-    split_pieces,
+    split_words,
     views,
     word_weights,
 )
@@ -81,11 +81,11 @@ def aligned(*texts: tuple[str, str]) -> list[Aligned]:
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit, longest, lowercase):
     tokens = tokenizer(unit, ("<2es>",))
-    settings: dict[str, Any] = {"tag": "<2es>", "longest": longest, "lowercase": lowercase}
+    settings: dict[str, Any] = {"tag": "<2es>", "max_len": longest, "lowercase": lowercase}
     whole, cut = encode_side(tokens, TEXTS, tag="<2es>", max_len=longest, lowercase=lowercase)
-    found = split_pieces(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # blanks at the ends are no matter
+    found = split_words(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # blanks at the ends are no matter
     assert [pieces.tokens for pieces in found] == whole
-    assert [pieces.cut for pieces in found] == cut
+    assert [pieces.truncated for pieces in found] == cut
     for pieces, text in zip(found, TEXTS, strict=True):
         words = (text.lower() if lowercase else text).split()
         assert pieces.count == len(words) and pieces.words[0] == pieces.words[-1] == -1
@@ -142,7 +142,7 @@ def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind,
     model = made(settings, tokens)
     with intervene(model, dict.fromkeys(taps, diagonal)):
         found = measure(model, (tokens, tokens), settings, corpus)
-    assert (found.sentences, found.cut) == (3, 0)
+    assert (found.sentences, found.truncated) == (3, 0)
     for view, score in found.scores.items():
         if view.rows == "predicting":
             assert (score.aer, score.links, score.recall) == (0.0, 6, 100.0)
@@ -197,7 +197,7 @@ def slow(
         queries = ["<s>", *queries[:-1]]
     words = Map(weights.numpy(), tuple(queries), tuple(keys)).to_words()
     rows = [row for row, word in zip(words.weights, words.queries, strict=True) if word not in ("<s>", "</s>")]
-    return {(int(row[:-1].argmax()), j) for j, row in enumerate(rows) if row[:-1].max() >= view.least}
+    return {(int(row[:-1].argmax()), j) for j, row in enumerate(rows) if row[:-1].max() >= view.min_weight}
 
 
 @pytest.mark.parametrize("kind", ["transformer", "additive", "dot", "bilinear", "heads"])
@@ -205,7 +205,7 @@ def slow(
 def test_every_view_of_every_family_scores_as_one_pair_at_a_time(kind, unit):
     tokens, settings = tokenizer(unit), recipe(kind)
     model, corpus = made(settings, tokens), aligned(*PAIRS)
-    found = measure(model, (tokens, tokens), settings, corpus, leasts=(0.0, 0.35))
+    found = measure(model, (tokens, tokens), settings, corpus, min_weights=(0.0, 0.35))
     assert list(found.scores) == [view for least in (0.0, 0.35) for view in views(found.layers, found.heads, least)]
     assert len(found.scores) == 2 * 2 * (found.layers * found.heads + found.layers + 1)
     assert (found.layers, found.heads) == {"transformer": (2, 2), "heads": (1, 2)}.get(kind, (1, 1))
@@ -230,7 +230,7 @@ def test_sentences_longer_than_the_model_reads_are_counted_and_lower_case_is_hee
     tokens, settings = tokenizer("word"), recipe("dot", lowercase=True)
     corpus = aligned(("the cats " * 30, "the"), ("THE CATS", "SAT"))
     found = measure(made(settings, tokens), (tokens, tokens), settings, corpus)
-    assert (found.cut, found.sentences) == (1, 2)
+    assert (found.truncated, found.sentences) == (1, 2)
     plain = measure(made(settings, tokens), (tokens, tokens), settings, aligned(("the cats", "sat")))
     upper = measure(made(settings, tokens), (tokens, tokens), settings, corpus[1:])
     assert upper.scores == plain.scores
@@ -283,8 +283,8 @@ def test_explanations_link_the_words_that_a_planted_model_depends_on(how: Any, m
 
 def test_a_word_that_nothing_speaks_for_is_linked_with_nothing_and_shares_add_up() -> None:
     tokens = tokenizer("word")
-    settings: dict[str, Any] = {"tag": None, "longest": 40, "lowercase": False}
-    (source,), (target,) = (split_pieces(tokens, [text], **settings) for text in ("a the", "cats the a"))
+    settings: dict[str, Any] = {"tag": None, "max_len": 40, "lowercase": False}
+    (source,), (target,) = (split_words(tokens, [text], **settings) for text in ("a the", "cats the a"))
     shares = explained_words(Echo(len(tokens)), source, target, Sampling())
     assert shares.shape == (3, 2)
     assert shares[0].tolist() == [0, 0] and not linked(shares)[0].any()  # each hidden word leaves it more likely
@@ -293,8 +293,8 @@ def test_a_word_that_nothing_speaks_for_is_linked_with_nothing_and_shares_add_up
 
 def test_words_beyond_what_the_model_reads_are_not_hidden_and_explain_nothing() -> None:
     tokens = tokenizer("word")
-    (source,) = split_pieces(tokens, ["the cats sat"], tag=None, longest=3, lowercase=False)
-    (target,) = split_pieces(tokens, ["sat the"], tag=None, longest=40, lowercase=False)
+    (source,) = split_words(tokens, ["the cats sat"], tag=None, max_len=3, lowercase=False)
+    (target,) = split_words(tokens, ["sat the"], tag=None, max_len=40, lowercase=False)
     shares = explained_words(Echo(len(tokens)), source, target, Sampling())
-    assert source.cut and shares.shape == (2, 3)
+    assert source.truncated and shares.shape == (2, 3)
     assert linked(shares).tolist() == [[False, False, False], [True, False, False]]

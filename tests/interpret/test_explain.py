@@ -439,10 +439,10 @@ def test_batch_size_changes_what_is_said_of_a_model_only_by_rounding(translating
 def test_the_models_own_output_is_what_is_explained_unless_another_is_given(translating: Model) -> None:
     asked = ask(translating, "the cat sat")
     translation = translating.translate("the cat sat")
-    assert asked.said == translation.text
+    assert asked.output == translation.text
     found = asked.explain()
     assert found.whole == pytest.approx(sum(translation._answer.hypotheses[0].logprobs[1:]), abs=1e-3)
-    assert asked.said in found.title
+    assert asked.output in found.title
     attention = asked.attention()
     assert attention is not None and attention.shape == (3,) and (attention >= 0).all()
     assert attention.sum() <= len(translation.tokens) + 1e-5
@@ -478,12 +478,12 @@ def test_prompt_by_continuation(tmp_path: Path, documents: str, how: str) -> Non
     assert found.importance == pytest.approx(expected, abs=2e-5)
     assert found.whole == pytest.approx(both.sum(), abs=1e-4)
     own = ask(model, "the cat")
-    assert own.said == model.generate("the cat", tokens=12, method="beam", beam=1).text
+    assert own.output == model.generate("the cat", tokens=12, method="beam", beam=1).text
     attention = (
         own.attention()
     )  # of every written token to the prompt: at most one each, the BOS token's share left out
     assert attention is not None and attention.shape == (2,) and (attention > 0).all() and attention.sum() < 12
-    with pytest.raises(UserError, match="room"):
+    with pytest.raises(UserError, match="the model can write"):
         ask(model, "the cat", target=" sat" * 40)
 
 

@@ -246,7 +246,7 @@ def test_going_on_token_by_token_is_the_greedy_output(model: Get, family: str) -
 
 def test_what_cannot_go_on_is_refused(model: Get) -> None:
     one = model("transformer")
-    for after, why in (([EOS], "nothing follows the end mark"), ([99999], "no token 99999"), ([5] * 60, "room for")):
+    for after, why in (([EOS], "no token follows EOS"), ([99999], "no token 99999"), ([5] * 60, "the model can write")):
         with pytest.raises(UserError, match=why):
             one.trace("this cat", after=after)
     with pytest.raises(UserError, match="not both"):
@@ -255,7 +255,7 @@ def test_what_cannot_go_on_is_refused(model: Get) -> None:
         one.trace("  ")
     with pytest.raises(UserError, match="longer than"):
         one.trace("this cat", "gato " * 100)
-    with pytest.raises(UserError, match="no other target"):
+    with pytest.raises(UserError, match="takes no target"):
         model("bert (fill)").trace("a [MASK]", "a cat")
     with pytest.raises(UserError, match="no class"):
         model("bert (classify)").trace("Tom", "xyzzy")
@@ -522,7 +522,7 @@ def test_a_row_never_sees_what_it_may_not(model: Get) -> None:
     row = {"kind": "row", "attention": entry["name"], "head": None, "query": 1}
     changed = one.trace("Once upon a time", changes=[{**row, "weights": [1.0] * keys}])
     assert changed.array(entry["array"])[:, 1].tolist() == [[0.5, 0.5] + [0.0] * (keys - 2)] * entry["heads"]
-    with pytest.raises(UserError, match="may not look at any"):
+    with pytest.raises(UserError, match="may not attend to any"):
         one.trace("Once upon a time", changes=[{**row, "weights": [0.0] * (keys - 1) + [1.0]}])
 
 
@@ -540,7 +540,7 @@ def test_no_changes_change_nothing(model: Get) -> None:
         (head("decoder.0.cross_attn", 2), "no head 2 in decoder.0.cross_attn: it has 2"),
         (head("decoder.0.cross_attn", -1), "no head -1"),
         ({"kind": "head", "attention": "decoder.0.cross_attn", "head": True}, "head = True"),
-        ({"kind": "word", "side": "inputs", "token": 0}, "only words of that"),
+        ({"kind": "word", "side": "inputs", "token": 0}, "only tokens of the"),
         ({"kind": "word", "side": "source", "token": 99}, "no token 99"),
         ({"kind": "word", "side": "source", "token": -1}, "no token -1"),
         (
@@ -554,7 +554,7 @@ def test_no_changes_change_nothing(model: Get) -> None:
         ),
         (
             {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [-1.0, 2.0]},
-            "at least 0",
+            "from 0 to a million",
         ),
         (
             {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [10**400]},
@@ -562,7 +562,7 @@ def test_no_changes_change_nothing(model: Get) -> None:
         ),
         (
             {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [math.nan]},
-            "at least 0",
+            "from 0 to a million",
         ),
     ],
 )
@@ -575,7 +575,7 @@ def test_a_change_that_is_none_is_refused_in_a_line(model: Get, change: dict[str
 def test_marks_cannot_be_hidden(model: Get) -> None:
     one = model("transformer")
     end = len(one.trace("this cat").header["tokens"]["source"]) - 1
-    with pytest.raises(UserError, match="is a mark"):
+    with pytest.raises(UserError, match="is a special token"):
         one.trace("this cat", changes=[{"kind": "word", "side": "source", "token": end}])
 
 

@@ -447,7 +447,7 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     }  # fmt: skip
     layers = [{"name": "embedding", "label": "embedding", "side": "inputs", "top": top}]
     trace = Trace(header, {f"{name}.weights": lambda: weights for name in names}, lambda: layers)
-    trace.keep("decoder.0.self_attn.weights", weights)
+    trace.store("decoder.0.self_attn.weights", weights)
     shown = trace.display("decoder.0.self_attn.weights")
     trace._shown = {f"{name}.weights": shown for name in names}
     return trace
@@ -554,7 +554,7 @@ def test_positions_show_their_numbers_and_leave_chance_as_it_was() -> None:
 def test_a_models_own_table_is_found(tmp_path: Path) -> None:
     model = Model(make_run(tmp_path / "tiny", "gpt", positions="learned"), "cpu")
     assert position_study.table(model.module).shape == (48, 16)
-    with pytest.raises(UserError, match="adds no vector"):
+    with pytest.raises(UserError, match="positions add no vectors"):
         position_study.study("rotary")
 
 

@@ -197,7 +197,7 @@ def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, r
     np.testing.assert_allclose(last["error"], own.error, atol=1e-4)
     from regard.interpret.explain.models import MaskingMode
 
-    asked_model = ask(model, TEXT, hiding=MaskingMode(unit="pieces"))
+    asked_model = ask(model, TEXT, masking=MaskingMode(unit="pieces"))
     looked = asked_model.attention()
     assert looked is not None
     drawn = curves(asked_model.box, {"explanation": own.overall, "attention": looked}, seed=3)

@@ -17,8 +17,8 @@ from regard.cli.progress import progress_bar
 from regard.data.corpora import corpora
 from regard.errors import UserError
 from regard.interpret.alignments import (
-    LEASTS,
-    SPEAKING,
+    MIN_WEIGHTS,
+    ROW_CHOICES,
     Alignments,
     AttentionView,
     measure,
@@ -59,7 +59,7 @@ class AlignmentOptions:
     def min_weights(self) -> tuple[float, ...]:
         """The minimum weight of a link; several if it is to be chosen."""
         if self.min_weight == "auto":
-            return LEASTS
+            return MIN_WEIGHTS
         return (float(self.min_weight or 0),)
 
 
@@ -97,7 +97,7 @@ def evaluate_alignment(
     accelerate.for_inference(model)
     for name, pairs in named_pairs:
         with progress_bar(f"aligning {name}", len(pairs), quiet) as progress:
-            settings: dict[str, Any] = {"threshold": given.threshold, "leasts": given.min_weights}
+            settings: dict[str, Any] = {"threshold": given.threshold, "min_weights": given.min_weights}
             settings |= {"device": target, "progress": progress}
             try:
                 alignments: Alignments | None = measure(model, run.tokenizers, run.recipe, pairs, **settings)
@@ -105,9 +105,9 @@ def evaluate_alignment(
                 if given.masks is None:
                     raise
                 alignments = None
-        if alignments is not None and alignments.cut:
+        if alignments is not None and alignments.truncated:
             limit = run.recipe.model.max_positions
-            _warn(f"{alignments.cut} sentences of {name} have more than {limit} tokens and were truncated", quiet)
+            _warn(f"{alignments.truncated} sentences of {name} have more than {limit} tokens and were truncated", quiet)
         sets.append(AlignmentSet(name, pairs, alignments))
     test, dev = sets[-1], sets[0] if len(sets) > 1 else None
     views = _views(test, dev, given)
@@ -196,7 +196,7 @@ def _views(test: AlignmentSet, dev: AlignmentSet | None, given: AlignmentOptions
     """The rows of the table: the view of --layer and --head; or the best head, the mean of each layer, of all."""
     if test.alignments is None:
         return []
-    possible_rows = SPEAKING if given.rows is None else tuple(rows for rows in SPEAKING if rows == given.rows)
+    possible_rows = ROW_CHOICES if given.rows is None else tuple(rows for rows in ROW_CHOICES if rows == given.rows)
 
     def best(*heads_of_layers: tuple[int | None, int | None]) -> AttentionView:
         candidates = [
@@ -232,7 +232,7 @@ def _exists(option: str, number: int | None, count: int, what: str) -> None:
 def _describe(view: AttentionView, alignments: Alignments | None) -> str:
     """Such as `layer 2, head 3, weight >= 0.4`."""
     assert alignments is not None  # else there is no view
-    minimum = f", weight >= {view.least:g}" if view.least else ""
+    minimum = f", weight >= {view.min_weight:g}" if view.min_weight else ""
     if view.layer is None:
         return f"{alignments.layers} layers, mean of {alignments.heads * alignments.layers} heads{minimum}"
     layer = f"layer {view.layer + 1}"
@@ -273,7 +273,7 @@ def _rules(
     views: list[tuple[str, AttentionView]], explained: AlignmentScore | None, given: AlignmentOptions
 ) -> Iterator[str]:
     """Yield sentences that say when two words are linked."""
-    if any(view.least for _, view in views):
+    if any(view.min_weight for _, view in views):
         yield (
             "A target word is linked with the source word of the largest attention weight, or with none if that is "
             "below the minimum; EOS is not a word."
@@ -319,7 +319,7 @@ def _print_json(
     for name, view in views:
         layer, head = (None if number is None else number + 1 for number in (view.layer, view.head))
         entry: dict[str, Any] = {"attention": name, "layer": layer, "head": head}
-        entry |= {"rows": view.rows, "min_weight": view.least, **asdict(test.score(view))}
+        entry |= {"rows": view.rows, "min_weight": view.min_weight, **asdict(test.score(view))}
         entries.append(entry | ({} if dev is None else {"dev_aer": dev.score(view).aer}))
     about = {"pairs": test.name, "sentences": len(test.pairs), "chosen_on": None if dev is None else dev.name}
     alignments = test.alignments

@@ -95,9 +95,9 @@ def explain(
         raise UserError("--out draws a picture and --json prints numbers: give only one of them")
     settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
     sampling = Sampling(**settings)  # type: ignore[arg-type]
-    hiding = MaskingMode(how.value, "pieces" if tokens else "words", span)
-    request = ask(load(run, weights=weights, device=device), text, target=target, hiding=hiding)
-    if request.cut and not quiet:
+    masking = MaskingMode(how.value, "pieces" if tokens else "words", span)
+    request = ask(load(run, weights=weights, device=device), text, target=target, masking=masking)
+    if request.truncated and not quiet:
         note("regard: warning: the text is longer than the model's maximum and was truncated")
     parts = len(request.box.parts)
     with progress_bar("explaining", 2**parts if sampling.enumerates(parts) else masks, quiet) as progress:
@@ -107,7 +107,7 @@ def explain(
     if out is not None:
         with written(out) as file:
             file.write(_picture(request, explanation, computed))
-        note(f"{out}: {request.said}")
+        note(f"{out}: {request.output}")
     elif as_json:
         typer.echo(_json(text, request, explanation, computed))
     else:
@@ -136,17 +136,17 @@ def _json(text: str, request: ExplainRequest, explanation: Explanation, curves: 
         }
         for curve in curves
     ]
-    head = {"text": text, "output": request.said, **explanation.to_json()}
+    head = {"text": text, "output": request.output, **explanation.to_json()}
     return json.dumps(head | ({"curves": entries} if curves else {}), ensure_ascii=False)
 
 
 def _terminal(text: str, request: ExplainRequest, explanation: Explanation, curves: list[Curve]) -> str:
     """Draw for the terminal: a bar for each word, the matrix of words and outputs, and the areas under the curves."""
     width, colour = terminal.capabilities(sys.stdout)
-    hidden = "replaced by the unknown token" if request.hiding.how == "unknown" else "dropped"
+    hidden = "replaced by the unknown token" if request.masking.how == "unknown" else "dropped"
     calls = f"{explanation.calls} masks"
     error = f"all {calls}, so exact" if explanation.exact else f"{calls}, ± one standard error"
-    heading = " ".join(map(visible, f"{text} → {request.said}".split()))
+    heading = " ".join(map(visible, f"{text} → {request.output}".split()))
     parts = [
         f"{heading}\n",
         f"Change in the {request.score} by each word ({error}):\n",

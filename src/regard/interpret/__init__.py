@@ -1,1 +1,1 @@
-"""Looking into a model: what it attended to, and pictures of it."""
+"""Interpretability: recorder, interventions, traces, explanations, alignments from attention."""

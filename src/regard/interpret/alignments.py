@@ -1,13 +1,13 @@
-"""From cross-attention to word alignments, held against gold ones.
+"""Word alignments from cross-attention, compared with gold alignments.
 
-A reference is force-decoded, and what the decoder looked at becomes links between words. Two things have to be said
-for that. Which decoder row speaks for a word: row t reads token t - 1 and predicts token t, so a word's rows are those
-that *predict* its pieces, or those that *read* them, one later. And whose attention: a head's, the mean of a layer's
-heads, or the mean of all. Pieces become words as in the pictures: the mean over a target word's rows, the sum over a
-source word's pieces. Marks (begin, end, tags) are no words: nothing is linked with them. Words that stand for nothing
-in the other sentence tend to look nowhere in particular, or at a mark: a link may be asked to have some weight.
+A reference is force-decoded, and the attention of the decoder becomes links between words. Two choices have to be made.
+Which rows belong to a word: row t reads token t - 1 and predicts token t, so they are the rows that *predict* the
+word's tokens, or those that *read* them, one later. And which attention: that of a head, the mean of a layer's heads,
+or the mean of all. Tokens are merged to words as in the pictures: the mean over a target word's rows, the sum over a
+source word's tokens. Special tokens are not linked. Words without a counterpart tend to attend evenly, or to a special
+token: links may be required to have a minimum weight.
 
-Explanations align words too, and of models that do not attend as well: source words are hidden at random (RISE), and a
+Explanations give alignments too, also of models without attention: source words are hidden at random (RISE), and a
 target word is linked with the source word that raises its log-probability most.
 
 L layers, H heads, T target and S source tokens, J target and I source words.
@@ -35,97 +35,96 @@ from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.text import BOS, EOS, Tokenizer
 
-Speaking = Literal["predicting", "reading"]
-SPEAKING: tuple[Speaking, ...] = get_args(Speaking)
-LEASTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # to choose among, where that is wanted
-BATCH_TOKENS = 2048  # at once, on either side
+Rows = Literal["predicting", "reading"]
+ROW_CHOICES: tuple[Rows, ...] = get_args(Rows)
+MIN_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # candidates, where the best is chosen on development data
+BATCH_TOKENS = 2048  # of a batch, on either side
 
 
 @dataclass(frozen=True)
 class AttentionView:
-    """Whose attention, counted from 0 (None: the mean over all), which rows speak for a word, and how loud.
+    """A way to read links off attention: a layer and a head, from 0 (None: the mean over all), and the rows of a word.
 
-    A target word that gives no source word as much as `least` of its attention is linked with none.
+    A target word that gives no source word at least `min_weight` of its attention is not linked.
     """
 
     layer: int | None = None
     head: int | None = None
-    rows: Speaking = "predicting"
-    least: float = 0.0
+    rows: Rows = "predicting"
+    min_weight: float = 0.0
 
 
 @dataclass(frozen=True)
 class Alignments:
-    """How well every view's links agree with the gold."""
+    """The alignment scores of every view."""
 
     layers: int
     heads: int
     scores: Mapping[AttentionView, AlignmentScore]
     sentences: int
-    cut: int  # sentences that were longer than the model reads; words beyond are linked with nothing
+    truncated: int  # sentences longer than the model reads; the words beyond are not linked
 
     def best(self, among: Iterable[AttentionView]) -> AttentionView:
-        """The view with the least error; the first of those that are equally good."""
+        """The view with the lowest alignment error rate, the first of equals."""
         return min(among, key=lambda view: self.scores[view].aer)
 
 
 @dataclass(frozen=True)
 class WordTokens:
-    """The tokens of one side of a pair, marks included, and for each the word it is a piece of (-1: a mark)."""
+    """The tokens of one side of a pair, and for each the index of its word (-1: a special token)."""
 
     tokens: list[int]
     words: list[int]
-    count: int  # of words, also where the tokens had to be cut
-    cut: bool
+    count: int  # of words, those beyond a truncation included
+    truncated: bool
 
     def table(self) -> np.ndarray:
-        """[words, tokens] one where a token is a piece of a word."""
+        """[words, tokens] with one where a token belongs to a word."""
         return (np.arange(self.count)[:, None] == np.array(self.words)).astype(np.float32)
 
 
-def split_pieces(
-    tokenizer: Tokenizer, texts: Sequence[str], *, tag: str | None, longest: int, lowercase: bool
+def split_words(
+    tokenizer: Tokenizer, texts: Sequence[str], *, tag: str | None, max_len: int, lowercase: bool
 ) -> list[WordTokens]:
-    """As `encode_side` for texts with single spaces between their words, but it is known which word a token is of.
+    """Encode texts as `encode_side` does (with single spaces between words), and record the word of each token.
 
-    No unit has pieces that reach from one word into the next, so words can be encoded one by one; where the space
-    before a word is spelt, it goes with the word.
+    No token reaches from one word into the next, so words are encoded one by one; where the space before a word is part
+    of a token, it belongs to the word.
     """
     space = " " if tokenizer.unit in ("bpe", "char") else ""
     split = [(text.lower() if lowercase else text).split() for text in texts]
     encoded = iter(tokenizer.encode_batch([space * (k > 0) + word for words in split for k, word in enumerate(words)]))
-    head = [tokenizer.tag(tag)] if tag else []
-    found = []
+    prefix = [tokenizer.tag(tag)] if tag else []
+    sides = []
     for words in split:
-        owned = [(token, k) for k in range(len(words)) for token in next(encoded)]
-        kept = owned[: longest - len(head) - 1]
-        tokens = [*head, *(token for token, _ in kept), EOS]
-        owners = [*(-1 for _ in head), *(k for _, k in kept), -1]
-        found.append(WordTokens(tokens, owners, len(words), len(kept) < len(owned)))
-    return found
+        all_tokens = [(token, k) for k in range(len(words)) for token in next(encoded)]
+        kept = all_tokens[: max_len - len(prefix) - 1]
+        tokens = [*prefix, *(token for token, _ in kept), EOS]
+        indices = [*(-1 for _ in prefix), *(k for _, k in kept), -1]
+        sides.append(WordTokens(tokens, indices, len(words), len(kept) < len(all_tokens)))
+    return sides
 
 
-def _pieces(
+def _encode_pairs(
     tokenizers: tuple[Tokenizer, Tokenizer], recipe: Recipe, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[WordTokens], list[WordTokens]]:
-    """The sources and the targets of pairs, as a recipe's model reads them."""
+    """Encode the sources and the targets of pairs as a recipe's model reads them."""
     first = corpora(recipe.data)[0]
-    most, lower = recipe.model.max_positions, recipe.data.lowercase
-    left, right = [source for source, _ in pairs], [target for _, target in pairs]
+    max_len, lowercase = recipe.model.max_positions, recipe.data.lowercase
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     return (
-        split_pieces(tokenizers[0], left, tag=first.source_tag, longest=most, lowercase=lower),
-        split_pieces(tokenizers[1], right, tag=first.target_tag, longest=most, lowercase=lower),
+        split_words(tokenizers[0], sources, tag=first.source_tag, max_len=max_len, lowercase=lowercase),
+        split_words(tokenizers[1], targets, tag=first.target_tag, max_len=max_len, lowercase=lowercase),
     )
 
 
 def word_weights(weights: np.ndarray, source: WordTokens, target: WordTokens) -> np.ndarray:
-    """[L, H, T, S] of one pair -> [2, L, H, J, I]: first by the rows that predict a word, then by those that read it.
+    """Merge weights [L, H, T, S] of one pair to words [2, L, H, J, I]: by predicting rows, then by reading rows.
 
-    Row t reads token t - 1, and every row has a token before it, so that no word's rows are cut off: the last row reads
-    the last piece and predicts the end mark.
+    Row t reads token t - 1. Every word has all its rows: the last row reads the last token of the last word.
     """
     predicting = target.table()
-    reading = np.roll(predicting, 1, axis=1)  # the last token is the end mark, no piece of any word
+    reading = np.roll(predicting, 1, axis=1)  # the last token is EOS, which belongs to no word
     tables = np.stack([predicting, reading])
     means = tables / np.maximum(tables.sum(-1, keepdims=True), 1)
     merged: np.ndarray = means[:, None, None] @ (weights @ source.table().T)
@@ -140,26 +139,27 @@ def attended_words(
     *,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, np.ndarray, bool]]:
-    """For each pair with words on both sides: its index, `word_weights` [2, L, H, J, I], and whether it was cut.
+    """Yield for each pair with words on both sides its index, `word_weights` [2, L, H, J, I], and if it was truncated.
 
-    Alike lengths go together, so the pairs come in another order; each one's weights do not depend on the others.
+    Pairs are batched by length, so they come in another order; the weights of each are independent of the others.
     """
-    sources, targets = _pieces(tokenizers, recipe, pairs)
-    some = [n for n in range(len(pairs)) if sources[n].count and targets[n].count]
-    lengths = [max(len(sources[n].tokens), len(targets[n].tokens)) for n in some]
+    sources, targets = _encode_pairs(tokenizers, recipe, pairs)
+    nonempty = [n for n in range(len(pairs)) if sources[n].count and targets[n].count]
+    lengths = [max(len(sources[n].tokens), len(targets[n].tokens)) for n in nonempty]
     for group in sentence_batches(lengths, BATCH_TOKENS):
-        chosen = [some[k] for k in group]
-        batch = SeqBatch.from_lists([sources[n].tokens for n in chosen], [targets[n].tokens for n in chosen], bos=BOS)
+        indices = [nonempty[k] for k in group]
+        batch = SeqBatch.from_lists([sources[n].tokens for n in indices], [targets[n].tokens for n in indices], bos=BOS)
         weights = cross_attention(model, batch.to(device))
-        for k, n in enumerate(chosen):
-            own = weights[:, k, :, : len(targets[n].tokens), : len(sources[n].tokens)]
-            yield n, word_weights(own, sources[n], targets[n]), sources[n].cut or targets[n].cut
+        for k, n in enumerate(indices):
+            unpadded = weights[:, k, :, : len(targets[n].tokens), : len(sources[n].tokens)]
+            truncated = sources[n].truncated or targets[n].truncated
+            yield n, word_weights(unpadded, sources[n], targets[n]), truncated
 
 
 def linked(weights: np.ndarray, threshold: float | None = None) -> np.ndarray:
-    """[..., J, I] weights -> which are links: of a target word, the source word with most weight (the first of equals).
+    """Decide which of the weights [..., J, I] are links: for each target word the source word with the most weight.
 
-    With a threshold: every source word with at least so much. A word that looked at no word at all has no link.
+    With a threshold: all source words with at least that weight. A target word without any weight has no link.
     """
     if threshold is not None:
         return (weights >= threshold) & (weights > 0)
@@ -167,14 +167,14 @@ def linked(weights: np.ndarray, threshold: float | None = None) -> np.ndarray:
     return most & (weights > 0)
 
 
-def views(layers: int, heads: int, least: float = 0.0) -> list[AttentionView]:
-    """Every single head, every layer's mean, the mean of all; for either way that rows speak."""
-    whose = [(layer, head) for layer in range(layers) for head in range(heads)]
+def views(layers: int, heads: int, min_weight: float = 0.0) -> list[AttentionView]:
+    """Every head, the mean of each layer, and the mean of all, for both choices of rows."""
+    single = [(layer, head) for layer in range(layers) for head in range(heads)]
     means = [*((layer, None) for layer in range(layers)), (None, None)]
-    return [AttentionView(layer, head, rows, least) for rows in SPEAKING for layer, head in (*whose, *means)]
+    return [AttentionView(layer, head, rows, min_weight) for rows in ROW_CHOICES for layer, head in (*single, *means)]
 
 
-def _seen(weights: np.ndarray) -> np.ndarray:
+def _by_view(weights: np.ndarray) -> np.ndarray:
     """[2, L, H, J, I] -> [views, J, I] in the order of `views`."""
     single = weights.reshape(2, -1, *weights.shape[-2:])
     return np.concatenate([single, weights.mean(2), weights.mean((1, 2))[:, None]], axis=1).reshape(
@@ -189,53 +189,54 @@ def measure(
     corpus: Sequence[Aligned],
     *,
     threshold: float | None = None,
-    leasts: Sequence[float] = (0.0,),
+    min_weights: Sequence[float] = (0.0,),
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> Alignments:
-    """AER, precision and recall of every view's links, in one pass over pairs with gold links."""
-    counts: np.ndarray | int = 0  # [leasts, views, 3]: |A|, |A∩S|, |A∩P|
-    shape, cut = (0, 0), 0
+    """Compute AER, precision and recall of every view in one pass over pairs with gold links."""
+    counts: np.ndarray | int = 0  # [min_weights, views, 3]: |A|, |A∩S|, |A∩P|
+    shape, truncated = (0, 0), 0
     pairs = [(pair.source, pair.target) for pair in corpus]
-    for n, weights, was_cut in attended_words(model, tokenizers, recipe, pairs, device=device):
-        shape, cut = (weights.shape[1], weights.shape[2]), cut + was_cut
-        seen = _seen(weights)
-        found = linked(seen, threshold) & (seen >= np.array(leasts)[:, None, None, None])  # [leasts, views, J, I]
-        hits = [(found & table).sum((2, 3)) for table in _tables(corpus[n].gold, found.shape[2:])]
-        counts = counts + np.stack([found.sum((2, 3)), *hits], axis=2)
+    for n, weights, was_truncated in attended_words(model, tokenizers, recipe, pairs, device=device):
+        shape, truncated = (weights.shape[1], weights.shape[2]), truncated + was_truncated
+        by_view = _by_view(weights)
+        heavy = by_view >= np.array(min_weights)[:, None, None, None]  # [min_weights, views, J, I]
+        links = linked(by_view, threshold) & heavy
+        correct = [(links & table).sum((2, 3)) for table in _tables(corpus[n].gold, links.shape[2:])]
+        counts = counts + np.stack([links.sum((2, 3)), *correct], axis=2)
         if progress is not None:
             progress(1)
     if not all(shape):
         raise UserError("no sentence pair has words on both sides")
     sure = sum(len(pair.gold.sure) for pair in corpus)
     scores = {
-        view: AlignmentScore.of(int(links), int(in_sure), int(in_possible), sure)
-        for least, some in zip(leasts, np.asarray(counts), strict=True)
-        for view, (links, in_sure, in_possible) in zip(views(*shape, least), some, strict=True)
+        view: AlignmentScore.of(int(count), int(in_sure), int(in_possible), sure)
+        for min_weight, of_views in zip(min_weights, np.asarray(counts), strict=True)
+        for view, (count, in_sure, in_possible) in zip(views(*shape, min_weight), of_views, strict=True)
     }
-    return Alignments(*shape, scores, len(corpus), cut)
+    return Alignments(*shape, scores, len(corpus), truncated)
 
 
 def explained_words(
     model: SequenceModel, source: WordTokens, target: WordTokens, sampling: Sampling, how: MaskMethod = "unknown"
 ) -> np.ndarray:
-    """[J, I] how much each source word speaks for each target word, given the target words before it: shares of a row.
+    """Compute how much each source word raises the log-probability of each target word, as shares [J, I] of each row.
 
-    What speaks against a word counts nothing; a word that nothing speaks for is a row of zeros.
+    Source words that lower it count as zero; a target word that no source word raises has a row of zeros.
     """
     device = next(model.parameters()).device
-    table, into = source.table(), target.table().T.astype(np.float64)
-    told = np.flatnonzero(table.any(1))  # words beyond what the model reads have no tokens to hide
-    reading = MaskedInput(source.tokens, [np.flatnonzero(table[word]).tolist() for word in told], (), how)
+    table, to_words = source.table(), target.table().T.astype(np.float64)
+    present = np.flatnonzero(table.any(1))  # words beyond a truncation have no tokens to mask
+    masked = MaskedInput(source.tokens, [np.flatnonzero(table[word]).tolist() for word in present], (), how)
 
-    def asked(sources: list[list[int]]) -> np.ndarray:
+    def word_scores(sources: list[list[int]]) -> np.ndarray:
         batch = SeqBatch.from_lists(sources, [target.tokens] * len(sources), bos=BOS).to(device)
         with torch.inference_mode():
-            return np.array(score(model.logits, batch)) @ into
+            return np.array(score(model.logits, batch)) @ to_words
 
-    box = BlackBox(asked, tuple(map(str, told)), reading.masked, tuple(map(str, range(target.count))))
+    box = BlackBox(word_scores, tuple(map(str, present)), masked.masked, tuple(map(str, range(target.count))))
     shares = np.zeros((target.count, source.count))
-    shares[:, told] = explain(box, **asdict(sampling)).shares()
+    shares[:, present] = explain(box, **asdict(sampling)).shares()
     return shares
 
 
@@ -250,18 +251,18 @@ def measure_explanations(
     threshold: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> AlignmentScore:
-    """AER, precision and recall of the links that explanations draw; the references are the outputs explained."""
-    found: list[set[Link]] = []
-    sides = _pieces(tokenizers, recipe, [(pair.source, pair.target) for pair in corpus])
+    """Compute AER, precision and recall of the links from explanations of the references."""
+    all_links: list[set[Link]] = []
+    sides = _encode_pairs(tokenizers, recipe, [(pair.source, pair.target) for pair in corpus])
     for source, target in zip(*sides, strict=True):
         links: set[Link] = set()
         if source.count and target.count:
-            drawn = linked(explained_words(model, source, target, sampling, how), threshold)
-            links = {(int(i), int(j)) for j, i in zip(*drawn.nonzero(), strict=True)}
-        found.append(links)
+            table = linked(explained_words(model, source, target, sampling, how), threshold)
+            links = {(int(i), int(j)) for j, i in zip(*table.nonzero(), strict=True)}
+        all_links.append(links)
         if progress is not None:
             progress(1)
-    return score_links(found, [pair.gold for pair in corpus])
+    return score_links(all_links, [pair.gold for pair in corpus])
 
 
 def _tables(gold: Gold, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

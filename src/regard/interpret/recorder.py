@@ -1,4 +1,4 @@
-"""Listening at a model's taps: what was attended to, what flowed through, and changing either."""
+"""Recording and replacing values at a model's taps: attention weights, residual streams, gates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.attention.backends import AttentionWeights
 
 @dataclass(frozen=True)
 class RecordedAttention:
-    """One attention of one forward pass. Nothing is computed until it is asked for."""
+    """One attention of one forward pass; its weights are computed on access."""
 
     offered: AttentionWeights
 
@@ -31,15 +31,15 @@ class RecordedAttention:
 
 
 class Recorder:
-    """Records every tap of a model while its context lasts, and never changes what the model computes.
+    """A context that records every tap of a model, without changing the model's results.
 
     >>> with Recorder(model) as seen:                              # doctest: +SKIP
     ...     model.logits(batch)
     >>> seen.attention["decoder.0.cross_attn"].sentence(0).shape        # doctest: +SKIP
     torch.Size([4, 6, 7])
 
-    A tap passed several times (once a decoding step, say) keeps its last value in `attention` and `values`, and all of
-    them in `history`.
+    For a tap that is reached several times (such as once per decoding step), `attention` and `values` hold the last
+    value, and `history` all of them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,50 +47,50 @@ class Recorder:
         self.attention: dict[str, RecordedAttention] = {}
         self.values: dict[str, Tensor] = {}
         self.history: dict[str, list[RecordedAttention | Tensor]] = {}
-        self._listening: AbstractContextManager[None] | None = None
+        self._context: AbstractContextManager[None] | None = None
 
-    def _hear(self, module: nn.Module, kind: str, value: taps.Value) -> None:
+    def _record(self, module: nn.Module, kind: str, value: taps.Value) -> None:
         name = self._names.get(module)
         if name is None:
             return
         key = f"{name}.{kind}".removeprefix(".")
-        kept: RecordedAttention | Tensor
+        recorded: RecordedAttention | Tensor
         if isinstance(value, AttentionWeights):
-            kept = self.attention[name] = RecordedAttention(value)
+            recorded = self.attention[name] = RecordedAttention(value)
         else:
-            with torch.no_grad():  # what is offered lazily, gates say, is small enough to be worked out at once
-                kept = self.values[key] = (value if isinstance(value, Tensor) else value()).detach()
-        self.history.setdefault(key, []).append(kept)
+            with torch.no_grad():  # values offered as functions, such as gates, are small enough to compute at once
+                recorded = self.values[key] = (value if isinstance(value, Tensor) else value()).detach()
+        self.history.setdefault(key, []).append(recorded)
 
     def __enter__(self) -> Recorder:
-        self._listening = taps.listen(self._hear)
-        self._listening.__enter__()
+        self._context = taps.listen(self._record)
+        self._context.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._listening is not None:
-            self._listening.__exit__(kind, error, trace)
+        if self._context is not None:
+            self._context.__exit__(kind, error, trace)
 
 
 @contextmanager
 def intervene(model: nn.Module, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Run a model with other values at its taps: `{"decoder.0.cross_attn.weights": lambda w: w * 0}`.
+    """Replace values at a model's taps: `{"decoder.0.cross_attn.weights": lambda w: w * 0}`.
 
-    Weights come as [..., H, Q, K]; what the function returns takes their place.
+    Each function receives a value (attention weights as [..., H, Q, K]) and returns its replacement.
     """
     names = {module: name for name, module in model.named_modules()}
-    known: set[str] = set()
+    reached: set[str] = set()
 
     def write(module: nn.Module, kind: str, value: Any) -> Tensor | None:
         key = f"{names.get(module, '?')}.{kind}".removeprefix(".")
-        known.add(key)
+        reached.add(key)
         change = changes.get(key)
         return None if change is None else change(value if isinstance(value, Tensor) else value())
 
     with taps.listen(write):
         yield
-    missed = changes.keys() - known
+    missed = changes.keys() - reached
     if missed:
-        raise KeyError(f"no tap {min(missed)!r} was passed; there were: {', '.join(sorted(known))}")
+        raise KeyError(f"no tap {min(missed)!r} was reached; there were: {', '.join(sorted(reached))}")

@@ -79,7 +79,7 @@ class Explainer:
         if wanted.masks > MASKS:
             raise TooMany(f"{wanted.masks} masks are too many: at most {MASKS}")
         sampling = Sampling(wanted.masks, wanted.keep, wanted.exact, seed=wanted.seed)
-        asked = ask(model, wanted.text, target=wanted.target, hiding=MaskingMode(wanted.how, wanted.unit, wanted.span))
+        asked = ask(model, wanted.text, target=wanted.target, masking=MaskingMode(wanted.how, wanted.unit, wanted.span))
         sampling.enumerates(len(asked.box.parts))  # or says why not
         if not self._free.acquire(blocking=False):
             raise Busy(f"{AT_ONCE} explanations are under way already: try again in a moment")
@@ -122,7 +122,7 @@ def explained(asked: ExplainRequest, sampling: Sampling, tell: Tell, gone: Event
             told = time.monotonic()
             tell({"done": done, "of": of})
 
-    tell({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "said": asked.said})
+    tell({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "said": asked.output})
     found, shown = None, time.monotonic()
     for found in stream(box, sampling, progress):
         if time.monotonic() - shown >= SHOWN and done < of:
@@ -132,7 +132,7 @@ def explained(asked: ExplainRequest, sampling: Sampling, tell: Tell, gone: Event
     tell({"done": of, "of": of, **_numbers(found)})
     orders = {EXPLANATION: found.overall} | ({} if (looked := asked.attention()) is None else {ATTENTION: looked})
     drawn = curves(box, orders, seed=sampling.seed)
-    about = {"said": asked.said, "what": asked.score, "cut": asked.cut}
+    about = {"said": asked.output, "what": asked.score, "cut": asked.truncated}
     tell({"final": True, "inputs": list(found.features), **found.to_json(), **about, "curves": _curves(drawn)})
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from regard import devices
+from regard import devices, tasks
 from regard.data.builtin import pairs
 from regard.data.corpora import corpora
 from regard.decoding.fill_mask import GAP
@@ -22,7 +22,6 @@ from regard.interpret.interventions import parse, to_json
 from regard.interpret.trace import Trace, record, request_key
 from regard.interpret.trace.alignment import has_gold
 from regard.interpret.trace.record import heads_of, layers_of
-from regard.interpret.trace.tasks import kind_of
 from regard.interpret.trace.trace import digest
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
@@ -146,8 +145,8 @@ class RunRegistry:
             found = self._traces.get(f"{key}-{held.weights}")
             if found is None:
                 about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
-                again = partial(self.model, wanted.run, wanted.step, held.weights)
-                found = record(held.model, wanted.text, changes=changes, again=again, **about)  # type: ignore[arg-type]
+                reload = partial(self.model, wanted.run, wanted.step, held.weights)
+                found = record(held.model, wanted.text, changes=changes, reload=reload, **about)  # type: ignore[arg-type]
                 self._traces.put(f"{key}-{held.weights}", found)
         return found, held.weights
 
@@ -193,31 +192,31 @@ def fingerprint(file: Path) -> str:
 
 def describe(name: str, run: RunDir) -> dict[str, Any]:
     """What the page knows of a run before anything is asked of it."""
-    recipe, settings, task = run.recipe, run.recipe.model, kind_of(run.recipe)
+    recipe, settings, spec = run.recipe, run.recipe.model, tasks.of(run.recipe).trace
     return {
         "id": name,
         "name": name,
         "path": str(run.path),
         "about": recipe.about,
         "family": settings.family,
-        "task": task,
+        "task": None if spec is None else spec.kind,
         "step": None,
         "snapshots": list(run.snapshots()),
         "layers": layers_of(settings),
         "heads": heads_of(settings),
         "example": example(run),
-        "has_gold": task == "translate" and has_gold(recipe),
+        "has_gold": spec is not None and spec.has_alignment and has_gold(recipe),
         "positions": getattr(settings, "positions", "none"),
     }
 
 
 def example(run: RunDir) -> str:
     """A text to begin with: a held-out one of a built-in corpus, or one that was looked at in training."""
-    task = kind_of(run.recipe)
+    task = tasks.of(run.recipe)
     words = (_held_out(run) or _sample(run)).split()
-    if task == "generate":
+    if task.verb == "generate":
         words = words[:EXAMPLE_WORDS]
-    elif task == "fill" and not GAP.search(" ".join(words)):
+    elif task.output == "fills" and not GAP.search(" ".join(words)):
         words = words[: 2 * EXAMPLE_WORDS] or ["the", "cat"]
         words[len(words) // 2] = "[MASK]"
     return " ".join(words)
@@ -228,7 +227,7 @@ def _held_out(run: RunDir) -> str:
     if not names:
         return ""
     first = next(pairs(names[0], "test", 1))
-    return first.target if run.recipe.data.is_text else first.source
+    return first.source if tasks.of(run.recipe).has_source else first.target
 
 
 def _sample(run: RunDir) -> str:

@@ -64,12 +64,12 @@ class Scorer(Judge):
     @classmethod
     def of(cls, loaded: LoadedRun) -> Scorer:
         """A run on plain text prefers what it finds likelier; one on pairs takes things that are (source, target)."""
-        if loaded.recipe.fills:
-            raise UserError("a model that fills in gaps gives whole texts no score: it is no judge of them")
-        text = loaded.recipe.data.is_text
+        if not loaded.task.scores_pairs:
+            raise UserError(f"a run for {loaded.task.name} gives texts no score: it cannot compare them")
+        has_source = loaded.task.has_source
 
         def score(things: list[Any]) -> list[float]:
-            pairs = [("", str(thing)) if text else (str(thing[0]), str(thing[1])) for thing in things]
+            pairs = [(str(thing[0]), str(thing[1])) if has_source else ("", str(thing)) for thing in things]
             return [sum(logprobs) for logprobs in loaded.score_pairs(pairs)[0]]
 
         return cls(score, "Is {} likelier than {}?")

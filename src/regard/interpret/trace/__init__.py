@@ -1,4 +1,4 @@
-"""A trace: what was recorded of one run of a model over one input, for every picture and page to be made from."""
+"""A trace: a recorded forward pass of a model over one input and its output, from which pictures and pages are made."""
 
 from regard.interpret.trace.record import record
 from regard.interpret.trace.trace import FORMAT, VERSION, Trace, request_key

@@ -1,6 +1,6 @@
-"""Recording a trace: the model writes its output, or is given one, and that is run once more, teacher-forced and heard.
+"""Recording a trace: the model writes its output, or is given one, and one teacher-forced pass over it is recorded.
 
-So a beam search, whatever it went through, is recorded by its winning hypothesis alone.
+Of a beam search, the best hypothesis is recorded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from regard.data.builtin import Pair
+from regard.decoding.constraints import length_penalty
 from regard.errors import UserError
-from regard.interpret import interventions as changing
+from regard.interpret import interventions
 from regard.interpret.interventions import Intervention
 from regard.interpret.trace import alignment, entries
+from regard.interpret.trace.adapters import TraceAdapter, adapter_for
 from regard.interpret.trace.entries import Arrays, Entry
 from regard.interpret.trace.forward import ForwardPass, Forwards, TraceRequest, run_passes
 from regard.interpret.trace.stats import describe, significant
-from regard.interpret.trace.tasks import TraceTask, task_of
 from regard.interpret.trace.trace import FORMAT, VERSION, Header, Trace, digest, request_key
 from regard.runs import LoadedRun
 
@@ -34,48 +35,48 @@ def record(
     changes: Sequence[Mapping[str, Any] | Intervention] = (),
     run: str | None = None,
     step: int | None = None,
-    again: Callable[[], LoadedRun] | None = None,
+    reload: Callable[[], LoadedRun] | None = None,
 ) -> Trace:
-    """What happens in a model as it reads a text and writes its output, or one that is given. See `Model.trace`.
+    """Record a forward pass of a run over a text and its output, or a given one. See `Model.trace`.
 
-    `run` and `step` are what the request called the model and its snapshot, where that is not its folder's name;
-    `again` gives the model once more when `trace.layers` are asked for, where the trace shall not keep it alive.
+    `run` and `step` are the name of the run (by default that of its folder) and the snapshot in the request. `reload`
+    returns the run when `trace.layers` are computed, so that a trace need not keep it in memory.
     """
-    if not text.strip() and not loaded.recipe.data.is_text:
-        raise UserError("there is nothing to look at: the text is blank")
+    if not text.strip() and loaded.task.has_source:
+        raise UserError("there is nothing to trace: the text is blank")
     if target is not None and after is not None:
-        raise UserError("an output is given as a target, or as the tokens so far: not both")
-    asked = TraceRequest(target, after, changing.parse(changes))
-    request: dict[str, Any] = {
+        raise UserError("give a target or the tokens so far, not both")
+    request = TraceRequest(target, after, interventions.parse(changes))
+    described: dict[str, Any] = {
         "run": run or loaded.run.path.name,
         "step": step,
         "text": text,
         "target": target,
         "continue": None if after is None else list(after),
-        "changes": changing.to_json(asked.changes),
+        "changes": interventions.to_json(request.changes),
     }
-    header: Header = {"format": FORMAT, "version": VERSION, "key": digest(request_key(*request.values()))}
+    header: Header = {"format": FORMAT, "version": VERSION, "key": digest(request_key(*described.values()))}
     with torch.inference_mode():
-        task = task_of(loaded)
-        tokens, cut = task.read(text)
-        passes = run_passes(loaded, task, tokens, asked)
-        header |= {"request": request, "model": _about(loaded, task, request["run"])}
+        adapter = adapter_for(loaded)
+        tokens, truncated = adapter.encode(text)
+        passes = run_passes(loaded, adapter, tokens, request)
+        header |= {"request": described, "model": _about(loaded, adapter, described["run"])}
         header["text"] = {
             "source": text,
-            "target": passes.now.said.text,
-            "cut": cut,
-            **_scored(loaded, task, passes.now),
+            "target": passes.now.output.text,
+            "cut": truncated,
+            **_score(loaded, adapter, passes.now),
         }
-        return _trace(loaded, task, header, passes, again or (lambda: loaded))
+        return _trace(loaded, adapter, header, passes, reload or (lambda: loaded))
 
 
 def _trace(
-    loaded: LoadedRun, task: TraceTask, header: Header, passes: Forwards, again: Callable[[], LoadedRun]
+    loaded: LoadedRun, adapter: TraceAdapter, header: Header, passes: Forwards, reload: Callable[[], LoadedRun]
 ) -> Trace:
-    """Everything that the passes hold."""
+    """Make the trace of recorded passes."""
     now, before, held, free = passes.now, passes.before, passes.held, passes.free
     arrays, streams = Arrays(), entries.streams(now)
-    speaking = entries.speaking(task, streams)
+    layers = entries.output_streams(adapter, streams)
     tokens = {side: getattr(now.sides, side).to_json() for side in ("source", "target", "inputs")}
     masks: list[list[list[int]]] = []
     header |= {
@@ -85,29 +86,29 @@ def _trace(
         "gates": list(entries.gates(now, arrays)),
         "stream": [stream.to_json(arrays) for stream in streams],
         "embedding": list(entries.embeddings(now, header["model"]["positions"], arrays)),
-        "layers": [entries.named(stream) for stream in speaking],
-        "output": entries.output(task, now, arrays),
+        "layers": [entries.describe_layer(stream) for stream in layers],
+        "output": entries.output(adapter, now, arrays),
         "changes": header["request"]["changes"],
-        "before": None if before is None else _before(loaded, task, before),
-        "held": None if held is None else entries.probabilities(task, held),
+        "before": None if before is None else _before(loaded, adapter, before),
+        "held": None if held is None else entries.probabilities(adapter, held),
         "forced": target_is_forced(header["request"]),
-        "free": None if free is None else {"text": free.said.text, **_scored(loaded, task, free)},
+        "free": None if free is None else {"text": free.output.text, **_score(loaded, adapter, free)},
         "arrays": arrays.about,
     }
-    lens = entries.Lens(task.target, entries.is_whole(task), speaking, now.batch, *now.logits.shape)
-    trace = Trace(header, arrays.made, lambda: lens(again().module), partial(entries.vocabulary, task.target))
-    pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if task.kind == "translate" else None
+    lens = entries.LogitLens(adapter.target, adapter.encoder_only, layers, now.batch, *now.logits.shape)
+    trace = Trace(header, arrays.made, lambda: lens(reload().module), partial(entries.vocabulary, adapter.target))
+    pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if adapter.spec.has_alignment else None
     cross: dict[str, np.ndarray] = {}
     flags = {
         side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("mark", "punctuation")]
         for side in tokens
     }
-    for entry in header["attention"]:  # one at a time: of many heads over a long text only small integers are kept
-        weights = now.seen.attention[entry["name"]].sentence(0).float()
-        entry["mask"] = entries.mask_number(now.seen.attention[entry["name"]], masks)
+    for entry in header["attention"]:  # one at a time: float weights of many heads over a long text are large
+        weights = now.recorder.attention[entry["name"]].sentence(0).float()
+        entry["mask"] = entries.mask_number(now.recorder.attention[entry["name"]], masks)
         entry["stats"] = describe(weights, *(flag.to(weights.device) for flag in flags[entry["keys"]]))
         exact = weights.cpu().numpy()
-        trace.keep(entry["array"], exact)
+        trace.store(entry["array"], exact)
         if entry["part"] == "cross" and pair is not None:
             cross[entry["name"]] = exact
     header["text"]["reference"] = None if pair is None else pair.target
@@ -115,58 +116,57 @@ def _trace(
     return trace
 
 
-def _about(loaded: LoadedRun, task: TraceTask, run: str) -> Entry:
+def _about(loaded: LoadedRun, adapter: TraceAdapter, run: str) -> Entry:
     settings = loaded.recipe.model
     return {
         "run": run,
         "name": loaded.run.path.name,
         "family": settings.family,
-        "task": task.kind,
+        "task": adapter.spec.kind,
         "step": loaded.step,
         "layers": layers_of(settings),
         "heads": heads_of(settings),
         "width": settings.width,
-        "vocabulary": len(task.target),
+        "vocabulary": len(adapter.target),
         "parameters": sum(parameter.numel() for parameter in loaded.module.parameters()),
         "positions": getattr(settings, "positions", "none"),
     }
 
 
 def layers_of(settings: Any) -> dict[str, int]:
-    """Layers that read and layers that write; a stack alone is one of the two."""
-    both = {side: getattr(settings, f"{side}_layers", 0) for side in ("encoder", "decoder")}
-    alone = "encoder" if settings.family == "bert" else "decoder"
-    return both | ({alone: settings.layers} if hasattr(settings, "layers") else {})
+    """The number of encoder layers and of decoder layers."""
+    encoder, decoder = settings.encoder_decoder_layers
+    return {"encoder": encoder, "decoder": decoder}
 
 
 def heads_of(settings: Any) -> int:
-    """Heads of each attention; a recurrent model has one unless it says "multihead"."""
+    """The number of heads of each attention: 1 in a recurrent model without multi-head attention, 0 without any."""
     kind = getattr(settings, "attention", "multihead")
     return int(settings.heads) if kind == "multihead" else 0 if kind == "none" else 1
 
 
 def target_is_forced(request: Mapping[str, Any]) -> bool:
-    """Whether the output was given, or is the original one while rows of attention are replaced."""
+    """Whether the output was given, or is the original one while attention rows are replaced."""
     return request["target"] is not None or any(change["kind"] == "row" for change in request["changes"])
 
 
-def _scored(loaded: LoadedRun, task: TraceTask, one: ForwardPass) -> Entry:
-    """The score of what was written, as the search reports it, and its plain log-probability."""
-    each = zip(one.logp(task.target), one.sides.target.given, strict=True)
+def _score(loaded: LoadedRun, adapter: TraceAdapter, one: ForwardPass) -> Entry:
+    """The score of the output, as the search computes it, and its log-probability."""
+    each = zip(one.logp(adapter.target), one.sides.target.given, strict=True)
     written = [logp for logp, given in each if logp is not None and not given]
-    total, score = sum(written), one.said.score
+    total, score = sum(written), one.output.score
     if score is None:
-        score = total / ((5 + len(written)) / 6) ** loaded.recipe.decoding.length_penalty
+        score = total / length_penalty(loaded.recipe.decoding.length_penalty, len(written))
     return {"score": significant(score), "logp": significant(total)}
 
 
-def _before(loaded: LoadedRun, task: TraceTask, before: ForwardPass) -> Entry:
-    about = {"text": before.said.text, "tokens": before.sides.target.to_json()}
-    return about | _scored(loaded, task, before) | entries.probabilities(task, before)
+def _before(loaded: LoadedRun, adapter: TraceAdapter, before: ForwardPass) -> Entry:
+    about = {"text": before.output.text, "tokens": before.sides.target.to_json()}
+    return about | _score(loaded, adapter, before) | entries.probabilities(adapter, before)
 
 
 def _gold(header: Header, pair: Pair | None, cross: Mapping[str, np.ndarray]) -> Entry | None:
-    """The links of the sentence, if the output is the corpus's own translation."""
+    """The gold links of the sentence, if the output is the reference translation."""
     if pair is None or " ".join(header["text"]["target"].split()) != pair.target:
         return None
     source, target = ([token["word"] for token in header["tokens"][side]] for side in ("source", "target"))

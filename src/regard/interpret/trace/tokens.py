@@ -1,4 +1,4 @@
-"""Tokens as a trace describes them: id, text, which word it is a piece of, and what kind of token it is."""
+"""Tokens as a trace describes them: id, text, the word it belongs to, and the kind of token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.text.display import labels
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Some neighbouring tokens that one tokenizer knows; `given`: they stood there before the model wrote."""
+    """Consecutive tokens of one vocabulary; `given`: they are part of the input, not written by the model."""
 
     ids: Sequence[int]
     tokenizer: Tokenizer
@@ -23,92 +23,92 @@ class TokenSpan:
 
 @dataclass(frozen=True)
 class TokenSide:
-    """One row of tokens, in parts."""
+    """One token sequence of a forward pass, as a concatenation of spans."""
 
-    parts: tuple[TokenSpan, ...] = ()
+    spans: tuple[TokenSpan, ...] = ()
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", [token for part in self.parts for token in part.ids])
+        object.__setattr__(self, "ids", [token for span in self.spans for token in span.ids])
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def ids_of(self, tokenizer: Tokenizer) -> list[int | None]:
-        """The ids in this vocabulary; None for tokens of another one."""
-        return [token if part.tokenizer is tokenizer else None for part in self.parts for token in part.ids]
+        """The ids in this vocabulary, and None for tokens of another one."""
+        return [token if span.tokenizer is tokenizer else None for span in self.spans for token in span.ids]
 
     @property
     def given(self) -> list[bool]:
-        return [part.given for part in self.parts for _ in part.ids]
+        return [span.given for span in self.spans for _ in span.ids]
 
     def words(self) -> list[int]:
-        """For each token the word it is a piece of, counted from 0; -1 for a mark.
+        """For each token the index of its word, from 0; -1 for a special token.
 
-        Words go on from one part to the next where the same tokenizer cut both, as a prompt and what follows it.
+        A word may continue from one span to the next if both have the same tokenizer, as a prompt and its continuation.
         """
-        found: list[int] = []
-        for part in _merged(self.parts):
-            owners = [-1] * len(part.ids)
-            first = max(found, default=-1) + 1
-            for number, places in enumerate(group(part.ids, part.tokenizer, "words")):
-                for place in places:
-                    owners[place] = first + number
-            found += owners
-        return found
+        indices: list[int] = []
+        for span in _merge(self.spans):
+            of_span = [-1] * len(span.ids)
+            first = max(indices, default=-1) + 1
+            for number, positions in enumerate(group(span.ids, span.tokenizer, "words")):
+                for position in positions:
+                    of_span[position] = first + number
+            indices += of_span
+        return indices
 
     def to_json(self) -> list[dict[str, Any]]:
-        pieces = [piece for part in _merged(self.parts) for piece in part.tokenizer.token_texts(part.ids)]
-        marks = [is_mark(token, part.tokenizer) for part in self.parts for token in part.ids]
-        rows = zip(self.ids, pieces, labels(pieces), self.words(), marks, self.given, strict=True)
+        texts = [text for span in _merge(self.spans) for text in span.tokenizer.token_texts(span.ids)]
+        special = [is_special(token, span.tokenizer) for span in self.spans for token in span.ids]
+        columns = zip(self.ids, texts, labels(texts), self.words(), special, self.given, strict=True)
         return [
             {
                 "id": token,
-                "piece": piece,
+                "piece": text,
                 "label": label,
                 "word": word,
-                "mark": mark,
-                "punctuation": not mark and is_punctuation(piece),
+                "mark": is_mark,
+                "punctuation": not is_mark and is_punctuation(text),
                 "given": given,
             }
-            for token, piece, label, word, mark, given in rows
+            for token, text, label, word, is_mark, given in columns
         ]
 
 
-def _merged(parts: Sequence[TokenSpan]) -> list[TokenSpan]:
-    """Neighbours of one tokenizer as one part."""
+def _merge(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
+    """Join neighbouring spans of the same tokenizer."""
     merged: list[TokenSpan] = []
-    for part in parts:
-        if merged and merged[-1].tokenizer is part.tokenizer:
-            merged[-1] = TokenSpan([*merged[-1].ids, *part.ids], part.tokenizer)
+    for span in spans:
+        if merged and merged[-1].tokenizer is span.tokenizer:
+            merged[-1] = TokenSpan([*merged[-1].ids, *span.ids], span.tokenizer)
         else:
-            merged.append(part)
+            merged.append(span)
     return merged
 
 
-def is_mark(token: int, tokenizer: Tokenizer) -> bool:
-    """Whether a token is a begin or end mark, a tag or a gap: known by its id, so that no text is taken for one."""
+def is_special(token: int, tokenizer: Tokenizer) -> bool:
+    """Whether a token is BOS, EOS, a tag or a mask; decided by its id, since ordinary text may look the same."""
     return token < tokenizer.first and token != UNK
 
 
-def is_punctuation(piece: str) -> bool:
-    """Whether a piece is signs only.
+def is_punctuation(text: str) -> bool:
+    """Whether a token consists of punctuation and symbols only.
 
     >>> is_punctuation(" ."), is_punctuation(" a.")
     (True, False)
     """
-    signs = piece.strip()
-    return bool(signs) and all(unicodedata.category(sign)[0] in "PS" for sign in signs)
+    characters = text.strip()
+    return bool(characters) and all(unicodedata.category(character)[0] in "PS" for character in characters)
 
 
-class Spelling:
-    """How single tokens of a vocabulary are written in lists, as they stand inside a text."""
+class TokenTexts:
+    """The text of single tokens of a vocabulary, as they are written inside a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._cache: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
-        if token not in self._known:  # after another token, so that a word has the blank before it
-            self._known[token] = self.tokenizer.token_texts([self.tokenizer.first, token])[1]
-        return self._known[token]
+        if token not in self._cache:  # decoded after another token, so that a word keeps the space before it
+            self._cache[token] = self.tokenizer.token_texts([self.tokenizer.first, token])[1]
+        return self._cache[token]

@@ -1,0 +1,310 @@
+"""What a model reads and writes in a trace, for each kind of task (`Task.trace`).
+
+An adapter encodes the input, obtains the output (the model's own, a given one, or one more token), makes the batch of
+one teacher-forced pass, and says which tokens the positions of that pass are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.decoding import Hypothesis
+from regard.decoding.constraints import max_length
+from regard.errors import UserError
+from regard.interpret.explain.models import CONTINUATION_TOKENS
+from regard.interpret.trace.tokens import TokenSide, TokenSpan, is_special
+from regard.packed import PackedTokens, SeqBatch
+from regard.runs import LoadedRun
+from regard.tasks import TraceSpec
+from regard.text import BOS, EOS, PAD, Tokenizer, encode_side, encode_stream
+from regard.text.encode import MASK
+from regard.text.tokenizers import join_tokens
+
+EXTRA_TOKENS = 8  # a translation under an intervention has at most twice as many tokens as the original, and these
+Forward = Callable[[SeqBatch], Tensor]  # one forward pass: logits [T, V]
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output: its tokens (with EOS, if finished), how many of them were given, its text and its score."""
+
+    tokens: tuple[int, ...]
+    text: str
+    score: float | None = None  # of the search; None: computed from the log-probabilities of the pass
+    given: int = 0
+
+
+@dataclass(frozen=True)
+class TokenSides:
+    """The token sequences of one pass. The logits have one row for each token of `target`."""
+
+    source: TokenSide
+    inputs: TokenSide
+    target: TokenSide
+
+    @property
+    def joined(self) -> bool:
+        """Whether input and output are one sequence."""
+        return not len(self.source)
+
+
+class TraceAdapter(ABC):
+    """Input and output of one run, for traces."""
+
+    last: int | None = EOS  # the token that ends an output; None: nothing does
+    encoder_only = False  # whether the output is read off the encoder
+    extends = True  # whether an output is written token by token
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        self.spec = spec
+        self.source, self.target = loaded.tokenizers
+
+    @abstractmethod
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        """Encode the input, and say whether it was truncated."""
+
+    @abstractmethod
+    def decode(self, tokens: list[int], forward: Forward) -> Output:
+        """Let the model write its own output."""
+
+    @abstractmethod
+    def encode_target(self, tokens: list[int], target: str) -> Output:
+        """Make an output from a given text."""
+
+    @abstractmethod
+    def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
+        """Extend an output prefix by the most probable token."""
+
+    @abstractmethod
+    def max_output(self, tokens: list[int], original: int) -> int:
+        """The most tokens of an output that is written under an intervention; the `original` output has so many."""
+
+    @abstractmethod
+    def batch(self, tokens: list[int], output: Sequence[int]) -> SeqBatch:
+        """Make the batch of one teacher-forced pass."""
+
+    @abstractmethod
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        """The tokens at the positions of that pass."""
+
+    @abstractmethod
+    def forbidden(self) -> list[int]:
+        """Ids that the search never writes."""
+
+
+class TranslationAdapter(TraceAdapter):
+    """Translation by an encoder and a decoder."""
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        super().__init__(loaded, spec)
+        self.translator = loaded.translator()
+        tag = self.translator.target_tag
+        self.tag = (self.target.tag(tag),) if tag else ()
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        (tokens,), (truncated,) = self.translator.encode([text])
+        return tokens, truncated
+
+    def decode(self, tokens: list[int], forward: Forward) -> Output:
+        (best,) = self.translator.of_tokens([tokens])
+        return _best_output(best, self.target, len(self.tag))
+
+    def encode_target(self, tokens: list[int], target: str) -> Output:
+        limit = self.translator.room.target(len(tokens))
+        tag, lower = self.translator.target_tag, self.translator.lowercase
+        (ids,), (truncated,) = encode_side(self.target, [target], tag=tag, max_len=limit, lowercase=lower)
+        if truncated:
+            raise UserError(f"the target is longer than the {limit - 1} tokens that this model can write here")
+        return Output(tuple(ids), target, given=len(self.tag))
+
+    def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
+        limit = self.translator.room.target(len(tokens))
+        prefix = [*self.tag, *prefix]
+        _check_prefix(prefix, self.target, limit, EOS)
+        logits = forward(self.batch(tokens, [*prefix, PAD]))[-1]
+        output = (*prefix, _most_probable(logits, self.forbidden()))
+        return Output(output, self.target.decode(output), given=len(prefix))
+
+    def max_output(self, tokens: list[int], original: int) -> int:
+        return min(max_length(self.translator.settings, len(tokens)), 2 * original + EXTRA_TOKENS)
+
+    def batch(self, tokens: list[int], output: Sequence[int]) -> SeqBatch:
+        return SeqBatch.from_lists([tokens], [list(output)], bos=BOS)
+
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        written = (
+            TokenSpan(output.tokens[: output.given], self.target, given=True),
+            TokenSpan(output.tokens[output.given :], self.target),
+        )
+        inputs = TokenSide((TokenSpan([BOS, *output.tokens[:-1]], self.target),))
+        return TokenSides(TokenSide((TokenSpan(tokens, self.source),)), inputs, TokenSide(written))
+
+    def forbidden(self) -> list[int]:
+        return self.translator.forbidden
+
+
+class ClassificationAdapter(TranslationAdapter):
+    """Classification: the output is one class and EOS."""
+
+    encoder_only = True
+
+    def encode_target(self, tokens: list[int], target: str) -> Output:
+        ids = self.target.encode(target)
+        if len(ids) != 1 or ids[0] < self.target.first:
+            raise UserError(f"there is no class {target!r}")
+        return Output((*ids, EOS), target)
+
+
+class DecoderOnlyAdapter(TranslationAdapter):
+    """Translation by a decoder alone: source and target are one sequence."""
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        super().__init__(loaded, replace(spec, input_sides=("inputs",), joined=True))
+
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        source = TokenSpan(tokens, self.source, given=True)
+        begin = TokenSpan([BOS, *output.tokens[: output.given]], self.target, given=True)
+        written = TokenSpan(output.tokens[output.given :], self.target)
+        inputs = TokenSpan([BOS, *output.tokens[:-1]], self.target)
+        return TokenSides(
+            TokenSide(),
+            TokenSide((source, inputs)),
+            TokenSide((TokenSpan(tokens[1:], self.source, given=True), begin, written)),
+        )
+
+
+class GenerationAdapter(TraceAdapter):
+    """Language modelling: prompt and continuation are one sequence."""
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        super().__init__(loaded, spec)
+        self.generator = loaded.generator(method="beam", beam=1)
+        self.last = None if self.generator.stream else EOS  # in a stream, EOS ends a line, and more may follow
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        return self.generator.read(text)
+
+    def decode(self, tokens: list[int], forward: Forward) -> Output:
+        best = self.generator.after(tokens, CONTINUATION_TOKENS)
+        output = (*best.tokens, EOS) if best.finished else best.tokens
+        return Output(output, self.generator.spell(best.tokens), best.score)
+
+    def encode_target(self, tokens: list[int], target: str) -> Output:
+        text = target.lower() if self.generator.lowercase else target
+        ids = encode_stream(self.target, text) if self.generator.stream else self.target.encode(text)
+        limit = self.generator.longest - len(tokens) + 1
+        if not 1 <= len(ids) <= limit:
+            raise UserError(f"the target has {len(ids)} tokens; after this text the model can write 1 to {limit}")
+        return Output(tuple(ids), target)
+
+    def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
+        _check_prefix(prefix, self.target, self.generator.longest - len(tokens) + 1, self.last)
+        logits = forward(self.batch(tokens, [*prefix, PAD]))[-1]
+        output = (*prefix, _most_probable(logits, self.forbidden()))
+        return Output(output, self.generator.spell(output), given=len(prefix))
+
+    def max_output(self, tokens: list[int], original: int) -> int:
+        return original
+
+    def batch(self, tokens: list[int], output: Sequence[int]) -> SeqBatch:
+        inputs = PackedTokens.from_lists([[*tokens, *output[:-1]]])
+        return SeqBatch(PackedTokens.from_lists([[]]), inputs, PackedTokens.from_lists([[*tokens[1:], *output]]).ids)
+
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        before = TokenSpan([*tokens[1:], *output.tokens[: output.given]], self.target, given=True)
+        written = TokenSpan(output.tokens[output.given :], self.target)
+        inputs = TokenSide((TokenSpan(tokens, self.target, given=True), TokenSpan(output.tokens[:-1], self.target)))
+        return TokenSides(TokenSide(), inputs, TokenSide((before, written)))
+
+    def forbidden(self) -> list[int]:
+        return self.generator.forbidden
+
+
+class FillAdapter(TraceAdapter):
+    """Masked language modelling: the text is read as a whole, and every position is predicted."""
+
+    encoder_only, extends = True, False
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        super().__init__(loaded, spec)
+        self.filler = loaded.filler()
+        self.mask = self.source.tag(MASK)
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        return self.filler.encode(text), False
+
+    def decode(self, tokens: list[int], forward: Forward) -> Output:
+        logits = forward(self.batch(tokens, tokens))
+        filled = [
+            _most_probable(row, self.forbidden()) if token == self.mask else token
+            for token, row in zip(tokens, logits, strict=True)
+        ]
+        words = [token for token in filled if not is_special(token, self.source)]
+        return Output(tuple(filled), join_tokens(self.source.token_texts(words)))
+
+    def encode_target(self, tokens: list[int], target: str) -> Output:
+        raise UserError("a masked language model shows its own predictions: it takes no target")
+
+    def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
+        raise UserError("a masked language model predicts all masks at once: its output cannot be continued")
+
+    def max_output(self, tokens: list[int], original: int) -> int:
+        return original
+
+    def batch(self, tokens: list[int], output: Sequence[int]) -> SeqBatch:
+        packed = PackedTokens.from_lists([tokens])
+        return SeqBatch(packed, packed, packed.ids)
+
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        side = TokenSide((TokenSpan(tokens, self.source),))
+        pairs = zip(output.tokens, tokens, strict=True)
+        target = TokenSide(tuple(TokenSpan([token], self.source, given=read != self.mask) for token, read in pairs))
+        return TokenSides(side, side, target)
+
+    def forbidden(self) -> list[int]:
+        return sorted({*self.source.forbidden(), EOS})
+
+
+ADAPTERS: dict[str, type[TraceAdapter]] = {
+    "translate": TranslationAdapter,
+    "classify": ClassificationAdapter,
+    "generate": GenerationAdapter,
+    "fill": FillAdapter,
+}
+
+
+def adapter_for(loaded: LoadedRun) -> TraceAdapter:
+    """Make the adapter for a run's task."""
+    task = loaded.task
+    if task.trace is None or task.trace.kind not in ADAPTERS:
+        raise UserError(f"{loaded.run.path}: a run for {task.name} cannot be traced")
+    if task.has_source and loaded.module.is_decoder_only:
+        return DecoderOnlyAdapter(loaded, task.trace)
+    return ADAPTERS[task.trace.kind](loaded, task.trace)
+
+
+def _best_output(best: Hypothesis, tokenizer: Tokenizer, given: int) -> Output:
+    tokens = (*best.tokens, EOS) if best.finished else best.tokens
+    return Output(tokens, tokenizer.decode(best.tokens), best.score, given)
+
+
+def _most_probable(logits: Tensor, forbidden: Sequence[int]) -> int:
+    """Choose the most probable token that is not forbidden, from logits [V]."""
+    allowed = logits.clone()
+    allowed[torch.tensor(list(forbidden), dtype=torch.long, device=logits.device)] = float("-inf")
+    return int(allowed.argmax())
+
+
+def _check_prefix(ids: Sequence[int], tokenizer: Tokenizer, limit: int, last: int | None) -> None:
+    """Refuse an output prefix that no token can follow: unknown ids, an ended output, or one that is too long."""
+    if any(not 0 <= token < len(tokenizer) for token in ids):
+        raise UserError(f"there is no token {max(ids)}: this model has {len(tokenizer)}")
+    if last in ids:
+        raise UserError("the output so far is finished: no token follows EOS")
+    if len(ids) >= limit:
+        raise UserError(f"the output so far has {len(ids)} tokens, and the model can write {limit} here")
