@@ -55,4 +55,4 @@ def print_difference(run: Path, folder: Path, made: Path) -> None:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    typer.echo(f"largest difference of a logit: {difference:.1e}")
+    typer.echo(f"largest difference of the logits: {difference:.1e}")
