@@ -101,6 +101,19 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def typed(regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Call the command line with these bytes on standard input."""
+
+    def call(content: bytes, *words: object) -> Outcome:
+        (tmp_path / "stdin").write_bytes(content)
+        with open(tmp_path / "stdin") as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            return regard(*words)
+
+    return call
+
+
+@pytest.fixture
 def start() -> Callable[..., subprocess.Popen[str]]:
     """Start `python -m regard` in a process of its own, with pipes; it is ended with the test."""
     return _start

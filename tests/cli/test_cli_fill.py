@@ -168,3 +168,24 @@ def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
         "regard: warning: line 2 has more than 22 tokens and was truncated",
         "regard: warning: line 4 has no [MASK]",
     ]
+
+
+def test_a_text_with_invalid_bytes_is_repaired_skipped_or_refused(
+    typed: Callable, regard: Callable, filler: Path
+) -> None:
+    texts = ["the [MASK] sat on the mat", "\ufffdthe [MASK] ran", "Once upon a [MASK]"]
+    content = "\n".join(texts).encode().replace("\ufffd".encode(), b"\xff")
+    words = ["fill", filler, "--format", "jsonl"]
+    expected = [json.loads(line) for line in regard(*words, *texts).out.splitlines()]
+    error = "not valid UTF-8 (byte 1 of the line)"
+    for how in ([], ["--errors", "replace"]):
+        result = typed(content, *words, *how)
+        entries = [json.loads(line) for line in result.out.splitlines()]
+        assert entries == [expected[0], expected[1] | {"error": error}, expected[2]]
+        assert result.err == f"regard: warning: line 2: {error}; the bytes were replaced by U+FFFD\n"
+    result = typed(content, *words, "--errors", "skip")
+    first, skipped, last = [json.loads(line) for line in result.out.splitlines()]
+    assert (first, last) == (expected[0], expected[2])
+    assert (skipped["text"], skipped["guesses"], skipped["error"]) == ("", [], error)
+    assert result.err == f"regard: warning: line 2: {error}; the line was skipped\n"
+    assert "standard input, line 2" in typed(content, *words, "--errors", "stop").complaint

@@ -221,3 +221,26 @@ def test_options_that_would_change_nothing_are_mistakes(
     assert regard("evaluate", gap_run, "--stride", 3).complaint.startswith(
         "--stride has no effect for a masked language model"
     )
+
+
+BAD = b"the cat\n\xffrat\nonce\n"  # the second line is not UTF-8
+
+
+def test_a_prompt_with_invalid_bytes_is_repaired_skipped_or_refused(
+    typed: Command, regard: Command, text_run: Path
+) -> None:
+    words = ["generate", text_run, "--greedy", "--tokens", 5, "--format", "jsonl"]
+    expected = [json.loads(regard(*words, prompt).out)["samples"] for prompt in ("the cat", "\ufffdrat", "once")]
+    error = "not valid UTF-8 (byte 1 of the line)"
+    for how in ([], ["--errors", "replace"]):
+        result = typed(BAD, *words, *how)
+        entries = [json.loads(line) for line in result.out.splitlines()]
+        assert [entry["samples"] for entry in entries] == expected
+        assert [entry.get("error") for entry in entries] == [None, error, None]
+        assert result.err == f"regard: warning: line 2: {error}; the bytes were replaced by U+FFFD\n"
+    result = typed(BAD, *words, "--errors", "skip")
+    assert [json.loads(line)["samples"] for line in result.out.splitlines()] == [expected[0], [], expected[2]]
+    assert result.err == f"regard: warning: line 2: {error}; the line was skipped\n"
+    plain = typed(BAD, *words[:-2], "--errors", "skip", "--quiet")
+    assert plain.out.split("---\n")[1] == "\n" and plain.out.count("---\n") == 2 and plain.err == ""
+    assert "standard input, line 2" in typed(BAD, *words, "--errors", "stop").complaint

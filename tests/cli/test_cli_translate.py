@@ -115,19 +115,6 @@ def test_output_is_whole_or_not_there(translate, regard, trained, tmp_path, alon
 BAD = b"a b\n\xffc\n\nd\n"  # the second line is not UTF-8
 
 
-@pytest.fixture
-def typed(regard, tmp_path, monkeypatch):
-    """Call the command line with these bytes on standard input."""
-
-    def call(content: bytes, *words: object):
-        (tmp_path / "stdin").write_bytes(content)
-        with open(tmp_path / "stdin") as stdin:
-            monkeypatch.setattr("sys.stdin", stdin)
-            return regard(*words)
-
-    return call
-
-
 def test_bad_bytes_of_standard_input_are_replaced_and_named(typed, trained, alone):
     result = typed(BAD, "translate", trained)
     assert result.status == 0
