@@ -1,4 +1,4 @@
-"""Reading pairs: what is in the files comes out, and what is wrong with them is said with file and line."""
+"""Reading pairs from files; errors name the file and the line."""
 
 import gzip
 import lzma
@@ -35,7 +35,7 @@ def test_compressed_files_are_found_without_their_suffix(tmp_path):
     assert pairs(tmp_path, source="a.en.gz", target="a.de.xz") == [("one", "größer"), ("two", "zwei")]
 
 
-def test_absolute_names_leave_the_folder_aside(tmp_path):
+def test_absolute_names_ignore_the_folder(tmp_path):
     write(tmp_path, a_tsv="one\teins\n")
     assert pairs("/elsewhere", pairs=str(tmp_path / "a.tsv")) == [("one", "eins")]
 
@@ -52,7 +52,7 @@ def test_tab_separated_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "columns"), [("one", 1), ("one\ttwo\tthree", 3), ("", 1)])
-def test_other_columns_than_two(tmp_path, line, columns):
+def test_wrong_number_of_columns(tmp_path, line, columns):
     write(tmp_path, a_tsv=f"a\tb\n{line}\n")
     with pytest.raises(UserError, match=rf"a\.tsv, line 2: .*not {columns}"):
         pairs(tmp_path, pairs="a.tsv")
@@ -67,13 +67,13 @@ def test_json_lines(tmp_path):
     "line", ["", "{", "[]", "3", '"ab"', "null", '{"source": "a"}', '{"source": "a", "target": 3}',
              '{"source": ["a"], "target": ["b"]}', '{"source": "\\ud800", "target": "b"}']
 )  # fmt: skip
-def test_json_that_is_no_pair(tmp_path, line):
+def test_json_that_is_not_a_pair(tmp_path, line):
     write(tmp_path, a_jsonl='{"source": "a", "target": "b"}\n' + line + "\n")
     with pytest.raises(UserError, match=r"a\.jsonl, line 2: expected"):
         pairs(tmp_path, pairs="a.jsonl")
 
 
-def test_a_file_of_pairs_says_its_kind_in_its_name(tmp_path):
+def test_a_file_of_pairs_needs_a_known_suffix(tmp_path):
     write(tmp_path, a_txt="one\teins\n")
     with pytest.raises(UserError, match=r"a\.txt.*\.tsv or \.jsonl"):
         pairs(tmp_path, pairs="a.txt")
@@ -133,20 +133,20 @@ def test_no_held_out_pairs(tmp_path):
         held_out(data, "shapes")
 
 
-def test_a_built_in_corpus_has_splits_of_its_own():
+def test_a_built_in_corpus_has_its_own_splits():
     data = DataSettings(corpus="reverse", count=20)
     trained, held = list(read_pairs(data, data)), held_out(data, "test")
     assert len(trained) == 20 and held
     assert all(target.split() == source.split()[::-1] for source, target in trained + held)
 
 
-def test_files_named_for_validation_come_before_a_built_in_split(tmp_path):
+def test_validation_files_take_precedence_over_a_built_in_split(tmp_path):
     write(tmp_path, v_tsv="a\tb\n")
     assert held_out(DataSettings(corpus="reverse", valid=["v.tsv"], folder=str(tmp_path)), "valid") == [("a", "b")]
 
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz", "bomb.xz"])
-def test_a_line_without_end_is_refused_before_it_is_held_in_memory(tmp_path, monkeypatch, name):
+def test_a_line_above_the_limit_is_refused_before_it_is_read_into_memory(tmp_path, monkeypatch, name):
     monkeypatch.setattr(corpora, "MAX_LINE_BYTES", 1 << 20)
     opener = {".gz": gzip.open, ".xz": lzma.open}.get((tmp_path / name).suffix, open)
     with opener(tmp_path / name, "wb") as file:
@@ -157,21 +157,21 @@ def test_a_line_without_end_is_refused_before_it_is_held_in_memory(tmp_path, mon
         next(lines)
 
 
-def test_lines_are_the_same_however_they_are_cut_into_blocks():
+def test_lines_do_not_depend_on_the_size_of_the_blocks():
     text = b"one\n\ntwo\rthree\r\n four"
     for size in range(1, len(text) + 1):
         blocks = [text[at : at + size] for at in range(0, len(text), size)]
         assert list(split_lines(blocks)) == [b"one\n", b"\n", b"two\rthree\r\n", b" four"], size
 
 
-def test_a_long_line_from_a_pipe_takes_time_in_proportion_to_its_length():
-    """Joining each block to what came before took minutes for 60 MB."""
+def test_a_long_line_from_a_pipe_takes_linear_time():
+    """Concatenating each block with the previous ones took minutes for 60 MB."""
     began = time.process_time()
     assert [len(line) for line in split_lines([b"x" * 4096] * 15_000)] == [4096 * 15_000]
     assert time.process_time() - began < 2
 
 
-def test_a_pipe_is_no_training_data(tmp_path):
+def test_a_pipe_is_refused_as_training_data(tmp_path):
     os.mkfifo(tmp_path / "train.de")
     with pytest.raises(UserError, match=r"train\.de is a pipe or a device, and data are read more than once"):
         locate("train.de", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Columns of CSV, TSV and JSON lines: what a program wrote comes out again, and marks of a text stay in it."""
+"""Columns of CSV, TSV and JSON lines: quoted fields are unquoted, and quotation marks of a text are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pairs(folder, name, content, **settings):
     return list(read_pairs(data, data))
 
 
-def said(folder, name, **settings):
+def detected(folder, name, **settings):
     return [
         line.removeprefix(f"{folder}/")
         for line in detected_layouts(DataSettings(folder=str(folder), pairs=name, **settings))
@@ -36,16 +36,16 @@ def written(rows, **how):
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_quoted_tsv_comes_without_its_quotes(tmp_path, quoting, end):
+def test_quoted_tsv_is_unquoted(tmp_path, quoting, end):
     many = [*SPEECH, ("two\nlines", "zwei\nZeilen"), ("a\ttab", "ein\tTab"), *SPEECH]
     assert pairs(tmp_path, "a.tsv", written(many, quoting=quoting, lineterminator=end)) == many
-    assert said(tmp_path, "a.tsv") == ["a.tsv: quoted fields"]
+    assert detected(tmp_path, "a.tsv") == ["a.tsv: quoted fields"]
 
 
-def test_tsv_of_a_spreadsheet_quotes_what_has_a_comma(tmp_path):
+def test_tsv_of_a_spreadsheet_quotes_fields_with_commas(tmp_path):
     content = 'de\ten\nja\tyes\n"Ja, ja"\t"Yes, yes"\n"Er sagte ""ja"""\t"He said ""yes"""\n'
     assert pairs(tmp_path, "a.tsv", content)[1:] == [("Ja, ja", "Yes, yes"), ('Er sagte "ja"', 'He said "yes"')]
-    assert said(tmp_path, "a.tsv") == ["a.tsv: header de, en; quoted fields"]
+    assert detected(tmp_path, "a.tsv") == ["a.tsv: header de, en; quoted fields"]
 
 
 UNQUOTED = [
@@ -63,24 +63,24 @@ UNQUOTED = [
 
 
 @pytest.mark.parametrize("content", UNQUOTED)
-def test_marks_of_a_text_stay_in_it(tmp_path, content):
+def test_quotation_marks_of_a_text_are_kept(tmp_path, content):
     expected = [tuple(line.split("\t")) for line in content.splitlines()]
     assert pairs(tmp_path, "a.tsv", content) == expected
-    assert said(tmp_path, "a.tsv") == []
+    assert detected(tmp_path, "a.tsv") == []
 
 
-def test_one_mark_that_is_no_quoting_decides(tmp_path):
+def test_one_improper_quotation_mark_means_unquoted(tmp_path):
     quoted = written(SPEECH * 500, quoting=csv.QUOTE_ALL)
     content = quoted + 'He said "no".\tEr sagte "nein".\n'
     assert pairs(tmp_path, "a.tsv", content)[0] == ('"He said ""no""."', '"Er sagte ""nein""."')
 
 
-def test_quoting_that_begins_late_is_found(tmp_path):
+def test_quoting_that_starts_late_is_detected(tmp_path):
     content = written([("plain", "schlicht")] * 5000 + SPEECH)
     assert pairs(tmp_path, "a.tsv", content)[-3:] == SPEECH
 
 
-def test_settings_decide(tmp_path):
+def test_settings_override_detection(tmp_path):
     assert pairs(tmp_path, "a.tsv", '"a"\t"b"\n"c"\t"d"\n', quoted=False)[0] == ('"a"', '"b"')
     assert pairs(tmp_path, "b.tsv", '"Yes."\tJa.\nx\ty\n', quoted=True)[0] == ("Yes.", "Ja.")
     with pytest.raises(UserError, match=r"c\.tsv, line 2: not properly quoted .*data\.quoted = false"):
@@ -90,7 +90,7 @@ def test_settings_decide(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_the_csv_module_writes_is_read_again(tmp_path, seed):
+def test_files_written_by_the_csv_module_are_read_correctly(tmp_path, seed):
     draw = random.Random(seed)
     signs = ["a", "b ", '"', ",", ";", "\n", "\t", "ß", "'", " "]
     many = [tuple("x" + "".join(draw.choices(signs, k=draw.randint(0, 6))) for _ in range(2)) for _ in range(40)]
@@ -109,7 +109,7 @@ def test_csv_with_header_and_other_columns(tmp_path):
     expected = [("Hallo", "Hello, you"), ('say "ja"', "two\nlines")]
     assert pairs(tmp_path, "a.csv", content, columns=["de", "en"]) == expected
     assert pairs(tmp_path, "a.csv", content, columns=[3, 2]) == expected
-    assert said(tmp_path, "a.csv", columns=["de", "en"]) == ["a.csv: header id, en, de"]
+    assert detected(tmp_path, "a.csv", columns=["de", "en"]) == ["a.csv: header id, en, de"]
     with pytest.raises(UserError, match=r"a\.csv has no column 'fr': the first line has id, en, de"):
         pairs(tmp_path, "a.csv", content, columns=["fr", "en"])
     with pytest.raises(UserError, match=r"a\.csv has no column 4: there are 3"):
@@ -123,25 +123,25 @@ def test_csv_separated_by_semicolons(tmp_path):
         ("Hello, you", "Hallo"),
         ("Bye", "Tschüss"),
     ]
-    assert said(tmp_path, "a.csv") == ["a.csv: header en, de; separated by ;"]
+    assert detected(tmp_path, "a.csv") == ["a.csv: header en, de; separated by ;"]
 
 
 @pytest.mark.parametrize("first", ["source\ttarget", "Target\tsource", "en\tde", "src\ttgt", "English\tGerman"])
-def test_a_header_is_known_by_its_names(tmp_path, first):
+def test_a_header_is_detected_by_its_names(tmp_path, first):
     content = f"{first}\none\teins\n"
     expected = ("eins", "one") if first.startswith("Target") else ("one", "eins")
     assert pairs(tmp_path, "a.tsv", content) == [expected]
-    assert said(tmp_path, "a.tsv") == [f"a.tsv: header {first.replace(chr(9), ', ')}"]
+    assert detected(tmp_path, "a.tsv") == [f"a.tsv: header {first.replace(chr(9), ', ')}"]
     assert len(pairs(tmp_path, "a.tsv", content, header=False)) == 2
 
 
 @pytest.mark.parametrize("first", ["one\teins", "The source\tDie Quelle", "en\ten", "dog\tHund"])
-def test_a_sentence_is_no_header(tmp_path, first):
+def test_a_sentence_is_not_a_header(tmp_path, first):
     assert len(pairs(tmp_path, "a.tsv", f"{first}\ntwo\tzwei\n")) == 2
     assert len(pairs(tmp_path, "a.tsv", f"{first}\ntwo\tzwei\n", header=True)) == 1
 
 
-def test_a_row_with_other_columns_is_named(tmp_path):
+def test_a_row_with_the_wrong_number_of_columns_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"a\.csv, line 4: expected 2 columns, not 3"):
         pairs(tmp_path, "a.csv", 'a,b\n"c\nc",d\ne,f,g\n')
     with pytest.raises(UserError, match=r"a\.tsv, line 1: expected 2 columns, not 1; data\.quoted = true"):
@@ -153,7 +153,7 @@ def test_a_huge_field(tmp_path):
     assert pairs(tmp_path, "a.csv", written([(huge, "y"), ("a", '"')], delimiter=",")) == [(huge, "y"), ("a", '"')]
 
 
-def test_json_lines_as_hugging_face_has_them(tmp_path):
+def test_json_lines_in_hugging_faces_layout(tmp_path):
     content = '{"id": 1, "translation": {"de": "ja", "en": "yes"}}\n{"translation": {"en": "no", "de": "nein"}}\n'
     assert pairs(tmp_path, "a.jsonl", content, columns=["de", "en"]) == [("ja", "yes"), ("nein", "no")]
     assert pairs(tmp_path, "b.jsonl", '{"de": "ja", "en": "yes"}\n', columns=["en", "de"]) == [("yes", "ja")]
@@ -163,14 +163,14 @@ def test_json_lines_as_hugging_face_has_them(tmp_path):
         pairs(tmp_path, "a.jsonl", content, columns=["fr", "en"])
 
 
-def test_a_format_is_for_files_of_other_names(tmp_path):
+def test_a_format_is_needed_for_other_file_names(tmp_path):
     assert pairs(tmp_path, "a.txt", "a\tb\n", format="tsv") == [("a", "b")]
     assert pairs(tmp_path, "a.dat", "a,b\n", format="csv") == [("a", "b")]
     with pytest.raises(UserError, match=r"a\.dat: the name of a file of pairs must end in"):
         pairs(tmp_path, "a.dat", "a,b\n")
 
 
-def test_parts_of_a_mix_and_held_out_files_have_settings_of_their_own(tmp_path):
+def test_corpora_of_a_mix_and_held_out_files_have_their_own_settings(tmp_path):
     (tmp_path / "a.csv").write_text("de,en\nja,yes\n")
     (tmp_path / "b.tsv").write_text("x\tnein\tno\n")
     (tmp_path / "v.csv").write_text("en,de\nyes,ja\n")
@@ -194,7 +194,7 @@ def test_plain_text_in_a_column(tmp_path):
     assert next(read_pairs(data, data))[1].startswith('{"text"')
 
 
-def test_columns_are_as_many_as_are_read():
+def test_the_number_of_columns_is_checked():
     with pytest.raises(ValueError, match="columns names 2 for pairs"):
         DataSettings(pairs="a.tsv", columns=["en"])
     with pytest.raises(ValueError, match="columns names 1 for plain text"):

@@ -1,4 +1,4 @@
-"""Fetching public data sets, from a server of our own on this machine."""
+"""Downloading public data sets from a local server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sha(content: bytes) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`, with ranges unless told otherwise; `cuts` says after how many bytes to hang up, once each."""
+    """Serves `files`, by default with ranges; `cuts` lists after how many bytes to close a connection."""
 
     daemon_threads = True
 
@@ -103,7 +103,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, *files: PublicFile, **archives: Archive) -> None:
-    """Make `toy` the one public set there is."""
+    """Make `toy` the only public set."""
     toy = PublicSet("toy", "a toy", "none", 1_000_000, tuple(files), archives)
     monkeypatch.setattr(module, "sets", lambda: {"toy": toy})
 
@@ -120,9 +120,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_comes_whole_and_a_second_time_nothing_is_asked(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, plain())
     server.files["/a/train.en"] = TEXT
     seen: list[tuple[str, int, int | None]] = []
@@ -136,7 +134,7 @@ def test_a_file_comes_whole_and_a_second_time_nothing_is_asked(
     assert server.asked == [("/a/train.en", None)]
 
 
-def test_gzip_is_undone_and_checked_by_its_text(
+def test_gzip_is_decompressed_and_its_text_verified(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, zipped())
@@ -147,7 +145,7 @@ def test_gzip_is_undone_and_checked_by_its_text(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_a_compressed_copy_counts_as_there(
+def test_a_compressed_copy_counts_as_present(
     suffix: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, zipped())
@@ -157,7 +155,7 @@ def test_a_compressed_copy_counts_as_there(
     assert server.asked == []
 
 
-def test_a_broken_connection_is_taken_up_again_without_fetching_a_byte_twice(
+def test_a_broken_connection_is_resumed_without_fetching_a_byte_twice(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, plain())
@@ -169,7 +167,7 @@ def test_a_broken_connection_is_taken_up_again_without_fetching_a_byte_twice(
     assert server.served == len(TEXT)
 
 
-def test_a_body_that_stays_short_is_an_error_that_keeps_the_part_and_the_next_run_goes_on(
+def test_an_incomplete_download_is_kept_and_resumed_by_the_next_run(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, zipped())
@@ -186,7 +184,9 @@ def test_a_body_that_stays_short_is_an_error_that_keeps_the_part_and_the_next_ru
     assert names(tmp_path / "toy") == ["train.en"]
 
 
-def test_a_server_without_ranges_starts_anew(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ranges_a_download_starts_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(monkeypatch, plain())
     server.files["/a/train.en"] = TEXT
     server.ranges, server.cuts = False, [100_000]
@@ -194,7 +194,7 @@ def test_a_server_without_ranges_starts_anew(server: Server, tmp_path: Path, mon
     assert server.served == 100_000 + len(TEXT)
 
 
-def test_a_file_that_changed_meanwhile_is_not_joined_to_its_old_beginning(
+def test_a_file_that_changed_is_not_joined_to_its_old_part(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = TEXT.upper()
@@ -208,7 +208,7 @@ def test_a_file_that_changed_meanwhile_is_not_joined_to_its_old_beginning(
 
 
 @pytest.mark.parametrize("start", [TEXT, TEXT + b"too much"])
-def test_a_part_that_is_complete_or_too_long_already(
+def test_a_part_that_is_already_complete_or_too_long(
     start: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, plain())
@@ -220,7 +220,7 @@ def test_a_part_that_is_complete_or_too_long_already(
 
 
 @pytest.mark.parametrize("file", [plain(), zipped()], ids=["plain", "gz"])
-def test_other_contents_than_published_are_removed(
+def test_contents_other_than_published_are_removed(
     file: PublicFile, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, file)
@@ -230,7 +230,7 @@ def test_other_contents_than_published_are_removed(
     assert names(tmp_path / "toy") == []
 
 
-def test_an_error_page_in_place_of_an_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_page_instead_of_an_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, zipped())
     server.files["/a/train.en.gz"] = b"<html>please sign in</html>"
     with pytest.raises(UserError, match="cannot be unpacked"):
@@ -238,9 +238,7 @@ def test_an_error_page_in_place_of_an_archive(server: Server, tmp_path: Path, mo
     assert names(tmp_path / "toy") == []
 
 
-def test_a_file_of_the_users_own_is_never_replaced(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_file_is_never_replaced(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, plain())
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "train.en").write_bytes(b"mine\n")
@@ -255,7 +253,9 @@ def test_not_found_names_host_and_path(server: Server, tmp_path: Path, monkeypat
         fetch("toy", tmp_path, base=server.base)
 
 
-def test_no_network_names_the_host_and_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_error_names_the_host_and_an_alternative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     offer(monkeypatch, plain())
     with socket.socket() as free:
@@ -275,7 +275,7 @@ def test_unknown_names_and_odd_mirrors(tmp_path: Path, monkeypatch: pytest.Monke
         fetch("toy", tmp_path, base="file:///etc")
 
 
-def test_full_disks_and_missing_permission_are_said_in_a_sentence(
+def test_full_disks_and_missing_permissions_are_reported_in_one_line(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, plain())
@@ -329,7 +329,7 @@ def zip_of(**members: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("make", "ending"), [(tar, ".tgz"), (zip_of, ".zip")])
-def test_only_named_members_are_taken_out_and_joined_in_order(
+def test_only_named_members_are_extracted_and_concatenated_in_order(
     make: Callable[..., bytes], ending: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(
@@ -408,12 +408,12 @@ def test_multi30k_has_the_published_names() -> None:
     ("recipe", "name"),
     [("multi30k-en-de", "multi30k"), ("iwslt14-de-en", "iwslt14"), ("wmt14-en-de-base", "wmt14-en-de")],
 )
-def test_what_is_fetched_has_the_names_that_the_recipe_asks_for(recipe: str, name: str) -> None:
+def test_fetched_files_have_the_names_in_the_recipe(recipe: str, name: str) -> None:
     data = tomllib.loads((resources("regard.recipes") / f"{recipe}.toml").read_text(encoding="utf-8"))["data"]
     assert {data["source"], data["target"], *data["valid"], *data["test"]} <= {file.name for file in sets()[name].files}
 
 
-def test_an_archive_without_a_checksum_has_to_stay_what_it_was_the_first_time(
+def test_an_archive_without_a_checksum_must_equal_the_first_download(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, PublicFile("a.en", parts=(("talks", "a"),)), talks=Archive("https://data.example/talks.tgz"))
@@ -450,7 +450,7 @@ def _without_length(handler: Handler, name: str, value: str) -> None:
         BaseHTTPRequestHandler.send_header(handler, name, value)
 
 
-def test_a_compressed_bomb_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EXPANSION", 2)
     offer(monkeypatch, PublicFile("train.en", "https://data.example/a/train.en.gz"))
     server.files["/a/train.en.gz"] = gzip.compress(bytes(5_000_000))

@@ -1,4 +1,4 @@
-"""Training data given in Python: any rows become a file in the cache, which a run is trained on and resumed with."""
+"""Training data passed from Python: rows are written to a file in the cache, on which a run is trained and resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(path: str) -> list[tuple[str, ...]]:
     return [tuple(json.loads(line).values()) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-def test_rows_come_in_many_forms() -> None:
+def test_rows_may_have_many_types() -> None:
     pandas = pytest.importorskip("pandas")
     de, en = zip(*PAIRS, strict=True)
     dicts = [{"de": one, "en": other} for one, other in PAIRS]
@@ -45,7 +45,7 @@ def test_rows_come_in_many_forms() -> None:
 
 
 @pytest.mark.slow  # importing datasets takes seconds
-def test_rows_come_from_datasets() -> None:
+def test_rows_from_datasets() -> None:
     datasets = pytest.importorskip("datasets")
     de, en = zip(*PAIRS, strict=True)
     dicts = [{"translation": {"de": one, "en": other}} for one, other in PAIRS]
@@ -66,7 +66,7 @@ def test_rows_come_from_datasets() -> None:
         ([("a", "\ud800")], None, "not valid Unicode"),
     ],
 )
-def test_what_is_no_pair_is_named(given: object, columns: list[str] | None, message: str) -> None:
+def test_a_row_that_is_not_a_pair_is_an_error(given: object, columns: list[str] | None, message: str) -> None:
     with pytest.raises((TypeError, UserError), match=message):
         file_of(given, NAMES, columns, "pairs")
 
@@ -112,13 +112,11 @@ def test_settings_change_a_recipe_that_is_an_object(tmp_path: Path) -> None:
     assert model.run.recipe.training.steps == 2
 
 
-def test_a_quoted_file_is_trained_on_without_its_quotes_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quoted_file_is_unquoted_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.tsv"
     file.write_text('"de"\t"en"\n' + "".join(f'"a{n} ""b"""\t"c{n}, d"\n' for n in range(30)), encoding="utf-8")
     model = regard.train("copy", tmp_path / "run", pairs=file, valid=file, settings=TINY, device="cpu")
-    said = capsys.readouterr()
-    assert (said.out + said.err).replace("\n", " ").count("a.tsv: header de, en; quoted fields") == 1
+    output = capsys.readouterr()
+    assert (output.out + output.err).replace("\n", " ").count("a.tsv: header de, en; quoted fields") == 1
     source = model.run.tokenizers[0]
     assert UNK not in source.encode('a1 "b"') and UNK in source.encode('"a1')

@@ -1,4 +1,4 @@
-"""Plain text: documents, streams and what is held out of them, from the file to the stored tokens and the windows."""
+"""Plain text: documents, streams and held-out text, from the file to cached tokens and windows."""
 
 import gzip
 import lzma
@@ -51,7 +51,7 @@ def test_a_document_is_a_line_a_paragraph_or_a_line_of_a_stream(tmp_path):
     assert texts(tmp_path, "ONE\n", lowercase=True)[1] == ["one"]
 
 
-def test_every_text_is_a_pair_without_a_source(tmp_path):
+def test_a_document_is_a_pair_with_an_empty_source(tmp_path):
     data, _ = texts(tmp_path, "one\n\ntwo\n")
     assert list(read_pairs(data, data)) == [("", "one"), ("", "two")]
 
@@ -89,7 +89,7 @@ def test_documents_are_held_out_whole(tmp_path):
     assert trained == ["a\nb"] and held(data) == ["c", "d"]
 
 
-def test_named_files_come_first_and_a_stream_is_one_text(tmp_path):
+def test_held_out_files_take_precedence_and_a_stream_is_one_text(tmp_path):
     (tmp_path / "v.txt").write_text("x\n\ny\n")
     settings = {"valid": ["v.txt"], "held_out": 0.5}
     assert held(texts(tmp_path, "a\n\nb\n", **settings)[0]) == ["x", "y"]
@@ -97,14 +97,14 @@ def test_named_files_come_first_and_a_stream_is_one_text(tmp_path):
     assert held(data) == ["x\n\ny\n"] and held(data, "test") == ["b\n"]
 
 
-def test_text_without_anything_held_out_says_what_to_set(tmp_path):
+def test_without_held_out_text_the_error_names_the_settings(tmp_path):
     with pytest.raises(UserError, match=r"no valid text: set data\.valid, or data\.held_out"):
         held(texts(tmp_path, "a\n")[0])
     with pytest.raises(UserError, match=r"a\.txt: no text"):
         texts(tmp_path, "\n \n")
 
 
-def test_the_built_in_stories_have_splits_of_their_own():
+def test_the_built_in_stories_have_their_own_splits():
     data = DataSettings(corpus="stories", count=3)
     assert len(list(read_pairs(data, data))) == 3 and len(held(data)) == 500
     [whole] = held(DataSettings(corpus="stories", documents="stream"))
@@ -151,51 +151,51 @@ def stored(plan):
     return tokenizer, targets, store.report
 
 
-def test_documents_end_with_a_mark_beside_sources_of_no_tokens(tmp_path):
+def test_documents_end_with_eos_and_have_empty_sources(tmp_path):
     _, targets, report = stored(recipe(tmp_path, "b a b b\n\na\n"))  # b is more frequent
     assert targets == [[4, 5, 4, 4, EOS], [5, EOS]]
     assert (report.documents, report.pairs, report.target_tokens, report.source_tokens) == (2, 2, 7, 0)
 
 
-def test_long_documents_are_cut_and_rejoin_to_the_same_tokens(tmp_path):
+def test_the_chunks_of_long_documents_concatenate_to_the_same_tokens(tmp_path):
     lines = [" ".join("abcdefg"[:n]) for n in (7, 3, 4, 1)]
     for longest in (2, 3, 4, 64):
         plan = recipe(tmp_path, "\n".join(lines), {"max_positions": longest})
         tokenizer, targets, report = stored(plan)
-        assert [t for piece in targets for t in piece] == [t for line in lines for t in [*tokenizer.encode(line), EOS]]
+        assert [t for part in targets for t in part] == [t for line in lines for t in [*tokenizer.encode(line), EOS]]
         assert max(map(len, targets)) <= longest
         assert report.pairs == sum(-(-(n + 1) // longest) for n in (7, 3, 4, 1)) and report.documents == 4
 
 
-def test_no_piece_is_the_end_mark_alone(tmp_path):
+def test_no_chunk_is_eos_alone(tmp_path):
     for longest in (2, 3, 4):
-        for words in (longest, 2 * longest, 3 * longest):  # the end mark is one too many for the last piece
+        for words in (longest, 2 * longest, 3 * longest):  # EOS does not fit into the last chunk
             plan = recipe(tmp_path, "a " * words, {"max_positions": longest})
             lengths = list(map(len, stored(plan)[1]))
             assert lengths == [longest] * (words // longest - 1) + [longest - 1, 2]
 
 
-def test_a_model_without_a_place_for_a_word_is_told_so(tmp_path):
+def test_a_context_without_room_for_text_is_an_error(tmp_path):
     plan = recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 2})
     with pytest.raises(UserError, match=r"no position left beside the special tokens: raise model\.max_positions"):
         stored(plan)
     assert len(stored(recipe(tmp_path, "a b c\n", {"family": "bert", "size": "tiny", "max_positions": 3}))[1]) == 3
 
 
-def test_no_piece_is_longer_than_a_batch(tmp_path):
+def test_no_chunk_is_longer_than_a_batch(tmp_path):
     plan = recipe(tmp_path, "a " * 40, training={"batch_tokens": 16})
     assert list(map(len, stored(plan)[1])) == [16, 16, 9]
 
 
-def test_bert_reads_every_piece_between_marks(tmp_path):
+def test_bert_reads_every_chunk_between_bos_and_eos(tmp_path):
     plan = recipe(tmp_path, "a b c d e\na\n", {"family": "bert", "size": "tiny", "max_positions": 4})
     tokenizer, targets, _ = stored(plan)
     assert tokenizer.tags == ("<mask>",)
-    assert [piece[0] for piece in targets] == [BOS] * 4 and [piece[-1] for piece in targets] == [EOS] * 4
-    assert [tokenizer.decode(piece[1:-1]) for piece in targets] == ["a b", "c d", "e", "a"]
+    assert [part[0] for part in targets] == [BOS] * 4 and [part[-1] for part in targets] == [EOS] * 4
+    assert [tokenizer.decode(part[1:-1]) for part in targets] == ["a b", "c d", "e", "a"]
 
 
-def test_bert_reads_what_it_classifies_between_marks_too(tmp_path):
+def test_bert_reads_texts_to_classify_between_bos_and_eos(tmp_path):
     (tmp_path / "a.tsv").write_text("good film\tyes\nbad\tno\n")
     settings = {
         "data": {"folder": str(tmp_path), "pairs": "a.tsv"},
@@ -214,7 +214,7 @@ def test_bert_reads_what_it_classifies_between_marks_too(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["bpe", "char"])
-def test_a_stream_is_stored_as_one_run_without_marks(tmp_path, unit):
+def test_a_stream_is_one_sequence_without_special_tokens(tmp_path, unit):
     content = "the cat\n\n\n  sat on \n the\tmat\nno end" * 3
     plan = recipe(tmp_path, content, text={"unit": unit, "vocabulary": 280}, documents="stream")
     tokenizer, [run], report = stored(plan)
@@ -223,14 +223,14 @@ def test_a_stream_is_stored_as_one_run_without_marks(tmp_path, unit):
 
 
 def imported(texts):
-    """A tokenizer as of an imported GPT-2."""
+    """A tokenizer like that of an imported GPT-2."""
     tokenizer = train(texts, "bpe", 320)
     tokenizer.foreign = ForeignVocabulary(list(range(len(tokenizer))), [None] * tokenizer.first)
     return tokenizer
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_an_imported_models_stream_is_stored_as_it_is_encoded_whole(tmp_path, monkeypatch, chunk):
+def test_an_imported_models_stream_is_cached_as_if_encoded_at_once(tmp_path, monkeypatch, chunk):
     content = "\n\n a\n\n\nb  \n    indented\n\n \nc\n    x\n\n\n" * 5
     plan = recipe(tmp_path, content, text={"unit": "bpe", "vocabulary": 280}, documents="stream")
     tokenizer = imported([content] * 3)
@@ -245,19 +245,19 @@ BLANKS = imported(["\n\n \n  a\n\n\n\n b \n\t\n\xa0\n 'll\n\n"] * 9)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text("\n\n\n  \t\r\x0b\x1c\x85\xa0\u2028\u3000ab1'.é", max_size=12), max_size=6))
-def test_an_imported_models_stream_is_the_same_in_any_parts(parts):
+def test_an_imported_models_stream_does_not_depend_on_its_parts(parts):
     whole = "".join(parts)
     assert encode_stream(BLANKS, parts) == BLANKS.encode(whole)
     assert "".join(stream_parts(BLANKS, parts)) == whole
 
 
-def test_in_a_stream_of_words_the_end_mark_ends_lines(tmp_path):
+def test_in_a_stream_of_words_eos_ends_lines(tmp_path):
     tokenizer, [run], _ = stored(recipe(tmp_path, "a b\n\na", documents="stream"))
     a, b = tokenizer.encode("a b")
     assert run == [a, b, EOS, EOS, a]
 
 
-def test_any_change_that_matters_makes_it_anew(tmp_path):
+def test_every_relevant_change_gives_a_new_entry(tmp_path):
     plans = [
         recipe(tmp_path, "a b\nc d\n\ne f\ng h\n", **change)
         for change in ({}, {"documents": "paragraph"}, {"documents": "stream"}, {"held_out": 0.25}, {"count": 2})
@@ -267,12 +267,12 @@ def test_any_change_that_matters_makes_it_anew(tmp_path):
     assert len({tuple(run) for run in runs}) == 5
 
 
-def test_pieces_end_to_end_are_the_whole():
+def test_chunks_concatenate_to_the_whole():
     for size in range(12):
         for longest in (1, 3, 5, 20):
-            pieces = chunk(range(size), longest)
-            assert [t for piece in pieces for t in piece] == list(range(size))
-            assert all(len(piece) == longest for piece in pieces[:-1])
+            parts = chunk(range(size), longest)
+            assert [t for part in parts for t in part] == list(range(size))
+            assert all(len(part) == longest for part in parts[:-1])
 
 
 # packing
@@ -320,12 +320,12 @@ def same(one, other):
 def test_windows_cover_the_text_once_an_epoch():
     """1000 tokens in windows of 8: offset at most 7, remainder at most 7, left over at most 3 windows of 4 a batch."""
     for epoch in range(5):
-        places = torch.cat([batch.inputs.ids for batch in epoch_of(windows(), epoch)])
-        assert len(places.unique()) == len(places) >= 1000 - 7 - 7 - 3 * 8
-        assert places.min() >= 10 and places.max() < 10 + 999
+        positions = torch.cat([batch.inputs.ids for batch in epoch_of(windows(), epoch)])
+        assert len(positions.unique()) == len(positions) >= 1000 - 7 - 7 - 3 * 8
+        assert positions.min() >= 10 and positions.max() < 10 + 999
 
 
-def test_labels_are_the_inputs_one_further_on_in_even_rows():
+def test_labels_are_the_inputs_shifted_by_one():
     for batch in epoch_of(windows()):
         assert batch.inputs.layout.lengths == (8,) * 4 and batch.inputs.layout.equal_lengths
         assert torch.equal(batch.labels, batch.inputs.ids + 1), "the text counts upwards"
@@ -334,7 +334,7 @@ def test_labels_are_the_inputs_one_further_on_in_even_rows():
         assert fill_ratio(batch) == {"target": 1.0, "padded": 1.0}
 
 
-def test_every_epoch_begins_at_an_offset_of_its_own_in_an_order_of_its_own():
+def test_every_epoch_has_its_own_offset_and_order():
     starts = [[int(batch.inputs.ids[0]) for batch in epoch_of(windows(), epoch)] for epoch in range(12)]
     assert len({begins[0] % 8 for begins in starts}) > 3
     assert all(begins != sorted(begins) for begins in starts)
@@ -352,14 +352,14 @@ def test_resumed_equals_uninterrupted_and_a_batch_is_a_function_of_its_step():
             assert same(found, expected)
 
 
-def test_weights_say_how_often_a_text_is_visited():
+def test_weights_set_how_often_a_text_is_visited():
     stores = [stream(401, 1000), stream(401, 5000)]
     packer = TokenWindows(stores, [2.0, 0.5], context=4, batch_tokens=4, seed=1)
     first = np.array([int(batch.inputs.ids[0]) for batch in epoch_of(packer)])
     assert 198 <= (first < 5000).sum() <= 200 and 49 <= (first >= 5000).sum() <= 50
 
 
-def test_a_window_needs_a_token_more_than_the_context_and_a_batch_is_one_at_least():
+def test_a_window_needs_one_token_more_than_the_context():
     with pytest.raises(UserError, match="8 tokens is too short for windows of 8"):
         windows(8)
     batch = windows(9, batch_tokens=4).batch_at(0)

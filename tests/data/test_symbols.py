@@ -10,7 +10,7 @@ TASKS = {"copy": list, "reverse": lambda words: words[::-1], "sort": sorted}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_target_is_the_task_done_on_the_source(task: str) -> None:
+def test_the_target_follows_from_the_source(task: str) -> None:
     for pair in pairs(task, "train", 500):
         words, target = pair.source.split(), pair.target.split()
         assert target == TASKS[task](words)
@@ -42,6 +42,6 @@ def test_lengths_are_uniform_from_3_to_12() -> None:
     assert all(850 < count < 1_150 for count in lengths.values())  # 1,000 each, give or take five deviations
 
 
-def test_the_seed_decides_everything() -> None:
+def test_the_seed_determines_everything() -> None:
     assert list(pairs("sort", "train", 50, seed=1)) == list(pairs("sort", "train", 50, seed=1))
     assert list(pairs("sort", "train", 50, seed=1)) != list(pairs("sort", "train", 50, seed=2))

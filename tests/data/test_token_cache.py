@@ -1,4 +1,4 @@
-"""Stored tokens: what the tokenizer says, kept once, and made anew when the input changes."""
+"""The token cache: tokens equal the tokenizer's, are computed once, and again when the input changes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def recipe(folder, lines="one two\teins zwei\n", text=None, **settings):
 
 
 def made(plan):
-    """The stores of a recipe with tokenizers of its own, and whether anything had to be read for them."""
+    """The stores of a recipe, with newly trained tokenizers, and whether the corpus was read."""
     read = []
     stores = build(plan, *learn_tokenizers(plan), progress=lambda name, pairs: read.append((name, pairs)))
     return stores, read
@@ -41,7 +41,7 @@ def lists(ragged):
     return [ragged[index].tolist() for index in range(len(ragged))]
 
 
-def test_stored_tokens_are_the_tokenizers_with_an_end_mark(tmp_path):
+def test_cached_tokens_are_the_tokenizers_with_eos(tmp_path):
     plan = recipe(tmp_path, "b a\tx\na b b\ty x\n", {"unit": "word", "shared": False})
     source, target = learn_tokenizers(plan)  # b 3, a 2; x 2, y 1: ids from 4
     [store] = build(plan, source, target)
@@ -51,7 +51,7 @@ def test_stored_tokens_are_the_tokenizers_with_an_end_mark(tmp_path):
     assert store.report == module.CorpusReport(2, 0, 0, 7, 5) and len(store) == 2
 
 
-def test_tags_go_in_front(tmp_path):
+def test_tags_come_first(tmp_path):
     (tmp_path / "b.tsv").write_text("a\tc\n")
     mix = [{"pairs": "a.tsv", "source_tag": "<2de>"}, {"pairs": "b.tsv", "source_tag": "<2fr>", "target_tag": "<fr>"}]
     plan = recipe(tmp_path, "a\tb\n", mix=mix)  # ids: <2de> 4, <2fr> 5, <fr> 6; a 7 (seen twice), b 8, c 9
@@ -69,7 +69,7 @@ def test_tags_belong_to_their_side_unless_the_vocabulary_is_shared(tmp_path):
 
 
 def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
-    # with the end mark: 2 and 2, blank, blank, 3 and 4 (one too long), 3 and 3
+    # with EOS: 2 and 2, blank, blank, 3 and 4 (one too long), 3 and 3
     plan = recipe(tmp_path, "a\tb\n\tb\na\t \na b\ta b c\na b\ta b\n", max_length=3)
     [store], _ = made(plan)
     assert store.report == module.CorpusReport(
@@ -79,8 +79,8 @@ def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
         made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
 
 
-def test_where_both_sides_share_the_context_a_pair_is_as_long_as_both(tmp_path):
-    # with the end marks: 2 + 3, 3 + 3, 4 + 2, 2 + 6
+def test_in_a_shared_context_the_length_of_a_pair_is_the_sum(tmp_path):
+    # with EOS: 2 + 3, 3 + 3, 4 + 2, 2 + 6
     lines = "a\tb c\na b\tb c\na b c\td\na\ta b c d e\n"
     plan = recipe(tmp_path, lines)
     model = {"family": "gpt", "size": "nano", "max_positions": 6}
@@ -94,7 +94,7 @@ def test_where_both_sides_share_the_context_a_pair_is_as_long_as_both(tmp_path):
         build(tight, *tokenizers)
 
 
-def test_a_class_that_was_not_learnt_is_named(tmp_path):
+def test_an_unknown_class_is_an_error(tmp_path):
     text = {"unit": "word", "shared": False}
     plan = recipe(tmp_path, "good\tyes\nbad\tno\n", text)
     model = {"family": "bert", "size": "tiny", "task": "classify"}
@@ -106,7 +106,7 @@ def test_a_class_that_was_not_learnt_is_named(tmp_path):
         build(plan, *tokenizers)
 
 
-def test_a_corpus_of_several_chunks_equals_one_of_one(tmp_path, monkeypatch):
+def test_several_chunks_equal_one_chunk(tmp_path, monkeypatch):
     lines = "".join(f"{'a ' * (n % 5 + 1)}b\tc {n}\n" for n in range(25))
     [whole], _ = made(recipe(tmp_path, lines))
     monkeypatch.setattr(module, "CHUNK_PAIRS", 10)
@@ -124,14 +124,14 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     assert (store.source.ids.dtype, store.target.ids.dtype) == (np.uint16, np.uint32)
 
 
-def test_the_second_time_nothing_is_read(tmp_path):
+def test_a_cached_corpus_is_not_read_again(tmp_path):
     plan = recipe(tmp_path)
     assert made(plan)[1] == [("a.tsv", 1)]
     stores, read = made(plan)
     assert read == [] and stores[0].report.pairs == 1
 
 
-def test_any_change_that_matters_makes_it_anew(tmp_path):
+def test_every_relevant_change_gives_a_new_entry(tmp_path):
     tokenizer = train(["one two eins zwei"], "word", 300, ["<t>"])
     base = recipe(tmp_path)
     build(base, tokenizer, tokenizer)
@@ -176,7 +176,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_drafts_of_killed_processes_go_after_a_day(tmp_path, cache):
+def test_drafts_of_killed_processes_are_removed_after_a_day(tmp_path, cache):
     for name, age in (("old", 2 * 24 * 3600), ("new", 3600)):
         draft = cache / f"{name}.draft"
         draft.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_drafts_of_killed_processes_go_after_a_day(tmp_path, cache):
     assert not (cache / "old.draft").exists() and (cache / "new.draft").exists()
 
 
-def test_two_processes_at_once_both_end_well(tmp_path, cache):
+def test_two_concurrent_processes_both_succeed(tmp_path, cache):
     plan = recipe(tmp_path, "".join(f"a b {n}\tc {n}\n" for n in range(2000)))
     (tmp_path / "recipe.json").write_text(plan.model_dump_json())
     program = (
@@ -203,7 +203,7 @@ def test_two_processes_at_once_both_end_well(tmp_path, cache):
     assert len(list(cache.iterdir())) == 1
 
 
-def test_whoever_comes_second_takes_what_is_there(tmp_path, cache):
+def test_the_second_process_uses_the_entry_of_the_first(tmp_path, cache):
     plan = recipe(tmp_path)
     tokenizers = learn_tokenizers(plan)
 
@@ -234,7 +234,7 @@ def test_a_full_disk(tmp_path, monkeypatch, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_the_location_of_the_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("REGARD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "regard" / "tokens"
@@ -252,8 +252,8 @@ def test_the_layout_is_plain(tmp_path, cache):
     assert json.loads((folder / "about.json").read_text())["report"]["pairs"] == 1
 
 
-def test_the_vocabulary_is_learnt_from_a_sample_that_is_the_same_for_every_seed(tmp_path):
-    """So that runs of several seeds can decide together."""
+def test_the_sample_for_the_vocabulary_does_not_depend_on_the_seed(tmp_path):
+    """So that runs with several seeds can form an ensemble."""
     lines = "".join(f"s{n}\tt{n}\n" for n in range(200))
 
     def words(seed):
@@ -285,7 +285,7 @@ def test_gathering_equals_slicing():
     assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == module.CorpusReport(1, 0, 0, 2, 3)
 
 
-def test_a_built_in_corpus_is_stored_too():
+def test_a_built_in_corpus_is_cached_too():
     plan = Recipe.model_validate({"data": {"corpus": "copy", "count": 50}, "text": {"unit": "word"}})
     [store], _ = made(plan)
     assert len(store) == 50 and lists(store.source) == lists(store.target)

@@ -1,4 +1,4 @@
-"""Comparing runs: buckets by length, intervals and rows, all from outputs written by hand."""
+"""Comparing runs: length buckets, confidence intervals and table rows, from outputs written by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_buckets_of_about_equal_size_keep_equal_lengths_together() -> None:
     assert found[0].mean == 7 / 4
 
 
-def test_buckets_end_at_the_lengths_given_and_empty_ones_are_left_out() -> None:
+def test_buckets_end_at_the_given_lengths_and_empty_ones_are_omitted() -> None:
     found = buckets(words(12, 5, 6, 4, 30), (5, 10, 15, 20))
     assert [(b.label, b.lines) for b in found] == [("4–5", (1, 3)), ("6", (2,)), ("12", (0,)), ("30", (4,))]
     assert found[0].of(["a", "b", "c", "d", "e"]) == ["b", "d"]
@@ -52,7 +52,7 @@ def test_every_line_is_in_one_bucket_and_buckets_do_not_overlap(lengths: list[in
     assert all(a.high < b.low for a, b in pairwise(found))
 
 
-def test_what_buckets_may_be() -> None:
+def test_invalid_buckets_are_refused() -> None:
     assert parse_buckets("6") == 6
     assert parse_buckets("5,10, 15") == (5, 10, 15)
     for wrong in ("", "0", "six", "-1", "5,4", "5,5", "5,,6", "1.5"):
@@ -81,12 +81,12 @@ def test_a_measure_is_sacrebleus_score_within_its_interval() -> None:
         assert found == measure(metric, outputs, references)  # type: ignore[arg-type]  # the same every time
 
 
-def test_one_sentence_has_no_spread() -> None:
+def test_the_interval_of_one_sentence_is_a_point() -> None:
     found = measure("bleu", ["the cat sat on the mat"], ["the cat sat on the mat"])
     assert (found.low, found.high) == (found.score, found.score) == (pytest.approx(100),) * 2
 
 
-def test_training_is_read_from_the_metrics(tmp_path: Path) -> None:
+def test_training_statistics_are_read_from_the_metrics(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     lines = [
         {"step": 50, "kind": "train", "loss": 2.0, "tokens": 1000, "seconds": 2.0},
@@ -98,7 +98,7 @@ def test_training_is_read_from_the_metrics(tmp_path: Path) -> None:
     assert TrainingSummary.of(tmp_path / "none") == TrainingSummary(None, None, None)
 
 
-def test_models_in_a_few_words() -> None:
+def test_short_descriptions_of_models() -> None:
     def recurrent(**given: str) -> str:
         return RecurrentSettings.model_validate({"family": "recurrent", "size": "tiny", **given}).in_words()
 
@@ -117,15 +117,15 @@ def test_names_are_as_short_as_they_can_be() -> None:
         distinct_names([Path("runs/a"), Path("runs/../runs/a")])
 
 
-def test_a_row_tells_a_run_and_a_star_marks_perplexities_that_do_not_compare() -> None:
+def test_a_row_describes_a_run_and_a_star_marks_incomparable_perplexities() -> None:
     scores = score_texts(["a b c d", "x"], ["a b c d", "y"])
     run = RunScores(
         "r", "GRU, dot", 1_234_567, TrainingSummary(10, 125.0, 8806.4), 1.5, scores, (ScoreInterval(50, 40, 60),)
     )
     heads, (cells,) = rows([run], same_vocabulary=True)
-    told = dict(zip(heads, cells, strict=True))
-    assert told["parameters"] == "1,234,567" and told["training"] == "2:05" and told["tokens/s"] == "8,806"
-    assert told["perplexity"] == "1.500" and told["exact"] == "50.00 %" and "Moses BLEU" not in told
+    row = dict(zip(heads, cells, strict=True))
+    assert row["parameters"] == "1,234,567" and row["training"] == "2:05" and row["tokens/s"] == "8,806"
+    assert row["perplexity"] == "1.500" and row["exact"] == "50.00 %" and "Moses BLEU" not in row
     heads, (cells,) = rows([run], same_vocabulary=False)
     assert dict(zip(heads, cells, strict=True))["perplexity*"] == "1.500*"
     (bucket,) = buckets(["a b c d", "x"], 1)

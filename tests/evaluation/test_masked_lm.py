@@ -1,4 +1,4 @@
-"""Gaps filled in: scores that follow from how the gaps are made."""
+"""Scores of masked language models that follow from how tokens are masked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TEXTS = ["the cat sat on the mat " * 40, "", "and the rat ate the cat " * 30, "a
 
 
 class Even(SequenceModel):
-    """Holds everything equally likely."""
+    """Predicts the uniform distribution."""
 
     def logits(self, batch: SeqBatch) -> Tensor:
         return torch.zeros(batch.inputs.layout.size, len(LETTERS))
 
 
 class Copying(SequenceModel):
-    """Sure that what it reads is what stands there."""
+    """Predicts the token it reads."""
 
     longest = 0
 
@@ -38,21 +38,21 @@ class Copying(SequenceModel):
         return 20.0 * torch.nn.functional.one_hot(batch.source.ids, len(LETTERS))
 
 
-def test_a_model_that_knows_nothing_has_the_loss_of_an_even_guess() -> None:
+def test_a_uniform_model_has_the_loss_of_the_uniform_distribution() -> None:
     found = masked_lm_score(Even(), LETTERS, TEXTS, longest=50, share=0.15, device="cpu")
     assert found.loss == pytest.approx(math.log(len(LETTERS)), rel=1e-6)
     tokens = sum(map(len, TEXTS))
     assert abs(found.masks - 0.15 * tokens) < 4 * math.sqrt(0.15 * 0.85 * tokens)
 
 
-def test_a_model_that_copies_is_right_where_the_gap_kept_its_token() -> None:
-    """One in ten; a random piece is right one time in 256."""
+def test_a_copying_model_is_right_where_a_masked_token_was_kept() -> None:
+    """One in ten is kept; a random token is right one time in 256."""
     found = masked_lm_score(Copying(), LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
     expected = 0.1 + 0.1 / 256
     assert abs(found.accuracy / 100 - expected) < 4 * math.sqrt(expected * (1 - expected) / found.masks)
 
 
-def test_batches_change_nothing_and_the_seed_moves_the_gaps() -> None:
+def test_scores_depend_on_the_seed_and_not_on_batches() -> None:
     usual = {"longest": 50, "share": 0.3, "device": "cpu"}
     whole = masked_lm_score(Copying(), LETTERS, TEXTS, **usual)  # type: ignore[arg-type]
     seen: list[int] = []
@@ -62,13 +62,13 @@ def test_batches_change_nothing_and_the_seed_moves_the_gaps() -> None:
     assert masked_lm_score(Copying(), LETTERS, TEXTS, seed=1, **usual) != whole  # type: ignore[arg-type]
 
 
-def test_long_texts_are_cut_to_what_the_model_reads() -> None:
+def test_long_texts_are_split_into_chunks() -> None:
     model = Copying()
     masked_lm_score(model, LETTERS, TEXTS, longest=50, share=0.5, device="cpu")
     assert model.longest == 50
 
 
 @pytest.mark.parametrize("texts", [[], [""]])
-def test_no_text_is_a_mistake(texts: list[str]) -> None:
+def test_empty_text_is_an_error(texts: list[str]) -> None:
     with pytest.raises(UserError, match="no text to score"):
         masked_lm_score(Even(), LETTERS, texts, longest=50, share=0.15, device="cpu")

@@ -1,4 +1,4 @@
-"""Perplexity in overlapping windows: every token is scored once, with the context that was promised."""
+"""Perplexity in overlapping windows: every token is scored once, with the stated context."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ["the cat sat\n", "on the mat\n", "and ate a rat", "", "é\n"]
 
 
 class Bigram(SequenceModel):
-    """Next-token log-probabilities by the last token alone."""
+    """Next-token log-probabilities given the last token."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Bigram(SequenceModel):
 
 
 class Remembering(Bigram):
-    """Next-token log-probabilities by the mean of all that the model was shown."""
+    """Next-token log-probabilities given the mean of the context."""
 
     def logits(self, batch: SeqBatch) -> Tensor:
         assert batch.source.layout.tokens == 0
@@ -66,25 +66,25 @@ def one_by_one(
     return losses
 
 
-@pytest.mark.parametrize("places", range(12))
+@pytest.mark.parametrize("positions", range(12))
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
-def test_every_token_is_scored_once_with_enough_before_it(places: int, stride: int) -> None:
-    context, run = 4, list(range(100, 101 + places))
+def test_every_token_is_scored_once_with_enough_context(positions: int, stride: int) -> None:
+    context, run = 4, list(range(100, 101 + positions))
     scored = []
     for window in windows(run, context, stride):
         assert 1 <= len(window.inputs) <= context
         assert window.labels == [token + 1 for token in window.inputs]  # tokens count up, so labels are one ahead
-        for place in range(len(window.inputs) - window.scored, len(window.inputs)):
-            scored.append(window.labels[place])
-            assert place >= min(context - stride, window.labels[place] - 101)
+        for position in range(len(window.inputs) - window.scored, len(window.inputs)):
+            scored.append(window.labels[position])
+            assert position >= min(context - stride, window.labels[position] - 101)
     assert scored == run[1:]
 
 
-def test_no_tokens_make_no_window() -> None:
+def test_without_tokens_there_is_no_window() -> None:
     assert list(windows([], 4, 2)) == list(windows([7], 4, 2)) == []
 
 
-def test_a_bigram_table_gives_what_can_be_added_up_by_hand() -> None:
+def test_a_bigram_table_gives_the_sum_computed_by_hand() -> None:
     model = Bigram(len(LETTERS))
     run = [BOS, *LETTERS.encode("ab"), EOS]
     nats = -sum(float(model.table[a, b]) for a, b in pairwise(run))
@@ -96,7 +96,7 @@ def test_a_bigram_table_gives_what_can_be_added_up_by_hand() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stride_changes_nothing_for_a_model_that_looks_one_token_back(stream: bool) -> None:
+def test_the_stride_does_not_matter_to_a_bigram_model(stream: bool) -> None:
     model = Bigram(len(LETTERS))
     runs = [encode_stream(LETTERS, TEXTS)] if stream else [[BOS, *LETTERS.encode(text), EOS] for text in TEXTS]
     nats = -sum(float(model.table[a, b]) for run in runs for a, b in pairwise(run))
@@ -146,14 +146,14 @@ def test_a_gpt_scores_windows_as_it_scores_one_token_at_a_time(positions: str, s
     assert found.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_the_bytes_of_a_stream_leave_out_the_token_that_is_not_scored() -> None:
+def test_the_bytes_of_a_stream_exclude_the_unscored_token() -> None:
     model = Bigram(len(LETTERS))
     assert score(model, LETTERS, ["abc\n"], stream=True).bytes == 3
     assert score(model, LETTERS, ["aé\n"], stream=True).bytes == 3  # é is two
     assert score(model, LETTERS, ["aé\n"]).bytes == 4
 
 
-def test_words_of_a_stream_have_end_marks_where_lines_end() -> None:
+def test_words_of_a_stream_have_eos_at_line_ends() -> None:
     words = train(["the cat sat the cat"], "word", 300)
     the, cat, sat = (words.encode(word)[0] for word in ("the", "cat", "sat"))
     assert encode_stream(words, ["the cat\n", "sat\n\n", "cat"]) == [the, cat, EOS, sat, EOS, EOS, cat]
@@ -173,7 +173,7 @@ def test_progress_counts_the_scored_tokens() -> None:
     assert sum(seen) == found.tokens and len(seen) > 1
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_are_errors() -> None:
     for stride in (0, 7):
         with pytest.raises(UserError, match=f"a stride of {stride} for a context of 6"):
             score(Bigram(len(LETTERS)), LETTERS, TEXTS, stride=stride)
@@ -182,9 +182,9 @@ def test_mistakes_are_named() -> None:
             score(Bigram(len(LETTERS)), LETTERS, texts, stream=True)
 
 
-def test_unknown_words_have_no_bytes_to_count_bits_for() -> None:
+def test_with_unknown_words_there_are_no_bits_per_byte() -> None:
     words = train(["the cat sat"], "word", 260)
     known, partly = (score(Bigram(len(words)), words, [text]) for text in ("the cat sat", "the zebra sat"))
     assert known.bits_per_byte is not None and known.unknown == 0
     assert partly.bits_per_byte is None and partly.unknown == 1
-    assert partly.tokens == known.tokens == 4  # the end mark counted
+    assert partly.tokens == known.tokens == 4  # including EOS

@@ -1,4 +1,4 @@
-"""Scores agree with their formulas worked out by hand, and Moses tokens with the published files."""
+"""Scores agree with formulas computed by hand, and Moses tokens with the published files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_identical_texts_score_a_hundred() -> None:
     assert scores.perplexity is None
 
 
-def test_bleu_is_its_formula() -> None:
+def test_bleu_follows_its_formula() -> None:
     # output    a b c d e f       6 tokens      reference  a b c d e g h     7 tokens
     # 1-grams   a b c d e of 6            5/6
     # 2-grams   ab bc cd de of 5          4/5
@@ -47,7 +47,7 @@ def test_bleu_sums_counts_over_the_corpus_and_clips_them() -> None:
     assert scores.bleu == pytest.approx(expected, abs=1e-6)
 
 
-def test_chrf_is_its_formula() -> None:
+def test_chrf_follows_its_formula() -> None:
     # "abcdef" against "abcdeg": of 6, 5, 4, 3, 2, 1 character n-grams 5, 4, 3, 2, 1, 0 match. Both sides have equally
     # many, so precision = recall = F for each order, and chrF is the F of the mean precision and the mean recall.
     expected = 100 * (5 / 6 + 4 / 5 + 3 / 4 + 2 / 3 + 1 / 2 + 0) / 6
@@ -60,7 +60,7 @@ def test_exact_matches_are_counted() -> None:
     assert score_texts(outputs, references, lowercase=True).exact == 75.0  # and the dog
 
 
-def test_signatures_say_what_was_done() -> None:
+def test_signatures_describe_the_settings() -> None:
     texts = ["The cat sat on the mat."]
     plain, lower = score_texts(texts, texts), score_texts(texts, texts, lowercase=True, tokenize="intl")
     assert "case:mixed" in plain.bleu_signature and "tok:13a" in plain.bleu_signature
@@ -85,7 +85,7 @@ def test_lines_must_pair_up() -> None:
         score_texts([], [])
 
 
-def test_unknown_tokenisation_names_the_known_ones() -> None:
+def test_an_unknown_tokenization_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="13a"):
         score_texts(["a"], ["a"], tokenize="words")
 
@@ -106,7 +106,7 @@ def test_moses_bleu_compares_token_by_token() -> None:
     assert "tok:none" in signature and "case:lc" in signature
 
 
-def test_missing_sacremoses_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sacremoses_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r"pip install regard\[moses\]"):
         moses_tokenize(["a"], language="en")

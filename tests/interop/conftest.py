@@ -1,4 +1,4 @@
-"""One thread is the fastest for models this small."""
+"""Use one thread, which is fastest for models this small."""
 
 from __future__ import annotations
 

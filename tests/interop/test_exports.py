@@ -1,4 +1,4 @@
-"""Exported runs used as somebody else uses them: tokenizer, then model, with nothing set by hand."""
+"""Exported runs in transformers: tokenizer, then model, without further settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINES = texts(ENGLISH, 20, 8)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of our own and the folder it was exported to; made once."""
+    """A run and the folder it was exported to; created once."""
     known: dict[str, tuple[RunDir, Path]] = {}
 
     def get(name: str) -> tuple[RunDir, Path]:
@@ -46,7 +46,7 @@ def opened(folder: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt untied", "gpt with rotary positions"])
-def test_an_exported_gpt_goes_on_as_regard_generate_does(exported: Any, name: str) -> None:
+def test_an_exported_gpt_generates_like_regard(exported: Any, name: str) -> None:
     run, folder = exported(name)
     tokenizer, model = opened(folder)
     ours = load(run.path, device="cpu")
@@ -59,7 +59,7 @@ def test_an_exported_gpt_goes_on_as_regard_generate_does(exported: Any, name: st
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer untied", "transformer with norms first"])
-def test_an_exported_transformer_translates_as_regard_does(exported: Any, name: str) -> None:
+def test_an_exported_transformer_translates_like_regard(exported: Any, name: str) -> None:
     run, folder = exported(name)
     tokenizer, model = opened(folder)
     ours = load(run.path, device="cpu").translator(beam=1, max_ratio=1e-9, max_extra=12)
@@ -70,7 +70,7 @@ def test_an_exported_transformer_translates_as_regard_does(exported: Any, name: 
 
 
 @pytest.mark.parametrize("name", ["bert", "bert of words"])
-def test_an_exported_bert_fills_masks_as_regard_does(exported: Any, name: str) -> None:
+def test_an_exported_bert_fills_masks_like_regard(exported: Any, name: str) -> None:
     run, folder = exported(name)
     tokenizer, model = opened(folder)
     assert (tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token) == ("<s>", "</s>", "<mask>")
@@ -96,7 +96,7 @@ def test_text_that_spells_a_special_token_stays_text(exported: Any, name: str) -
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_what_was_exported_is_imported_again(exported: Any, name: str, tmp_path: Path) -> None:
+def test_an_export_can_be_imported_again(exported: Any, name: str, tmp_path: Path) -> None:
     run, folder = exported(name)
     again = import_folder(folder, tmp_path / "again")
     assert largest_difference(again, folder) <= BOUND
@@ -107,7 +107,7 @@ def test_what_was_exported_is_imported_again(exported: Any, name: str, tmp_path:
     assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
 
 
-def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
+def test_all_unsupported_settings_are_named_at_once(tmp_path: Path) -> None:
     changes = {"norm": "rms", "qk_norm": True, "activation": "gated", "se_dim": 4}
     run = own_run(tmp_path / "run", OWN["transformer"] | {"model": OWN["transformer"]["model"] | changes}, LINES)
     with pytest.raises(UserError) as caught:
@@ -118,8 +118,8 @@ def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_calls_the_model_with_all_that_the_tokenizer_returns(exported: Any, tmp_path: Path) -> None:
-    """Token types are words to GPT-2, and a tokenizer that is not told otherwise returns them on transformers 4."""
+def test_a_check_passes_all_outputs_of_the_tokenizer_to_the_model(exported: Any, tmp_path: Path) -> None:
+    """GPT-2 looks up token types as words, and by default the tokenizer of transformers 4 returns them."""
     run, _ = exported("gpt")
     folder = export_run(run, tmp_path / "out")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -178,12 +178,12 @@ def test_the_command_that_converts_a_pickle_works_as_printed(tmp_path: Path) -> 
     assert largest_difference(import_folder(folder, tmp_path / "run"), folder) <= BOUND
 
 
-def test_words_refuse_half_a_surrogate_pair() -> None:
+def test_words_refuse_a_lone_surrogate() -> None:
     with pytest.raises(UserError, match="not valid Unicode"):
         train(["the cat"], "word", 260).encode("the \ud800 cat")
 
 
-def test_a_file_in_another_type_than_weights_is_refused(exported: Any, tmp_path: Path) -> None:
+def test_tensors_that_are_not_floats_are_refused(exported: Any, tmp_path: Path) -> None:
     folder = export_run(exported("gpt")[0], tmp_path / "out")
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.ln_f.bias"] = tensors["transformer.ln_f.bias"].int()

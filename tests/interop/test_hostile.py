@@ -1,4 +1,4 @@
-"""Folders that were made to do harm: refused in one line that names file and field, with nothing allocated."""
+"""Malicious folders are refused in one line that names file and field, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABSURD = 10**12
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A sound folder of each kind."""
+    """A valid folder of each model type."""
     root = tmp_path_factory.mktemp("hostile")
     for name, make in MAKERS.items():
         make(root / name)
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def copied(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of one of them, to be damaged; there may be several in a test."""
+    """Copies a valid folder, to be damaged."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(made[name], tmp_path / f"{name} {len(list(tmp_path.iterdir()))}"))
@@ -48,9 +48,9 @@ def refused(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         import_folder(folder, out)
     assert not out.exists(), "nothing is left behind"
-    said = str(caught.value)
-    assert str(folder) in said and "\n" not in said and len(said) < 1000
-    return said
+    message = str(caught.value)
+    assert str(folder) in message and "\n" not in message and len(message) < 1000
+    return message
 
 
 def change(folder: Path, file: str, **fields: Any) -> None:
@@ -80,7 +80,7 @@ def change(folder: Path, file: str, **fields: Any) -> None:
         ),
     ],
 )
-def test_sizes_are_compared_with_the_weights_before_anything_is_made(
+def test_sizes_are_compared_with_the_weights_before_allocation(
     copied: Callable[[str], Path], name: str, fields: list[str]
 ) -> None:
     folder = copied(name)
@@ -109,7 +109,7 @@ def test_labels_are_compared_with_the_weights(copied: Callable[[str], Path]) -> 
         assert complaint in refused(folder)
 
 
-def test_json_that_is_nested_too_deeply_or_no_object_is_refused(copied: Callable[[str], Path]) -> None:
+def test_json_that_is_nested_too_deeply_or_not_an_object_is_refused(copied: Callable[[str], Path]) -> None:
     for name, file in (("gpt2", "config.json"), ("gpt2", "vocab.json"), ("bert", "tokenizer_config.json")):
         folder = copied(name)
         for content, complaint in (
@@ -127,7 +127,7 @@ def test_json_that_is_nested_too_deeply_or_no_object_is_refused(copied: Callable
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "vocab.json", "tokenizer_config.json"])
-def test_what_is_no_regular_file_is_refused_at_once(copied: Callable[[str], Path], file: str) -> None:
+def test_anything_but_a_regular_file_is_refused_at_once(copied: Callable[[str], Path], file: str) -> None:
     folder = copied("gpt2")
     path = folder / file
     path.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def test_what_is_no_regular_file_is_refused_at_once(copied: Callable[[str], Path
     assert f"{path} is not a regular file" in refused(folder)
 
 
-def test_a_file_larger_than_such_files_are_is_refused(copied: Callable[[str], Path]) -> None:
+def test_a_file_above_the_limit_is_refused(copied: Callable[[str], Path]) -> None:
     for file in ("config.json", "vocab.json"):
         folder = copied("gpt2")
         with open(folder / file, "wb") as handle:
@@ -146,7 +146,7 @@ def test_a_file_larger_than_such_files_are_is_refused(copied: Callable[[str], Pa
         assert f"{file} is larger than 16 MiB" in refused(folder)
 
 
-def test_an_index_names_files_of_its_own_folder(copied: Callable[[str], Path]) -> None:
+def test_an_index_may_name_files_of_its_own_folder_only(copied: Callable[[str], Path]) -> None:
     folder = copied("gpt2")
     shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
     os.mkfifo(folder / "pipe.safetensors")
@@ -181,7 +181,7 @@ def test_a_header_is_bounded_and_has_the_right_shapes(copied: Callable[[str], Pa
         assert name in refused(folder)
 
 
-def test_tokenizer_files_that_hold_something_else_are_named(copied: Callable[[str], Path]) -> None:
+def test_invalid_tokenizer_files_are_named(copied: Callable[[str], Path]) -> None:
     for name, file, fields, complaint in (
         ("gpt2", "vocab.json", {"a": "b"}, "vocab.json: 'a' must have a whole number as its id, not 'b'"),
         ("gpt2", "vocab.json", {"a": -1}, "vocab.json: 'a' must have a whole number as its id, not -1"),
@@ -206,7 +206,7 @@ def test_tokenizer_files_that_hold_something_else_are_named(copied: Callable[[st
         assert complaint in refused(folder)
 
 
-def test_merges_and_models_that_are_damaged_are_named(copied: Callable[[str], Path]) -> None:
+def test_damaged_merges_and_models_are_named(copied: Callable[[str], Path]) -> None:
     for merges in ("a", "a b c", "zz qq", "\u4e2d \u6587"):
         folder = copied("gpt2")
         with open(folder / "merges.txt", "a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Other people's models: what transformers computes, regard computes after importing, and what goes in comes out again.
+"""Imported models compute what transformers computes, and are exported unchanged.
 
 The models are small and random, made here with transformers, with tokenizers trained here; transformers and the
 tokenizer libraries are the independent side of every comparison.
@@ -57,7 +57,7 @@ def texts(words: str, seed: int, count: int = 200) -> list[str]:
 
 
 def spread(model: Any, seed: int) -> Any:
-    """Every parameter and bias random, and large enough that no two tokens are nearly as likely."""
+    """Randomise every parameter, with values so large that no two tokens are nearly equally likely."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
@@ -70,7 +70,7 @@ def spread(model: Any, seed: int) -> Any:
 
 
 def gpt2_folder(path: Path, seed: int = 0, body: bool = False, padding: int = 0, **changes: Any) -> Any:
-    """A GPT-2 with a byte-level BPE tokenizer that `tokenizers` trained, its end mark after all pieces, as GPT-2's."""
+    """A GPT-2 with a byte-level BPE tokenizer that `tokenizers` trained, EOS after all other tokens, as in GPT-2."""
     import tokenizers
 
     learner = tokenizers.ByteLevelBPETokenizer()
@@ -129,7 +129,7 @@ def sentencepieces(lines: list[str], size: int) -> bytes:
 
 
 def marian_folder(path: Path, seed: int = 0, **changes: Any) -> Any:
-    """A Marian as they are published: the end mark first, then pieces of both languages, the padding token last."""
+    """A Marian as published: EOS first, then subwords of both languages, the padding token last."""
     path.mkdir(parents=True)
     pieces: dict[str, None] = {}
     for name, words in (("source", ENGLISH), ("target", SPANISH)):
@@ -164,7 +164,7 @@ def marian_folder(path: Path, seed: int = 0, **changes: Any) -> Any:
 
 
 def marian_apart(path: Path, **changes: Any) -> Any:
-    """A Marian with a vocabulary a side."""
+    """A Marian with separate vocabularies."""
     marian_folder(path, **changes)
     for file in path.glob("*.safetensors"):
         file.unlink()
@@ -176,7 +176,7 @@ def marian_apart(path: Path, **changes: Any) -> Any:
     config.share_encoder_decoder_embeddings = False
     config.decoder_vocab_size = len(target)
     config.decoder_start_token_id = config.pad_token_id = len(target) - 1
-    vocabulary = {word: number for number, word in enumerate(words)}  # one mark for both sides has one id
+    vocabulary = {word: number for number, word in enumerate(words)}  # a special token has the same id on both sides
     first, last = words[len(target) - 1], words[-1]
     vocabulary[first], vocabulary[last] = vocabulary[last], vocabulary[first]
     (path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -225,7 +225,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """A case's model, its folder and the run it was imported into; made once."""
+    """A case's model, its folder and the imported run; created once."""
     known: dict[str, Made] = {}
 
     def get(name: str) -> Made:
@@ -251,7 +251,7 @@ def test_an_imported_model_computes_the_same_logits(made: Callable[[str], Made],
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "body" not in name])
-def test_what_was_imported_is_exported_bit_for_bit(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_bit_for_bit(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
     case = made(name)
     folder = export_run(case.run, tmp_path / "out")
     before, after = (load_file(path / "model.safetensors") for path in (case.folder, folder))
@@ -279,11 +279,11 @@ def test_a_body_without_its_head_is_imported_and_exported_with_one(made: Callabl
             assert torch.equal(exported["bert." + name], tensor)
 
 
-# -- the same words ----------------------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "gpt2 narrow, inner 20"])
-def test_greedy_continuation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
+def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
     from regard.decoding.generate import Generator, generation
 
     case = made(name)
@@ -313,13 +313,18 @@ def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made
     source, target = case.run.tokenizers
     longest = 20
     translator = load(case.run.path, device="cpu").translator(beam=1, max_ratio=1e-9, max_extra=longest)
-    silent = [[ids_of(target)[mark]] for mark in (BOS, UNK)]
-    silent += [[ids_of(target)[target.tag(tag)]] for tag in target.tags]
+    suppressed = [[ids_of(target)[mark]] for mark in (BOS, UNK)]
+    suppressed += [[ids_of(target)[target.tag(tag)]] for tag in target.tags]
     for line, answer in zip(lines, translator(lines), strict=True):
         ids = theirs(line, return_tensors="pt")
         assert [ids_of(source)[token] for token in answer.source] == ids["input_ids"][0].tolist()
         out = case.model.generate(
-            **ids, max_new_tokens=longest, num_beams=1, do_sample=False, bad_words_ids=silent, forced_eos_token_id=None
+            **ids,
+            max_new_tokens=longest,
+            num_beams=1,
+            do_sample=False,
+            bad_words_ids=suppressed,
+            forced_eos_token_id=None,
         )[0, 1:].tolist()
         ours = [ids_of(target)[token] for token in answer.hypotheses[0].tokens]
         assert ours == [token for token in out if token != ids_of(target)[EOS]]
@@ -327,7 +332,7 @@ def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made
             assert answer.texts[0] == theirs.decode(out, skip_special_tokens=True)
 
 
-def test_the_likeliest_fill_is_transformers(made: Callable[[str], Made]) -> None:
+def test_the_most_probable_fills_are_transformers(made: Callable[[str], Made]) -> None:
     from regard.api import load
 
     case = made("bert")
@@ -337,11 +342,11 @@ def test_the_likeliest_fill_is_transformers(made: Callable[[str], Made]) -> None
         ids = theirs(line, return_tensors="pt")
         chances = case.model(**ids).logits[0].softmax(-1)
         chances[:, theirs.all_special_ids] = 0
-        gaps = [place for place, token in enumerate(ids["input_ids"][0]) if token == theirs.mask_token_id]
+        masks = [place for place, token in enumerate(ids["input_ids"][0]) if token == theirs.mask_token_id]
         (filled,) = filler([line], top=3)
-        assert len(filled.guesses) == len(gaps)
-        for gap, guesses in zip(gaps, filled.guesses, strict=True):
-            best = chances[gap].topk(3)
+        assert len(filled.guesses) == len(masks)
+        for mask, guesses in zip(masks, filled.guesses, strict=True):
+            best = chances[mask].topk(3)
             assert [guess.text for guess in guesses] == theirs.convert_ids_to_tokens(best.indices.tolist())
             assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
 
@@ -361,8 +366,8 @@ def test_the_class_of_a_text_is_transformers(made: Callable[[str], Made]) -> Non
         assert score[0] == pytest.approx(found.log_softmax(-1).max().item(), abs=1e-5)
 
 
-def test_probabilities_are_shared_out_among_what_the_model_has(made: Callable[[str], Made]) -> None:
-    """Our special ids that GPT-2 lacks, and the second copy of its end mark, take nothing from the others."""
+def test_probability_goes_only_to_tokens_of_the_model(made: Callable[[str], Made]) -> None:
+    """Our special tokens that GPT-2 lacks, and the second copy of its EOS, have no probability."""
     from regard.packed import PackedTokens, SeqBatch
 
     case = made("gpt2")
@@ -402,8 +407,8 @@ AWKWARD = ["the cat's  mats", "Größe ☃ 🙂", "a\tb", "THE Cats sat!?", "x" 
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "marian"])
-def test_text_becomes_their_ids(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
-    """Ids through the map are those of their tokenizer, from the folder that was read and from the one written."""
+def test_text_is_encoded_as_their_ids(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
+    """Mapped ids are those of their tokenizer, from the imported and from the exported folder."""
     case = made(name)
     kind = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "marian": "MarianTokenizer"}[name]
     written = export_run(case.run, tmp_path / "out")
@@ -415,7 +420,7 @@ def test_text_becomes_their_ids(made: Callable[[str], Made], name: str, tmp_path
             assert ours == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
-def test_both_sides_of_a_marian_are_cut_by_their_own_model(made: Callable[[str], Made]) -> None:
+def test_both_sides_of_a_marian_have_their_own_sentencepiece_model(made: Callable[[str], Made]) -> None:
     case = made("marian")
     theirs = transformers.MarianTokenizer.from_pretrained(case.folder)
     source, target = case.run.tokenizers
@@ -450,7 +455,7 @@ def test_a_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
 
 
 def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> RunDir:
-    """An untrained run, as training would lay it out."""
+    """An untrained run, as training would create it."""
     from regard import tensor_io
     from regard.text import train
 
@@ -506,20 +511,20 @@ OWN["rotary gpt untied"] = OWN["gpt untied"] | {
 }
 
 
-def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None:
-    """It says the same as before, and transformers reads what it reads; also when it is exported once more."""
+def test_an_exported_gpt_is_imported_with_its_bos(tmp_path: Path) -> None:
+    """It generates the same as before, and both read the same tokens; also after a second export."""
     from regard.api import load
 
     def greedy(run: RunDir) -> str:
         return load(run.path, device="cpu").generate("the cat", tokens=8, method="beam", beam=1).text
 
     run = own_run(tmp_path / "run", OWN["gpt"], texts(ENGLISH, 10))
-    said = greedy(run)
+    message = greedy(run)
     for name in ("once", "twice"):
         folder = export_run(run, tmp_path / f"{name} out")
         run = import_folder(folder, tmp_path / name)
         assert run.recipe.data.documents == "paragraph"
-        assert greedy(run) == said
+        assert greedy(run) == message
         theirs = transformers.AutoTokenizer.from_pretrained(folder)
         tokenizer = run.tokenizers[0]
         assert theirs("the cat")["input_ids"] == [
@@ -528,7 +533,7 @@ def test_a_gpt_of_our_own_comes_back_with_its_begin_mark(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_run_of_our_own_is_the_same_model_in_transformers(name: str, tmp_path: Path) -> None:
+def test_an_exported_run_is_the_same_model_in_transformers(name: str, tmp_path: Path) -> None:
     run = own_run(tmp_path / "run", OWN[name], texts(ENGLISH, 10))
     folder = export_run(run, tmp_path / "out")
     found = largest_difference(run, folder)
@@ -595,7 +600,7 @@ def test_missing_and_unknown_tensors_are_named(copied: Path) -> None:
     assert refused(copied) == f"{copied} has an unknown tensor: adapter.down, adapter.up (2 in all)"
 
 
-def test_masks_and_tied_copies_are_left_out_but_another_head_is_not(copied: Path, tmp_path: Path) -> None:
+def test_masks_and_tied_copies_are_ignored_but_a_different_head_is_not(copied: Path, tmp_path: Path) -> None:
     tensors = load_file(copied / "model.safetensors")
     table = tensors["transformer.wte.weight"]
     extra = {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64), "lm_head.weight": table.clone()}
@@ -606,8 +611,8 @@ def test_masks_and_tied_copies_are_left_out_but_another_head_is_not(copied: Path
     assert "lm_head.weight differs from transformer.wte.weight" in refused(copied)
 
 
-def test_a_bert_as_it_was_first_published_is_the_same_model(tmp_path: Path) -> None:
-    """With the pooler and the head for the next sentence, which filling in needs not, and norms in their old words."""
+def test_a_bert_in_its_first_published_layout_is_the_same_model(tmp_path: Path) -> None:
+    """With the pooler and next-sentence head, which masked LM does not use, and the old names of norms."""
     theirs = tmp_path / "theirs"
     bert_folder(theirs, "BertForPreTraining")
     run = import_folder(theirs, tmp_path / "run")
@@ -635,11 +640,11 @@ def test_weights_in_several_files_are_one_model(made: Callable[[str], Made], tmp
 def test_a_pickle_is_never_loaded(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'echo opened'\ntR.")
-    said = refused(copied)
-    assert "pytorch_model.bin, a pickle, which regard never loads" in said and "save_pretrained" in said
+    message = refused(copied)
+    assert "pytorch_model.bin, a pickle, which regard never loads" in message and "save_pretrained" in message
 
 
-def test_settings_and_files_that_do_not_fit_are_named(copied: Path) -> None:
+def test_invalid_settings_and_files_are_named(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     for change, complaint in (
         (
@@ -681,7 +686,7 @@ def test_both_verbs_check_themselves(copied: Path, tmp_path: Path, capsys: pytes
     assert "choose another --out" in capsys.readouterr().err
 
 
-def test_importing_needs_no_transformers_and_checking_says_so(
+def test_importing_needs_no_transformers_but_checking_does(
     made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made("marian").folder
@@ -694,7 +699,7 @@ def test_importing_needs_no_transformers_and_checking_says_so(
     assert "needs sentencepiece: pip install 'regard[formats]'" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_the_same_fails_its_check(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_a_different_model_fails_its_check(made: Callable[[str], Made], tmp_path: Path) -> None:
     from regard.interop.check import checked
 
     case = made("gpt2")
@@ -706,8 +711,8 @@ def test_a_model_that_is_not_the_same_fails_its_check(made: Callable[[str], Made
         checked(case.run, other)
 
 
-def test_an_imported_run_is_fine_tuned_and_exported_in_their_order(made: Callable[[str], Made], tmp_path: Path) -> None:
-    """Its recipe is a recipe: with data set, and --from, training goes on from the imported weights."""
+def test_an_imported_run_is_fine_tuned_and_exported_with_their_ids(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """With data set and --from, training starts from the imported weights."""
     case = made("gpt2")
     (tmp_path / "mine.txt").write_text("\n".join(texts(ENGLISH, 12)))
     changes = [

@@ -1,4 +1,4 @@
-"""Tokenizers: what comes back is what went in, and nothing in a text is ever taken for a mark."""
+"""Tokenizers: decoding restores the text, and no text is parsed as a special token."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ texts = st.lists(st.one_of(st.text(max_size=8), awkward), max_size=8).map("".joi
 @pytest.mark.parametrize("tokenizer", [BPE, CHAR], ids=["bpe", "char"])
 @settings(max_examples=200, deadline=None)
 @given(text=texts)
-def test_every_text_comes_back_unchanged(tokenizer, text):
+def test_decoding_restores_every_text(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert all(6 <= token < len(tokenizer) for token in ids), "text never becomes a special id or a tag"
@@ -38,7 +38,7 @@ def test_every_text_comes_back_unchanged(tokenizer, text):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(texts, max_size=5))
-def test_many_texts_encode_as_each_alone(many):
+def test_a_batch_is_encoded_like_single_texts(many):
     for tokenizer in (BPE, CHAR, WORD):
         assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
 
@@ -49,21 +49,21 @@ SIGNS = ["⟨c3⟩⟨af⟩ und ⟨c3⟩⟨af⟩ und", "⟨c3⟩"] * 3  # text th
 @pytest.mark.parametrize("tokenizer", [BPE, CHAR, train(SIGNS, "bpe", 400), train(SIGNS, "char", 400)], ids=repr)
 @settings(max_examples=100, deadline=None)
 @given(text=st.lists(st.one_of(texts, st.sampled_from([*SIGNS, "⟨", "⟩", "c3", "ï"])), max_size=4).map("".join))
-def test_pieces_join_to_the_text_also_where_a_character_is_cut(tokenizer, text):
-    pieces = tokenizer.token_texts(tokenizer.encode(text))
-    assert join_tokens(pieces) == text
-    if not any("⟨" in piece for piece in pieces):
-        assert "".join(pieces) == text
+def test_tokens_join_to_the_text_even_if_a_character_is_split(tokenizer, text):
+    tokens = tokenizer.token_texts(tokenizer.encode(text))
+    assert join_tokens(tokens) == text
+    if not any("⟨" in token for token in tokens):
+        assert "".join(tokens) == text
 
 
-def test_bytes_that_make_no_character_stay_bytes():
+def test_invalid_bytes_stay_bytes():
     assert join_tokens(["⟨d0⟩", "⟨bc⟩⟨d0⟩", "⟨b8⟩ ⟨f0⟩", "⟨9f⟩", "é⟨80⟩"]) == "ми ⟨f0⟩⟨9f⟩é⟨80⟩"
     assert join_tokens(["⟨ed⟩", "⟨a0⟩", "⟨80⟩"]) == "⟨ed⟩⟨a0⟩⟨80⟩", "half a surrogate pair"
     assert join_tokens(["⟨c3⟩⟨af⟩"]) == "⟨c3⟩⟨af⟩", "a word of its own: bytes that make a character are never shown"
     assert join_tokens([]) == ""
 
 
-def test_special_ids_and_tags_come_first():
+def test_special_tokens_and_tags_come_first():
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     for tokenizer in (BPE, CHAR, WORD):
         assert tokenizer.tags == TAGS
@@ -77,7 +77,7 @@ def test_bytes_follow_the_tags_in_order():
     assert train([], "char", 262, TAGS).encode("é") == [6 + 0xC3, 6 + 0xA9]
 
 
-def test_bpe_joins_the_most_frequent_pair_first():
+def test_bpe_merges_the_most_frequent_pair_first():
     # "aab" 3 times: pairs are a-a 3 and a-b 3; the tie goes to the smaller pair, a-a; then aa-b.
     tokenizer = train(["aab", "aab", "aab"], "bpe", 400)
     assert len(tokenizer) == 4 + 256 + 2
@@ -86,7 +86,7 @@ def test_bpe_joins_the_most_frequent_pair_first():
     assert tokenizer.encode("ab") == [4 + 97, 4 + 98]
 
 
-def test_size_counts_everything_and_is_never_exceeded():
+def test_the_size_includes_all_tokens_and_is_never_exceeded():
     assert len(train(["ab cd ef gh"] * 9, "bpe", 263)) == 263
     assert len(train(["äöüß"], "char", 262)) == 262
     assert len(train(["a b c d"], "word", 6)) == 6
@@ -108,7 +108,7 @@ def test_too_small_a_vocabulary_is_refused():
         train(["ab"], "bpe", 400, ["<a>", "<a>"])
 
 
-def test_characters_outside_the_vocabulary_are_spelt_in_bytes():
+def test_unknown_characters_are_encoded_as_bytes():
     tokenizer = train(["ää ö"], "char", 261)  # room for one: ä, the more frequent
     assert tokenizer.encode("äö") == [260, 4 + 0xC3, 4 + 0xB6]
     assert tokenizer.token_texts(tokenizer.encode("äö")) == ["ä", "⟨c3⟩", "⟨b6⟩"]
@@ -121,33 +121,33 @@ def test_words_are_ranked_by_frequency_then_by_text():
     assert tokenizer.token_texts([BOS, 6, 5, UNK, EOS]) == ["<s>", "c", " b", "<unk>", "</s>"]
 
 
-def test_decoding_skips_marks_and_pieces_name_them():
+def test_decoding_skips_special_tokens_and_token_texts_name_them():
     ids = [PAD, BOS, 4, *BPE.encode("the cat"), UNK, EOS]
     assert BPE.decode(ids) == "the cat"
-    pieces = BPE.token_texts(ids)
-    assert pieces[:3] == ["<pad>", "<s>", "<2de>"] and pieces[-2:] == ["<unk>", "</s>"]
-    assert "".join(pieces[3:-2]) == "the cat"
+    tokens = BPE.token_texts(ids)
+    assert tokens[:3] == ["<pad>", "<s>", "<2de>"] and tokens[-2:] == ["<unk>", "</s>"]
+    assert "".join(tokens[3:-2]) == "the cat"
 
 
-def test_half_a_character_decodes_to_a_stand_in():
+def test_half_a_character_decodes_to_the_replacement_character():
     first_byte = BPE.first + 0xE2
     assert BPE.decode([first_byte]) == "\ufffd"
     assert BPE.token_texts([first_byte, BPE.first + 65]) == ["⟨e2⟩", "A"]
 
 
-def test_marks_and_line_breaks_are_never_generated():
+def test_special_tokens_and_line_breaks_are_forbidden():
     tokenizer = train(["a \n\n b \n\n", "a \n\n c \n\n"] * 5, "bpe", 400, TAGS)
     forbidden = tokenizer.forbidden()
     assert forbidden[:5] == [PAD, BOS, UNK, 4, 5] and EOS not in forbidden
     for token in range(tokenizer.first, len(tokenizer)):
         breaks = any(sign in tokenizer.decode([token]) for sign in "\n\r")
         assert breaks == (token in forbidden)
-    assert len(forbidden) > 7, "longer pieces than the two bytes were learnt here"
+    assert len(forbidden) > 7, "longer tokens than the two bytes are in the vocabulary"
     assert WORD.forbidden() == [PAD, BOS, UNK, 4, 5]
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, CHAR, WORD], ids=["bpe", "char", "word"])
-def test_json_brings_the_same_tokenizer_back(tokenizer):
+def test_json_round_trip(tokenizer):
     again = Tokenizer.from_json(tokenizer.to_json())
     assert again.to_json() == tokenizer.to_json()
     assert (len(again), again.tags, again.forbidden()) == (len(tokenizer), TAGS, tokenizer.forbidden())
@@ -162,7 +162,7 @@ def test_other_json_is_refused():
             Tokenizer.from_json(wrong)
 
 
-def test_a_lone_surrogate_is_the_users_error():
+def test_a_lone_surrogate_is_an_error():
     for tokenizer in (BPE, CHAR):
         with pytest.raises(UserError, match=r"udc80"):
             tokenizer.encode("a\udc80")
@@ -177,12 +177,12 @@ def test_the_same_texts_give_the_same_tokenizer_in_another_process():
 PIECES = ["the", "cat", "un", "##cat", "##s", ",", "[", "]", "mask", "unk", "a"]
 
 
-def test_wordpieces_are_the_longest_that_spell_a_word():
+def test_wordpiece_takes_the_longest_subwords():
     tokenizer = WordPieceTokenizer(TAGS, PIECES, lowercase=True, strip_accents=None, chinese=True)
     the, cat, un, inner_cat, s, comma, left, right, mask, unk, a = range(6, 17)
     assert tokenizer.encode("The uncats,the dog") == [the, un, inner_cat, s, comma, the, UNK]
     assert tokenizer.encode("Á cät") == [a, cat], "lower-casing strips accents, as BERT does, unless told not to"
-    assert tokenizer.encode("[MASK] [UNK]") == [left, mask, right, left, unk, right], "no text spells a mark"
+    assert tokenizer.encode("[MASK] [UNK]") == [left, mask, right, left, unk, right], "brackets are text"
     assert tokenizer.decode([BOS, the, un, inner_cat, s, 4, comma, UNK, cat, EOS]) == "the uncats , cat"
     assert tokenizer.token_texts([BOS, the, un, s, 5, EOS]) == ["<s>", "the", " un", "s", "<2en>", "</s>"]
     assert tokenizer.forbidden() == [PAD, BOS, UNK, 4, 5] and len(tokenizer) == 17
@@ -193,7 +193,7 @@ def test_wordpieces_are_the_longest_that_spell_a_word():
 
 
 def sentencepieces(sentences):
-    """A SentencePiece model of sentences, as the file's base 64, and its pieces without the three marks."""
+    """Train a SentencePiece model; return it in base 64, and its subwords without the three special tokens."""
     if not os.environ.get("CI"):  # there it has to be installed
         pytest.importorskip("sentencepiece", reason="needs regard[formats]")
     import sentencepiece
@@ -207,13 +207,13 @@ def sentencepieces(sentences):
     return base64.b64encode(model.getvalue()).decode(), words, processor
 
 
-def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
+def test_sentencepiece_splits_as_its_model_and_each_side_has_its_own():
     source, words, processor = sentencepieces(TEXTS[:2] * 9)
     target, others, _ = sentencepieces(TEXTS[2:] * 9)
-    pieces = list(dict.fromkeys([*words, *others]))[::-1]  # any order: ids are the vocabulary's, not the model's
-    tokenizer = SentencePieceTokenizer(TAGS, pieces, source, target)
+    tokens = list(dict.fromkeys([*words, *others]))[::-1]  # any order: ids are the vocabulary's, not the model's
+    tokenizer = SentencePieceTokenizer(TAGS, tokens, source, target)
     for text in [*TEXTS[:2], "  the   cat ", "the ☃", "</s> <2de>", ""]:
-        expected = [pieces.index(p) + 6 if p in pieces else UNK for p in processor.encode(text, out_type=str)]
+        expected = [tokens.index(p) + 6 if p in tokens else UNK for p in processor.encode(text, out_type=str)]
         assert tokenizer.encode(text) == expected
     assert tokenizer.decode([BOS, *tokenizer.encode("the  cat sat"), EOS]) == "the cat sat"
     assert "".join(tokenizer.token_texts(tokenizer.encode("the cat sat"))) == "the cat sat"
@@ -226,7 +226,7 @@ def test_sentencepieces_are_those_of_the_model_and_each_side_has_its_own():
     assert again.target_side().encode(TEXTS[2]) == other.encode(TEXTS[2])
 
 
-def test_pieces_that_are_bytes_join_to_characters():
+def test_byte_tokens_join_to_characters():
     tokenizer = SentencePieceTokenizer((), ["▁a", "<0xC3>", "<0xA9>", "<0x0A>", "b▁"], model="")
     assert tokenizer.decode([4, 5, 6, 8, 7]) == "aéb"
     assert (
@@ -236,7 +236,7 @@ def test_pieces_that_are_bytes_join_to_characters():
     assert tokenizer.forbidden()[-1] == 7, "a line feed"
 
 
-def test_whose_ids_they_were_is_kept():
+def test_the_original_ids_are_kept():
     tokenizer = WordPieceTokenizer(("<mask>",), PIECES, lowercase=True, strip_accents=None, chinese=True)
     tokenizer.foreign = ForeignVocabulary(
         [0, 12, 13, 14, 15, *range(1, 12)], ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
