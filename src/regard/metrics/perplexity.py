@@ -94,11 +94,11 @@ class WindowBatches:
     ) -> WindowBatches:
         if not 1 <= stride <= context:
             raise UserError(f"a stride of {stride} for a context of {context} tokens: it must be from 1 to the context")
-        found, size = _windows(tokenizer, documents, context, stride, stream)
-        if not found:
+        spans, size = _windows(tokenizer, documents, context, stride, stream)
+        if not spans:
             raise UserError("no text to score")
-        groups = sentence_batches([len(window.inputs) for window in found], batch_tokens)
-        return cls([_batch([found[i] for i in group]) for group in groups], size)
+        groups = sentence_batches([len(window.inputs) for window in spans], batch_tokens)
+        return cls([_batch([spans[i] for i in group]) for group in groups], size)
 
     def score(
         self, model: SequenceModel, device: torch.device | str, progress: Callable[[int], None] | None = None

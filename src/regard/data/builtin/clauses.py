@@ -1,4 +1,4 @@
-"""Verbs and clauses of the en-es grammar: what happens to whom, what is like what, and what depends on it."""
+"""Verbs and clauses of the en-es grammar."""
 
 from collections.abc import Callable
 

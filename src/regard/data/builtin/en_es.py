@@ -1,16 +1,17 @@
-"""A grammar of English and Spanish that writes both at once, so that every sentence has one right translation.
+"""A synchronous grammar of English and Spanish, in which every sentence has one correct translation.
 
-Where English leaves a choice open, one rule closes it:
+Where English is ambiguous, a rule decides:
 
 - `you` is the familiar singular; `they` and every unmarked person are masculine; `his`, `her`, `their` are all `su`;
-- `i` and `you` are left to the Spanish verb's ending; `he`, `she`, `they` are said, since nouns share theirs;
+- `i` and `you` are expressed by the ending of the Spanish verb; `he`, `she`, `they` are written, because nouns have the
+  same ending;
 - each adjective has one copula (ser or estar), being somewhere is estar; adjectives follow their noun;
 - the simple past is the preterite for events, the imperfect for states and both copulas;
 - a person as direct object takes `a`; yes/no questions keep the order of a statement, others put the verb first;
-- phrases that English could attach in two ways with two translations are not made.
+- phrases with two possible attachments and different translations are not generated.
 
-Links: every Spanish word goes to the English it renders. A dropped pronoun, `will` and a questioning `do` go to the
-verb; `do` beside `not` goes to `no`. Unlinked are `¿` and the personal `a` (but `al` carries its article).
+Every Spanish word is linked to the English word it translates. A dropped pronoun, `will` and a questioning `do` are
+linked to the verb, `do` beside `not` to `no`. `¿` and the personal `a` are not linked (`al` is linked to the article).
 """
 
 from collections.abc import Callable, Iterator
@@ -154,7 +155,7 @@ class Grammar(Clauses):
     # sentences
 
     def training_sentence(self) -> Sentence:
-        """One sentence of the shapes that training sees."""
+        """A sentence of the shapes in the training split."""
         s = Sentence()
         roll = self.random()
         if roll < 0.54:
@@ -187,7 +188,7 @@ class Grammar(Clauses):
             self.clause(s, self.tense(s))
 
     def new_shape(self, which: int) -> Sentence:
-        """One sentence whose nesting training never shows; `which` goes round the seven ways of making one."""
+        """A sentence with nesting that the training split never has; `which` selects one of the seven kinds."""
         s = Sentence()
         tense = self.tense(s)
 
@@ -246,7 +247,7 @@ def derivations(split: str, seed: int = 0) -> Iterator[Sentence]:
 
 
 def _fits(s: Sentence) -> bool:
-    """Within the limits; of the long ones, which the rules make more of than anyone speaks, one in four stays."""
+    """Whether a sentence is within the limits; of long sentences, which are too frequent, one in four is kept."""
     length = len(s.source)
     return SHORTEST <= length <= LONG or (LONG < length <= LONGEST and crc32(" ".join(s.target).encode()) % 4 == 0)
 
@@ -272,9 +273,9 @@ def _valid(rng: Random) -> Iterator[Sentence]:
 
 
 def _test(rng: Random) -> Iterator[Sentence]:
-    """The example, then sentences like training's, kept when one of their pairings, picked blindly, is held out.
+    """The example, then sentences like those of training, kept if a random one of their pairings is held out.
 
-    (Keeping every sentence that has one would favour long sentences.)
+    Keeping every sentence with a held-out pairing would favour long sentences.
     """
     grammar = Grammar(rng, everything=True)
     yield grammar.example()

@@ -1,9 +1,9 @@
-"""English inflection: the regular rules. What breaks them is written out in the lexicon."""
+"""English inflection: the regular rules. Irregular forms are in the lexicon."""
 
 SIBILANTS = ("s", "x", "z", "ch", "sh")
 VOWELS = "aeiou"
-CONSONANT_SOUND = ("useful", "uniform", "university")  # a vowel on paper, "y" in the mouth
-VOWEL_SOUND = ("honest",)  # the other way round
+CONSONANT_SOUND = ("useful", "uniform", "university")  # spelt with a vowel, pronounced with "y"
+VOWEL_SOUND = ("honest",)  # spelt with a consonant, pronounced with a vowel
 
 
 def plural(noun: str) -> str:

@@ -62,8 +62,8 @@ PRONOUNS = (
     Pronoun("they", "ellos", THEY),
 )
 HE = PRONOUNS[2]
-# Persons that nouns never have are drawn more often, or their verb forms would be rare. `we` is left out for the same
-# reason: three hundred more forms, each of them rare, take longer to learn than all the rest of the grammar.
+# Persons that nouns never have are drawn more often, because their verb forms would be rare otherwise. `we` is omitted:
+# its three hundred rare forms would take longer to learn than the rest of the grammar.
 DRAWN_PRONOUNS = PRONOUNS + 2 * tuple(p for p in PRONOUNS if not p.spanish)
 
 PREPOSITIONS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {  # by the kind of noun they take

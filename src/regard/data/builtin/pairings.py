@@ -1,7 +1,7 @@
-"""Which words may meet: the sense a verb or an adjective makes with a noun, and the meetings kept out of training.
+"""Which verbs and adjectives may be combined with which nouns, and the combinations held out of training.
 
-About one in ten pairs (adjective of a noun, subject of a verb, object of a verb) is held out, by a hash of the words
-themselves: the choice depends on no seed and never changes. A sentence of the test split contains at least one of them.
+About one in ten pairs (adjective of a noun, subject of a verb, object of a verb) is held out, by a hash of the words,
+independent of the seed. A sentence of the test split contains at least one of them.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class Pairing(NamedTuple):
 
 
 def held_out(relation: str, first: str, second: str) -> bool:
-    """Whether these two words never meet in this relation in `train`, `valid` and `shapes`."""
+    """Whether `train`, `valid` and `shapes` never combine these two words in this relation."""
     return crc32(f"{relation}|{first}|{second}".encode()) % ONE_IN == 0 or (
         relation, first, second) in ALWAYS_HELD_OUT  # fmt: skip
 
 
 class Choices:
-    """For each word the words that may go with it; with `everything` the held-out pairs too."""
+    """The words that each word may be combined with; `everything` includes the held-out pairs."""
 
     def __init__(self, everything: bool) -> None:
         words = lexicon()

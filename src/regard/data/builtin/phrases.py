@@ -1,4 +1,4 @@
-"""Noun phrases and subjects of the en-es grammar: who and what a sentence is about, said in both languages at once."""
+"""Noun phrases and subjects of the en-es grammar."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -42,7 +42,7 @@ class Subject:
 
 
 class Phrases:
-    """The rules. Each takes the sentence and adds to it; chance comes from one random stream.
+    """The rules: each appends to the sentence; all random choices come from one stream.
 
     `everything` admits the held-out pairings.
     """

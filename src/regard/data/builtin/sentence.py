@@ -1,4 +1,4 @@
-"""A sentence under construction in both languages at once, with the links between their words."""
+"""A sentence under construction in both languages, with the links between their words."""
 
 from regard.data.builtin.pairings import Pairing
 
@@ -6,9 +6,9 @@ CONTRACTIONS = {"a": "al", "de": "del"}  # before the article el
 
 
 class Sentence:
-    """Words are appended left to right to `source` and `target`; every rule also says which of them correspond.
+    """Words are appended to `source` and `target` from left to right, with the links between them.
 
-    `pairings` and `shape` keep the derivation: which words met, and how clauses and phrases were nested.
+    `pairings` and `shape` record the derivation: which words were combined, and how clauses and phrases are nested.
     """
 
     __slots__ = ("features", "joints", "links", "pairings", "shape", "source", "target")
@@ -60,5 +60,5 @@ class Sentence:
 
     @property
     def signature(self) -> str:
-        """The shape as one string: which clauses, relatives and coordinations, and what stands inside what."""
+        """The shape as one string: clauses, relative clauses and coordinations, and their nesting."""
         return " ".join(self.shape)

@@ -1,11 +1,11 @@
-"""Short stories from a grammar, and the task of telling how they leave their main character: happy, sad, scared, angry.
+"""Short stories from a grammar, and the classification of their main character's mood: happy, sad, scared or angry.
 
-A story has a main character, a wish, a place, often something in the way, a friend, an event, and mostly the feeling
-and the ending that follow from the event. Names, pronouns, the thing and the place stay the same throughout. `moods`
-are stories that stop after the event, with the feeling as their class: reading stories teaches how such events feel.
+A story has a main character, a wish, a place, often an obstacle, a friend, an event, and mostly the feeling and the
+ending that follow from the event. Names, pronouns, the thing and the place stay the same throughout. `moods`
+are stories that stop after the event, with the feeling as their class.
 
-Which split a story is in depends on a hash of its text up to the event, so no two splits share one, and none of `moods`
-is among the stories.
+The split of a story is determined by a hash of its text up to the event, so that the splits are disjoint, and `moods`
+has no text of the stories.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Story:
 
 
 def stories(corpus: str, split: str, seed: int = 0) -> Iterator[Story]:
-    """Endless stories of a split of `stories` or `moods`, each mood in turn; but for `train`, none comes twice."""
+    """Endless stream of the stories of a split, each mood in turn; only `train` may have duplicates."""
     rng, seen = Random(f"{corpus} {split} {seed}"), set()
     for mood in cycle(MOODS):
         while True:
@@ -67,7 +67,7 @@ def _story(rng: Random, mood: str) -> Story:
         told += [obstacle, pick(words.HELPS)]
     elif kind < 0.9:
         told.append(pick(words.MEETINGS))
-    alone = kind >= 0.9  # then nothing may be said of a friend
+    alone = kind >= 0.9  # the story has no friend
     slots["mood"] = pick(_list(words.FEELINGS[mood]))
     told.append(_fitting(rng, words.EVENTS[mood], alone))
     felt = [pick(words.FEELING)]
@@ -82,7 +82,7 @@ def _fitting(rng: Random, sentences: tuple[str, ...], alone: bool) -> str:
 
 
 def _cast(rng: Random) -> dict[str, str]:
-    """Who and what a story is about, and how the sentences call it."""
+    """Draw the characters, things and places of a story, as values of the slots in sentences."""
     pick = rng.choice
     gender, other = pick(("she", "he")), pick(("she", "he"))
     name, friend = pick(_list(words.NAMES[gender])), pick(_list(words.NAMES[other]))
@@ -106,6 +106,6 @@ def _cast(rng: Random) -> dict[str, str]:
 
 
 def _sentence(pattern: str, slots: dict[str, str]) -> str:
-    """A sentence with its slots filled in; {He} is the pronoun at a beginning, and every sentence begins so."""
+    """Fill the slots of a sentence and capitalise it."""
     filled = pattern.replace("{He}", "{he}").replace("{His}", "{his}").format_map(slots)
     return filled[0].upper() + filled[1:] if filled[0] != '"' else filled

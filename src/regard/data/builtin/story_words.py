@@ -1,4 +1,4 @@
-"""The words and sentences that stories are made of.
+"""The words and sentences of the stories.
 
 In sentences {N} is the main character and {he}, {him}, {his} (capitalised: {He}, {His}) always mean that character; {F}
 is the friend, {T} the thing that was wished for ("the kite"), {P} the place of the story ("the forest").
