@@ -123,7 +123,7 @@ def packed(budget: int, batches: int) -> list[Any]:
 def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -> Callable[[], int]:
     """Return regard's training step, which cycles through the batches."""
     from regard import accelerate
-    from regard.training.step import make_step
+    from regard.training.captured_step import make_step
 
     device = torch.device("cuda")
     model = model.to(device).train()

@@ -22,9 +22,10 @@ from regard.data.prefetch import Prefetched
 from regard.models import SequenceModel
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
-from regard.training import flops, setup, step
+from regard.training import captured_step, flops, setup
 from regard.training.checkpoint import EMA
 from regard.training.optimizers import make_optimizer
+from regard.training.step import TrainingStep
 
 LINES = 64  # held-out sentences or prompts, decoded over and over
 PIECES = 20  # of a made-up text
@@ -107,13 +108,13 @@ def training_speed(
     batches = task.stream(run, task.dataset(run), static)
     how, shape = setup.choose_backend(how, batches, model, settings, device, say)
     average = EMA(model, settings.ema) if settings.ema else None
-    update = step.make_step(model, make_optimizer(model, run), average, settings, device, shape, say)
+    update = captured_step.make_step(model, make_optimizer(model, run), average, settings, device, shape, say)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with devices.held_memory(device), Prefetched(batches.shares(accumulate=settings.accumulate)) as stream:
         loop = _Loop(run, update, stream, device)
         loop.go(
-            2 if shape is None else step.WARMUP_STEPS + 2, float("inf")
+            2 if shape is None else captured_step.WARMUP_STEPS + 2, float("inf")
         )  # what allocates, and what is recorded, first
         loop.forget()
         loop.go(steps, seconds, progress)
@@ -140,7 +141,7 @@ class _Loop:
     def __init__(
         self,
         run: RunDir,
-        update: step.TrainingStep,
+        update: TrainingStep,
         stream: Prefetched[BatchShare],
         device: torch.device,
     ) -> None:

@@ -13,7 +13,7 @@ from regard.attention import Additive, MultiHeadAttention, ScaledDot, Score, use
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder
 from regard.models import SequenceModel
-from regard.models.base import StaticShape
+from regard.models.decoder_state import StaticShape
 from regard.models.recurrent import SourceAttention
 from regard.packed import SeqBatch
 from regard.recipes import load

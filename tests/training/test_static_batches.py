@@ -26,7 +26,8 @@ from regard.errors import UserError
 from regard.models import SequenceModel, build
 from regard.packed import Batch, PackedLayout, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import TrainingSettings, families
-from regard.training import setup, step
+from regard.training import setup
+from regard.training.captured_step import make_step
 from regard.training.optimizers import Muon, linear_weights
 from regard.training.static_batch import StaticBatchShape
 from regard.training.step import TrainingStep
@@ -426,7 +427,7 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precisi
         mover: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
         if optimizer == "muon":
             mover = Muon(linear_weights(model), mover, weight_decay=0.01)
-        update = step.make_step(model, mover, None, settings, gpu, None if how == "plain" else shape)
+        update = make_step(model, mover, None, settings, gpu, None if how == "plain" else shape)
         for number in range(1, 13):
             group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
             update(dict(enumerate(group)), number, 1e-3)

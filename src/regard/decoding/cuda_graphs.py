@@ -26,7 +26,8 @@ from regard.attention.backends import requested_backend
 from regard.decoding.constraints import Constraints
 from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
 from regard.decoding.static_search import Setup, StaticRunner, StaticSearch, step_key
-from regard.models.base import SequenceModel, StaticShape
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import StaticShape
 from regard.nn.norms import BatchNorm
 from regard.nn.positions import PositionEncoding
 from regard.packed import PackedLayout, PackedTokens

@@ -19,7 +19,8 @@ from regard import cancel
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import NONE, Constraints
 from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly
-from regard.models.base import SequenceModel, StaticShape, StaticState
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import StaticShape, StaticState
 from regard.recipes.schema import DecodingSettings
 
 POLL_STEPS = 8  # steps between two reads of which sentences are done

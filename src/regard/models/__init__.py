@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from regard.models.base import DecodingState, SequenceModel
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import DecodingState
 from regard.recipes.schema import SizedSettings
 from regard.registry import MODELS
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.models.base import SequenceModel, StaticShape
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import StaticShape
 from regard.packed import PackedTokens, SeqBatch
 
 

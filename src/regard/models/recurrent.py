@@ -29,7 +29,8 @@ from regard.attention import (
 from regard.attention.backends import AttentionWeights
 from regard.attention.kv_cache import keep_sources, source_tensors
 from regard.dropout import dropout
-from regard.models.base import SequenceModel, StaticShape
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import StaticShape
 from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import RecurrentSettings

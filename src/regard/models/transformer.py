@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import BeamTree, Causal, pack
-from regard.models.base import DecoderState, SequenceModel, StaticShape
+from regard.models.base import SequenceModel
+from regard.models.decoder_state import DecoderState, StaticShape
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch

@@ -25,10 +25,11 @@ from regard.data.prefetch import Prefetched
 from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock
 from regard.models import SequenceModel
-from regard.packed import Batch
+from regard.packed import Batch, SeqBatch
 from regard.run_dir import RunDir, kept_snapshots
 from regard.tasks.validator import Validation, Validator
-from regard.training import checkpoint, step
+from regard.training import checkpoint
+from regard.training.captured_step import make_step
 from regard.training.optimizers import make_optimizer
 from regard.training.outputs import RunOutputs
 from regard.training.progress import Reporter, figures, which_weights
@@ -90,7 +91,7 @@ class Trainer:
         self.progress = checkpoint.TrainingProgress()
         behind = self.device.type == "cuda"  # a GPU need not wait until files are on disk
         self.outputs = RunOutputs(self.run, self.reporter, behind, self.lock)
-        self.update = step.make_step(
+        self.update = make_step(
             self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self.outputs.say
         )
 
@@ -175,9 +176,10 @@ class Trainer:
         pairs = []
         for number in range((step - 1) * accumulate, step * accumulate):
             batch = self.packer.batch_at(number)
-            labels = batch.inputs.layout.split(batch.labels)
-            for src, tgt in zip(batch.source.layout.split(batch.source.ids), labels, strict=True):
-                pairs.append({"source": source.decode(src.tolist()), "target": target.decode(tgt.tolist())})
+            if isinstance(batch, SeqBatch):
+                labels = batch.inputs.layout.split(batch.labels)
+                for src, tgt in zip(batch.source.layout.split(batch.source.ids), labels, strict=True):
+                    pairs.append({"source": source.decode(src.tolist()), "target": target.decode(tgt.tolist())})
         file = self.run.path / f"not-finite-{step}.json"
         self.outputs.ensure_held()
         self.outputs.write_json(file, {"step": step, "pairs": pairs})

@@ -1,0 +1,116 @@
+"""Decoding states: what a model keeps between the steps of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from regard.attention import BeamTree, KVCache, MultiHeadAttention, SourceCache
+from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
+
+
+class DecodingState(Protocol):
+    """The decoding state of N sentences with K beams each.
+
+    Data of a sentence is stored once; data of a beam is reordered.
+    """
+
+    def reorder(self, parents: Tensor) -> Self:
+        """Beam k of sentence n continues beam `parents[n, k]`; K may change."""
+        ...
+
+    def keep(self, sentences: Tensor) -> Self:
+        """Select sentences, in this order: [M] indices into the present N."""
+        ...
+
+
+@dataclass(frozen=True)
+class StaticShape:
+    """What is constant in a state for CUDA graphs: N sentences of K beams, and capacities in tokens."""
+
+    sentences: int
+    beams: int
+    capacity: int  # of the output
+    source: int
+
+
+class StaticState(DecodingState, Protocol):
+    """A decoding state in tensors of constant shapes and addresses, which steps and `reorder` change in place."""
+
+    def grown(self, capacity: int) -> Self:
+        """Return a state with capacity for this many output tokens."""
+        ...
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the state, in a fixed order."""
+        ...
+
+
+class DecoderState:
+    """The state of an attention decoder: one KV cache per layer, and the cross-attention caches.
+
+    `length` [N] are the source lengths of an encoder-decoder; None for decoder-only models, which are fed the source.
+    """
+
+    def __init__(
+        self, tree: BeamTree, own: list[KVCache], cross: Sequence[SourceCache] = (), length: Tensor | None = None
+    ) -> None:
+        self.tree, self.own, self.cross, self.length = tree, own, cross, length
+
+    @classmethod
+    def start(
+        cls, layers: int, tree: BeamTree, cross: Sequence[SourceCache] = (), length: Tensor | None = None
+    ) -> Self:
+        return cls(tree, [KVCache(tree) for _ in range(layers)], cross, length)
+
+    def reorder(self, parents: Tensor) -> Self:
+        self.tree.follow(parents)
+        return self
+
+    def keep(self, sentences: Tensor) -> DecoderState:
+        tree = self.tree.keep(sentences)
+        own = [cache.keep(sentences, tree) for cache in self.own]
+        length = None if self.length is None else self.length[sentences]
+        return DecoderState(tree, own, keep_sources(self.cross, sentences), length)
+
+    def fixed(self, shape: StaticShape, attentions: Sequence[MultiHeadAttention]) -> DecoderState:
+        """A state of constant shapes and addresses, whose layers' self-attentions are given."""
+        prompt = shape.source if self.length is None else 0
+        like = [attention.cached_like() for attention in attentions]
+        tree = self.tree.fixed(shape.beams, shape.capacity, prompt, like[0][0].device)
+        own = [cache.fixed(tree, empty) for cache, empty in zip(self.own, like, strict=True)]
+        return DecoderState(tree, own, fixed_sources(self.cross, shape.source), self.length)
+
+    def grown(self, capacity: int) -> DecoderState:
+        tree = self.tree.grown(capacity)
+        return DecoderState(tree, [cache.grown(tree) for cache in self.own], self.cross, self.length)
+
+    def restart(self, started: DecoderState) -> None:
+        """Copy a newly started state of other sources into the tensors of this one."""
+        assert self.length is not None and started.length is not None
+        size = self.cross[0].key.shape[2]
+        for own, new in zip(
+            source_tensors(self.cross), source_tensors(fixed_sources(started.cross, size)), strict=True
+        ):
+            own.copy_(new)
+        self.length.copy_(started.length)
+        self.tree.restart()
+        for cache in self.own:
+            for tensor in cache.tensors():
+                tensor.zero_()
+
+    def trim(self, entries: int) -> None:
+        """Keep the last `entries` tokens, in a state with one beam per sentence."""
+        for cache in self.own:
+            cache.trim(entries)
+        self.tree.entries = min(self.tree.entries, entries)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.tree.tensors()
+        for cache in self.own:
+            yield from cache.tensors()
+        yield from source_tensors(self.cross)
+        yield from () if self.length is None else (self.length,)
