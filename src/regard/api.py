@@ -241,7 +241,7 @@ class Model(LoadedRun):
         translator = self.translator(seed=seed, source_tag=source_tag, target_tag=target_tag, **settings)
         prefixes = None if prefix is None else self._prefixes(prefix, len(lines))
         answers = translator(lines, nbest=nbest, prefixes=prefixes)
-        _warn_truncated([answer.truncated for answer in answers], text, translator.room.source)
+        _warn_truncated([answer.truncated for answer in answers], text, translator.budget.source)
         translations = [self._translation(line, answer) for line, answer in zip(lines, answers, strict=True)]
         return translations[0] if isinstance(text, str) else translations
 

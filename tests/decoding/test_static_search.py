@@ -441,14 +441,14 @@ def test_what_has_no_constant_shape_runs_eagerly_and_says_so_once(
         assert_same(found(model, lines, SETTINGS["beam"], run), found(model, lines, SETTINGS["beam"], None))
     said = capsys.readouterr().err
     assert not run.steps and not run.prefills
-    assert said.count("\n") == 1 and "GPT has no decoding state of constant shapes" in said
+    assert said.count("\n") == 1 and "GPT has no decoding state with static shapes" in said
 
 
 def test_nobody_looks_into_a_recorded_step() -> None:
     """Who listens, asks for a kernel, or trains gets every step as it is."""
     model = model_of("transformer")
     assert all(obstacle(model_of(name)) is None for name in [*MODELS, *ENSEMBLES])
-    assert obstacle(nn.Linear(2, 2)) == "Linear has no decoding state of constant shapes"
+    assert obstacle(nn.Linear(2, 2)) == "Linear has no decoding state with static shapes"
     assert obstacle(Ensemble([model_of("gpt"), model_of("lstm")])) is not None  # which count positions differently
     assert is_inference(model)
     with taps.listen(lambda module, kind, value: None):

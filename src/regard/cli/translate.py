@@ -235,7 +235,7 @@ class _TranslateJob:
             progress(sum(not text.strip() for text in texts))  # blank lines, which the translator does not count
         for number, (line, answer) in enumerate(zip(chunk.lines, answers, strict=True), chunk.first + 1):
             if answer.truncated and not self.quiet:
-                limit = self.translator.room.source
+                limit = self.translator.budget.source
                 note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
             yield from self._lines(line, answer)
 

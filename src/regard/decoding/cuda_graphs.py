@@ -1,9 +1,9 @@
-"""Search on a GPU: a step is captured once as a CUDA graph and replayed, so that the host has little left to do.
+"""Search on a GPU: each step is captured once as a CUDA graph and replayed, which leaves the host little to do.
 
 A decoding step of a small model is a few hundred tiny kernels, and launching one from Python takes longer than running
-it. Graphs are kept, one for every kind of search (`StaticSearch.key`), and sizes are rounded up so that there are few
-kinds. Matrices are multiplied in bf16 where the precision says so, by a copy of the model whose matrices are bf16;
-norms, positions and the residual stream stay in float32, as under autocast. Scores are summed in float32 either way.
+it. One graph is kept per kind of search (`StaticSearch.key`), and sizes are rounded up so that there are few kinds.
+In bf16, matmuls use a copy of the model with bf16 matrices; norms, positions and the residual stream stay in float32,
+as under autocast. Scores are summed in float32 in any case.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from regard.nn.positions import PositionEncoding
 from regard.packed import PackedLayout, PackedTokens
 from regard.text import EOS
 
-MAX_GRAPHS = 24  # captured steps, of as many kinds of searches; the least recently used are dropped
-MIN_STEPS = 8  # steps from which on capturing pays
-EXACT = (nn.LayerNorm, nn.RMSNorm, BatchNorm, PositionEncoding)  # what stays in float32
+MAX_GRAPHS = 24  # captured steps to keep; the least recently used is dropped
+MIN_STEPS = 8  # shorter searches are not worth capturing
+FLOAT32 = (nn.LayerNorm, nn.RMSNorm, BatchNorm, PositionEncoding)  # modules that stay in float32
 
 
 class Graph(Protocol):
-    """Something that was done once and can be done again, with what is in the same tensors then."""
+    """A captured sequence of kernels, which reads and writes the same tensors whenever it is replayed."""
 
     def replay(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A step of this search, and of no other."""
+    """A captured step of one search."""
 
     search: StaticSearch
     graph: Graph
@@ -54,10 +54,10 @@ class CapturedStep:
 
 @dataclass(eq=False)
 class CapturedPrefill:
-    """A search before its first step, which can be made so again for other sources."""
+    """A search before its first step, and the graph that restarts it with other sources."""
 
     search: StaticSearch
-    source: PackedTokens  # [N * S] ids, as `_padded` lays them
+    source: PackedTokens  # [N * S] ids, from `_padded`
     begin: Tensor  # [N]
     graph: Graph | None = None
 
@@ -68,22 +68,17 @@ class CapturedPrefill:
         self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.request.seed)
 
     def run(self, model: Any) -> None:
-        """Encode the sources, and lay everything out for the first step."""
-        rows = PaddedLayout(
-            self.source.layout.length, self.source.layout.max_len
-        )  # new ones: rows cache what they compute
-        model.restart(self.search.state, PackedTokens(self.source.ids, rows))
+        """Encode the sources and initialise the search."""
+        layout = PaddedLayout(self.source.layout.length, self.source.layout.max_len)  # a new one: it caches tensors
+        model.restart(self.search.state, PackedTokens(self.source.ids, layout))
         self.search.beams.reset(self.begin)
 
 
 class PaddedLayout(PackedLayout):
-    """Rows of which the host knows only how many sentences they have, and how long these may be.
+    """A layout of N sentences of `max_len` positions each, whose lengths [N] are known only to the device."""
 
-    Every sentence has `longest` positions, of which the first `length` [N] are real and the rest is padding.
-    """
-
-    def __init__(self, length: Tensor, longest: int) -> None:
-        super().__init__([longest] * len(length), device=length.device)
+    def __init__(self, length: Tensor, max_len: int) -> None:
+        super().__init__([max_len] * len(length), device=length.device)
         self.length = length
 
     @property
@@ -100,10 +95,8 @@ class PaddedLayout(PackedLayout):
 
     @cached_property
     def position(self) -> Tensor:
-        place = torch.arange(self.max_len, device=self.device)
-        return torch.where(
-            self.padded_is_token, place, 0
-        ).flatten()  # padding may go beyond the positions that a model has
+        index = torch.arange(self.max_len, device=self.device)
+        return torch.where(self.padded_is_token, index, 0).flatten()  # padding may exceed the model's positions
 
     @cached_property
     def segment_ids(self) -> Tensor:
@@ -117,63 +110,63 @@ class PaddedLayout(PackedLayout):
 
 
 def _padded(source: PackedTokens, shape: StaticShape) -> PackedTokens:
-    """Sentences in rows of constant size; those to spare are a single token."""
+    """Pad the source to a static shape; the sentences that fill the batch are a single token."""
     ids = source.ids.new_full((shape.sentences, shape.source), EOS)
     length = source.layout.length.new_ones(shape.sentences)
-    rows = source.layout.pad(source.ids)  # [N, L]
-    ids[: len(rows), : rows.shape[1]] = rows
-    length[: len(rows)] = source.layout.length
+    padded = source.layout.pad(source.ids)  # [N, L]
+    ids[: len(padded), : padded.shape[1]] = padded
+    length[: len(padded)] = source.layout.length
     return PackedTokens(ids.flatten(), PaddedLayout(length, shape.source))
 
 
 class Bf16Copy:
-    """A copy of a model with its matrices in bf16, brought up to date before it is used."""
+    """A copy of a model with its matrices in bf16, updated before each search."""
 
     def __init__(self, model: nn.Module) -> None:
         with torch.inference_mode(False), torch.no_grad():
             self.model = deepcopy(model).eval().requires_grad_(False)
             for module in self.model.modules():
-                if not isinstance(module, EXACT):
+                if not isinstance(module, FLOAT32):
                     for parameter in module.parameters(recurse=False):
                         parameter.data = parameter.data.to(torch.bfloat16)
                 if isinstance(module, nn.RNNBase):
                     module.flatten_parameters()
         self.tensors = _tensors(self.model)
 
-    def follow(self, tensors: list[Tensor]) -> None:
-        """Take a model's weights as they are now, so that none is ever out of date."""
+    def update(self, tensors: list[Tensor]) -> None:
+        """Copy the current weights of the original."""
         groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for own, new in zip(self.tensors, tensors, strict=True):
-            into, out_of = groups.setdefault((own.dtype, new.dtype), ([], []))
-            into.append(own)
-            out_of.append(new)
-        for into, out_of in groups.values():  # of one dtype each, so that many tensors are one kernel
-            torch_private.foreach_copy_(into, out_of)
+        for copy, original in zip(self.tensors, tensors, strict=True):
+            copies, originals = groups.setdefault((copy.dtype, original.dtype), ([], []))
+            copies.append(copy)
+            originals.append(original)
+        for copies, originals in groups.values():  # one kernel for all tensors of a dtype
+            torch_private.foreach_copy_(copies, originals)
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    """All weights and buffers, in one walk; what is shared, as often as it is used."""
-    each = ((*module._parameters.values(), *module._buffers.values()) for module in model.modules())
-    return [tensor for tensors in each for tensor in tensors if tensor is not None]
+    """All weights and buffers; shared ones as often as they are used."""
+    lists = ((*module._parameters.values(), *module._buffers.values()) for module in model.modules())
+    return [tensor for tensors in lists for tensor in tensors if tensor is not None]
 
 
 class CapturedRunner(StaticRunner):
-    """Runs searches by replaying captured steps, one runner a model. What cannot be captured runs eagerly."""
+    """Runs searches of one model by replaying captured steps; searches that cannot be captured run eagerly."""
 
-    ahead = 1  # so that the GPU has work while the host looks
+    ahead = 1  # so that the GPU is busy while the host reads which sentences are done
 
     def __init__(self, bf16: bool) -> None:
         super().__init__(round_sizes=True)
         self.bf16 = bf16
-        self.steps: dict[object, CapturedStep] = {}  # by the kind of search; the last used comes last
+        self.steps: dict[object, CapturedStep] = {}  # by `StaticSearch.key`, the most recently used last
         self.prefills: dict[object, CapturedPrefill] = {}
         self.copy: Bf16Copy | None = None
         self.failed = False
         self._lock = Lock()  # a captured search serves one request at a time
-        self._stream: torch.cuda.Stream | None = None  # graphs share it, and so its memory too
-        self._where: list[int] = []  # the addresses that graphs read weights from
-        self._weights: list[Tensor] = []  # the model's own
-        self._obstacle: str | None = None  # why the model with those cannot be captured
+        self._stream: torch.cuda.Stream | None = None  # shared by all graphs, and so is its memory
+        self._addresses: list[int] = []  # where graphs read the weights
+        self._weights: list[Tensor] = []  # of the model itself
+        self._obstacle: str | None = None  # why the model cannot be captured
 
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
@@ -185,51 +178,50 @@ class CapturedRunner(StaticRunner):
         with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             for _ in range(2):
                 try:
-                    used = self._ready(model)
+                    stepped = self._prepare(model)
                     if self._obstacle is not None:
                         break
                     with self._precision(device.type):
-                        return self._run(used, request, constraints, watch)
-                except torch.OutOfMemoryError:  # once more without what was kept for other searches
+                        return self._run(stepped, request, constraints, watch)
+                except torch.OutOfMemoryError:  # try again without the graphs of other searches
                     self._clear()
                     torch.cuda.empty_cache()
             else:
-                self._warn("the GPU has not enough memory for it")
+                self._warn("there is not enough GPU memory")
         return run_eagerly(model, request, constraints, watch)
 
-    def _ready(self, model: nn.Module) -> Stepper:
-        """The model to step: itself, or its copy in bf16, which is to follow it before it is used."""
+    def _prepare(self, model: nn.Module) -> Stepper:
+        """Return the model to step: the given one, or its bf16 copy, which `_update_copy` then updates."""
         self._weights = _tensors(model)
-        where = [tensor.data_ptr() for tensor in self._weights]
-        if self._where != where:  # weights that moved are not where graphs read them
+        addresses = [tensor.data_ptr() for tensor in self._weights]
+        if self._addresses != addresses:  # the weights are not where the graphs read them
             self._clear()
-            self._where, self._obstacle, self.copy = [], obstacle(model), None
+            self._addresses, self._obstacle, self.copy = [], obstacle(model), None
             self.copy = Bf16Copy(model) if self.bf16 and self._obstacle is None else None
             if self._obstacle is not None:
                 self._warn(self._obstacle)
-            self._where = where  # last: where there was no memory for all this, it is tried again
+            self._addresses = addresses  # last, so that this is tried again if memory runs out
         return model if self.copy is None else self.copy.model  # type: ignore[return-value]
 
-    def _follow(self) -> None:
-        """Bring the copy in bf16, if there is one, up to date."""
+    def _update_copy(self) -> None:
         if self.copy is not None:
-            self.copy.follow(self._weights)
+            self.copy.update(self._weights)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
-        """Whatever the precision around this is: the one that was asked for."""
+        """Set the requested precision, whatever the caller's autocast is."""
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
     def opened(self, model: SequenceModel, setup: Setup) -> StaticSearch:
-        """The first search of a kind is made as usual; after that, reading other sources is captured, too."""
+        """Create the first search of a kind; from the second on, restarting it with other sources is captured."""
         if self.failed or not model.can_restart:
-            self._follow()
+            self._update_copy()
             return super().opened(model, setup)
         request, source = setup.request, _padded(setup.request.source, setup.shape)
-        key = step_key(request.settings, request.nbest, setup.watched, request.margins), setup.shape
-        kind = *key, tuple(x.shape for x in setup.constraints.tensors())
-        prefill = self.prefills.pop(kind, None)
+        key: tuple[object, ...] = step_key(request.settings, request.nbest, setup.watched, request.margins), setup.shape
+        key = *key, tuple(x.shape for x in setup.constraints.tensors())
+        prefill = self.prefills.pop(key, None)
         if prefill is None:
-            self._follow()
+            self._update_copy()
             padded = replace(setup, request=replace(request, source=source, lines=None, begin=None))
             prefill = CapturedPrefill(super().opened(model, padded), source, setup.begin)
         else:
@@ -238,18 +230,18 @@ class CapturedRunner(StaticRunner):
                 prefill.graph = self._captured(partial(self._refill, prefill, model))
             else:
                 prefill.graph.replay()
-        self.prefills[kind] = prefill
+        self.prefills[key] = prefill
         _drop_oldest(self.prefills)
         return prefill.search
 
     def _refill(self, prefill: CapturedPrefill, model: Any) -> None:
-        self._follow()
+        self._update_copy()
         prefill.run(model)
 
-    def _poll(self, running: StaticSearch) -> Callable[[], list[bool]]:
-        if not running.beams.done.is_cuda:
-            return super()._poll(running)
-        done, copied = running.beams.done.to("cpu", non_blocking=True), torch.cuda.Event()
+    def _poll(self, search: StaticSearch) -> Callable[[], list[bool]]:
+        if not search.beams.done.is_cuda:
+            return super()._poll(search)
+        done, copied = search.beams.done.to("cpu", non_blocking=True), torch.cuda.Event()
         copied.record()
 
         def poll() -> list[bool]:
@@ -258,26 +250,26 @@ class CapturedRunner(StaticRunner):
 
         return poll
 
-    def advance(self, model: Stepper, running: StaticSearch, count: int) -> StaticSearch:
+    def advance(self, model: Stepper, search: StaticSearch, count: int) -> StaticSearch:
         if self.failed or not count:
-            return super().advance(model, running, count)
-        kind = running.key
-        found = self.steps.pop(kind, None)
-        if found is None:
-            graph, count = self._captured(partial(running.advance, model)), count - 1
+            return super().advance(model, search, count)
+        key = search.key
+        step = self.steps.pop(key, None)
+        if step is None:
+            graph, count = self._captured(partial(search.advance, model)), count - 1
             if graph is None:
-                return super().advance(model, running, count)
-            found = CapturedStep(running, graph)
-        elif found.search is not running:
-            found.search.load(running)
-        self.steps[kind] = found
+                return super().advance(model, search, count)
+            step = CapturedStep(search, graph)
+        elif step.search is not search:
+            step.search.load(search)
+        self.steps[key] = step
         _drop_oldest(self.steps)
         for _ in range(count):
-            found.graph.replay()
-        return found.search
+            step.graph.replay()
+        return step.search
 
     def _captured(self, action: Callable[[], None]) -> Graph | None:
-        """Do something, which initialises the libraries, and capture it. None where that fails, once and for all."""
+        """Run an action, which initialises the libraries, then capture it. None if that fails; it is not retried."""
         outside = torch.cuda.current_stream()
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -305,11 +297,11 @@ class CapturedRunner(StaticRunner):
         self.prefills.clear()
 
     def _warn(self, why: str) -> None:
-        print(f"regard: decoding on the GPU will be slower than it could be: {why}", file=sys.stderr)
+        print(f"regard: decoding on the GPU is slower than it could be: {why}", file=sys.stderr)
 
 
 def _drop_oldest(kept: dict[object, Any]) -> None:
-    """Drop the least recently used when there are too many."""
+    """Drop the least recently used entry if there are too many."""
     if len(kept) > MAX_GRAPHS:
         del kept[next(iter(kept))]
 
@@ -318,16 +310,16 @@ _runners: WeakKeyDictionary[nn.Module, dict[bool, CapturedRunner]] = WeakKeyDict
 
 
 def obstacle(model: nn.Module) -> str | None:
-    """Why a model's steps cannot be captured; None: they can."""
+    """Return why a model's steps cannot be captured; None: they can."""
     if not isinstance(model, SequenceModel) or not model.has_static_state:
-        return f"{type(model).__name__} has no decoding state of constant shapes"
+        return f"{type(model).__name__} has no decoding state with static shapes"
     if not all(type(parameter) is nn.Parameter for parameter in model.parameters()):
         return "the model's weights are not plain tensors on one GPU"
     return None
 
 
 def is_inference(model: object) -> bool:
-    """Whether a model is in evaluation mode, no tap listens, and no attention kernel is asked for by name."""
+    """Return whether a model is in evaluation mode, no tap listens, and no attention backend is requested by name."""
     return (
         isinstance(model, nn.Module)
         and not model.training
@@ -337,6 +329,6 @@ def is_inference(model: object) -> bool:
 
 
 def captured(model: nn.Module, precision: str = "auto") -> CapturedRunner:
-    """The runner of a model's searches on its GPU, with all the graphs it has; "auto" is bf16."""
+    """Return the runner of a model, with the graphs it has captured; precision "auto" means bf16."""
     bf16 = precision in ("auto", "bf16")
     return _runners.setdefault(model, {}).setdefault(bf16, CapturedRunner(bf16))

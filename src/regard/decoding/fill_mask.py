@@ -1,8 +1,8 @@
-"""Texts with gaps in, guesses for the gaps out.
+"""Masked-token prediction: texts with masks in, guesses for the masks out.
 
-A gap is written [MASK] or <mask>, here and nowhere else: to the tokenizer either is text like any other. With bpe,
-whose pieces begin with the blank before a word, one blank before a gap belongs to the gap: "the [MASK] sat" is read as
-"the", a gap, " sat", and " cat" may stand in it.
+A mask is written [MASK] or <mask>. Only this module knows that; to the tokenizer both are ordinary text. BPE tokens
+begin with the space before a word, so there one space before a mask belongs to it: "the [MASK] sat" is read as "the",
+a mask, " sat", and may be filled with " cat".
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from regard.recipes.schema import BertSettings, Recipe
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK
 
-GAP = re.compile(rf"\[MASK\]|{re.escape(MASK)}")
-BATCH_TOKENS = 2048  # read at once; changes speed, not results
+MASK_PATTERN = re.compile(rf"\[MASK\]|{re.escape(MASK)}")
+BATCH_TOKENS = 2048  # tokens per batch; affects speed, not results
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A piece of text that may stand in a gap, and how likely the model holds it."""
+    """A token's text for a mask, and its probability."""
 
     text: str
     probability: float
@@ -37,19 +37,19 @@ class Guess:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text with its gaps filled in. `guesses` are the likeliest for each gap, best first, and the best are in `text`.
+    """A text with its masks filled in. `guesses` are the most probable for each mask, best first; `text` has the best.
 
-    Every gap is guessed by itself, with the others still open.
+    Each mask is predicted independently, with the others still masked.
     """
 
     source: str
     text: str
     guesses: tuple[tuple[Guess, ...], ...]
-    truncated: bool = False  # the text was longer than the model reads: gaps after its end stay, without guesses
+    truncated: bool = False  # whether the text exceeded the context: masks after its end stay, without guesses
 
     def as_dict(self) -> dict[str, Any]:
-        """The filled text in strings, numbers, lists and dicts, as `json.dumps` takes it."""
-        guesses = [[asdict(guess) for guess in gap] for gap in self.guesses]
+        """The filled text as strings, numbers, lists and dicts, for `json.dumps`."""
+        guesses = [[asdict(guess) for guess in mask] for mask in self.guesses]
         return {"source": self.source, "text": self.text, "guesses": guesses, "truncated": self.truncated}
 
     def __str__(self) -> str:
@@ -58,11 +58,11 @@ class Filled:
 
 @dataclass(frozen=True)
 class MaskFiller:
-    """Fills in gaps with one model and its tokenizer. What a text gets does not depend on the texts beside it."""
+    """Fills in masks with one model and its tokenizer. The result for a text does not depend on the other texts."""
 
     model: SequenceModel
     tokenizer: Tokenizer
-    longest: int  # the most tokens the model reads, the marks before and after the text included
+    longest: int  # size of the context in tokens, BOS and EOS included
     lowercase: bool = False
 
     @classmethod
@@ -73,10 +73,10 @@ class MaskFiller:
         return cls(model, tokenizer, settings.max_positions, recipe.data.lowercase)
 
     def __call__(self, texts: Sequence[str], *, top: int = 5, lenient: bool = False) -> list[Filled]:
-        """The `top` guesses for every gap of every text.
+        """Return the `top` guesses for every mask of every text.
 
-        A text that is too long, or has no gap, is an error; `lenient` truncates the former and returns the latter as
-        it is, so that one line does not cost a whole stream.
+        A text that is too long, or has no mask, is an error; `lenient` truncates the former and returns the latter
+        unchanged, so that one line does not end a whole stream.
         """
         whole = [self._tokens(text) if lenient else self.encode(text)[:-1] for text in texts]
         read = [[*tokens[: self.longest - 1], EOS] for tokens in whole]
@@ -88,8 +88,8 @@ class MaskFiller:
         return [filled for filled in found if filled is not None]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with the mask where its gaps are, between the begin and the end mark."""
-        if GAP.search(text) is None:
+        """Return BOS, the tokens of a text with its masks, and EOS."""
+        if MASK_PATTERN.search(text) is None:
             raise UserError(f"there is no [MASK] to fill in: {_short(text)}")
         tokens = self._tokens(text)
         if len(tokens) + 1 > self.longest:
@@ -98,47 +98,39 @@ class MaskFiller:
         return [*tokens, EOS]
 
     def _tokens(self, text: str) -> list[int]:
-        """All tokens of a text after the begin mark, with the mask where its gaps are."""
-        parts = self._parts(text)
-        pieces = self.tokenizer.encode_batch([part.lower() if self.lowercase else part for part in parts])
-        tokens = [BOS, *pieces[0]]
-        for piece in pieces[1:]:
-            tokens += [self.tokenizer.tag(MASK), *piece]
-        return tokens
-
-    def _parts(self, text: str) -> list[str]:
-        """What stands before, between and after the gaps."""
-        *before, last = GAP.split(text)
-        return [*map(self._before, before), last]
+        """Return BOS and all tokens of a text with its masks."""
+        *before, last = MASK_PATTERN.split(text)
+        parts = [*map(self._before, before), last]
+        first, *others = self.tokenizer.encode_batch([part.lower() if self.lowercase else part for part in parts])
+        return [BOS, *first, *(token for part in others for token in (self.tokenizer.tag(MASK), *part))]
 
     def _before(self, part: str) -> str:
-        """A part before a gap, without the blank that belongs to the gap."""
+        """Remove the space that belongs to the mask from the part before it."""
         return part.removesuffix(" ") if self.tokenizer.unit == "bpe" else part
 
     def _fill(self, texts: list[str], read: list[list[int]], top: int) -> list[Filled]:
-        """One pass over texts that are alike in length."""
-        mask, silent = self.tokenizer.tag(MASK), sorted({*self.tokenizer.forbidden(), EOS})
+        """Fill in a batch of texts."""
+        mask, excluded = self.tokenizer.tag(MASK), sorted({*self.tokenizer.forbidden(), EOS})
         row = PackedTokens.from_lists(read).to(next(self.model.parameters()).device)
         with torch.inference_mode():
-            chances = self.model.logits(SeqBatch(row, row, row.ids))[row.ids == mask].float().softmax(-1)  # [gaps, V]
-            chances[:, silent] = -1.0  # marks and line breaks are never a guess
-            best = chances.topk(min(top, len(self.tokenizer) - len(silent)))
+            probs = self.model.logits(SeqBatch(row, row, row.ids))[row.ids == mask].float().softmax(-1)  # [masks, V]
+            probs[:, excluded] = -1.0  # special tokens and line breaks are never guessed
+            best = probs.topk(min(top, len(self.tokenizer) - len(excluded)))
         counts = [tokens.count(mask) for tokens in read]
         parts = (part.cpu().split(counts) for part in (best.values, best.indices))
         return [self._filled(*one) for one in zip(texts, *parts, strict=True)]
 
-    def _filled(self, text: str, chances: Tensor, ids: Tensor) -> Filled:
-        """chances and ids [gaps that were read, top] -> the text with the first of each in its gap."""
+    def _filled(self, text: str, probs: Tensor, ids: Tensor) -> Filled:
+        """Fill in the best tokens: probs and ids [masks within the context, top]."""
         guesses = tuple(
-            tuple(Guess(self.tokenizer.token_texts([token])[0], chance) for token, chance in zip(*gap, strict=True))
-            for gap in zip(ids.tolist(), chances.tolist(), strict=True)
+            tuple(Guess(self.tokenizer.token_texts([token])[0], prob) for token, prob in zip(*mask, strict=True))
+            for mask in zip(ids.tolist(), probs.tolist(), strict=True)
         )
-        *before, last = GAP.split(text)
-        gaps = GAP.findall(text)
-        unread = len(gaps) - len(guesses)
-        filled = [self._before(part) + gap[0].text for part, gap in zip(before, guesses, strict=False)]
-        filled += [part + gap for part, gap in list(zip(before, gaps, strict=True))[len(guesses) :]]
-        return Filled(text, "".join(filled) + last, guesses + ((),) * unread)
+        *before, last = MASK_PATTERN.split(text)
+        masks = MASK_PATTERN.findall(text)
+        filled = [self._before(part) + best[0].text for part, best in zip(before, guesses, strict=False)]
+        filled += [part + mask for part, mask in list(zip(before, masks, strict=True))[len(guesses) :]]
+        return Filled(text, "".join(filled) + last, guesses + ((),) * (len(masks) - len(guesses)))
 
 
 def _short(text: str) -> str:

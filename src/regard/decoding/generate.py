@@ -1,8 +1,8 @@
-"""Prompts of raw text in, continuations of raw text out.
+"""Text generation: prompts of raw text in, continuations out.
 
-A language model sees at most `longest` tokens. A prompt longer than that loses its beginning: the last half of the
-context's worth is kept. And when the context is full while more tokens are wanted, the model goes on with the last half
-of what it has as a new prompt. Both depend on the text alone, so asking for more tokens never changes the first ones.
+A language model's context is `longest` tokens. Of a longer prompt, the last `longest // 2` tokens are kept. When the
+context is full and more tokens are wanted, its last half becomes a new prompt. Both depend on the text alone, so that
+requesting more tokens never changes the first ones.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from regard.recipes.errors import changed
 from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD, UNK, Tokenizer, encode_stream
 
-USUAL = {"method": "sample", "temperature": 0.8, "top_p": 0.95}  # where a recipe does not say how it samples
+DEFAULTS = {"method": "sample", "temperature": 0.8, "top_p": 0.95}  # for recipes that do not sample
 
-Watch = Callable[[int, int, str], None]  # the prompt's number, the sample's, its text so far
+Watch = Callable[[int, int, str], None]  # prompt number, sample number, text so far
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What came after one prompt: a text for each sample, without the prompt, and how it was made."""
+    """The continuations of one prompt: a text for each sample, without the prompt, and its hypothesis."""
 
     prompt: str
     texts: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
-    truncated: bool = False  # the prompt was longer than the model sees, and lost its beginning
+    truncated: bool = False  # whether the prompt exceeded the context and lost its beginning
 
     @property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class Generation:
         return self.texts[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """The continuation in strings, numbers, lists and dicts, as `json.dumps` takes it."""
+        """The generation as strings, numbers, lists and dicts, for `json.dumps`."""
         pairs = zip(self.texts, self.hypotheses, strict=True)
         samples = [
             {"text": text, "score": h.score, "tokens": len(h.tokens), "finished": h.finished} for text, h in pairs
@@ -59,66 +59,66 @@ class Generation:
 
 @dataclass
 class _Draft:
-    """A sample of a prompt while it is written."""
+    """A sample of a prompt while it is generated."""
 
-    line: int  # the prompt's number, from 0
+    line: int  # number of the prompt, from 0
     sample: int
-    joint: str  # what stands between the prompt and what follows
-    cut: bool  # the prompt did not fit
-    view: list[int]  # what the model sees at present, mark in front
-    written: list[int] = field(default_factory=list)
+    separator: str  # between the prompt and its continuation
+    truncated: bool  # whether the prompt exceeded the context
+    context: list[int]  # the tokens that the model is fed, BOS included
+    generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    finished: bool = False  # by the end mark
+    finished: bool = False  # by EOS
     over: bool = False
 
 
 def generation(decoding: DecodingSettings, **changes: Any) -> DecodingSettings:
-    """Settings to generate with: the recipe's if it samples, else the usual ones; and some of them changed."""
-    usual = decoding if decoding.method == "sample" else decoding.model_copy(update=USUAL)
-    return changed(usual, changes, "generate", ("samples", "tokens", "stop", "seed"))
+    """Return the recipe's settings if it samples, else the default ones, with some of them changed."""
+    settings = decoding if decoding.method == "sample" else decoding.model_copy(update=DEFAULTS)
+    return changed(settings, changes, "generate", ("samples", "tokens", "stop", "seed"))
 
 
 def until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop string in it, and whether there is one.
+    """Return the text before its first stop string, and whether there is one.
 
-    The first is the one that is complete first, so that it does not matter in which pieces the text came.
+    The first is the one that is complete first, so that the result does not depend on how the text arrived.
 
     >>> until_stop("one. two. three", ["three", ". "])
     ('one', True)
     >>> until_stop("abcd", ["abcd", "c"])
     ('ab', True)
     """
-    found = [(place + len(string), place) for string in stop if (place := text.find(string)) >= 0]
-    return (text[: min(found)[1]], True) if found else (text, False)
+    spans = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
+    return (text[: min(spans)[1]], True) if spans else (text, False)
 
 
 def settled(text: str, stop: Sequence[str] = ()) -> str:
-    """As much of a text without stop strings as stays whatever follows: no half character, no half stop string.
+    """Return the part of a text that no continuation can change: without a partial character or stop string at the end.
 
     >>> settled("the end, and", ["\\n", "and then"])
     'the end, '
     """
-    whole = text.rstrip("\ufffd")  # how the first bytes of a character are decoded
-    held = max((n for string in stop for n in range(1, len(string)) if whole.endswith(string[:n])), default=0)
-    return whole[: len(whole) - held]
+    whole = text.rstrip("\ufffd")  # the decoding of an incomplete character
+    partial = max((n for string in stop for n in range(1, len(string)) if whole.endswith(string[:n])), default=0)
+    return whole[: len(whole) - partial]
 
 
 @dataclass(frozen=True)
 class Generator:
     """Continues texts with one model, its tokenizer and its decoding settings.
 
-    What follows a prompt depends on the prompt, the settings, the seed, the prompt's number and the sample's: never on
-    what else is continued with it.
+    A continuation depends on the prompt, the settings, the seed, and the numbers of prompt and sample, not on the other
+    prompts.
     """
 
     model: SequenceModel
     tokenizer: Tokenizer
     settings: DecodingSettings
-    longest: int  # the most tokens the model sees at once
-    stream: bool  # trained on text without marks; False: on documents from a begin mark to an end mark
+    longest: int  # size of the context in tokens
+    stream: bool  # trained on text without special tokens; False: on documents from BOS to EOS
     seed: int = 0
     lowercase: bool = False
-    precision: str = "auto"  # as `devices.autocast` has it, on a GPU
+    precision: str = "auto"  # on a GPU, as in `devices.autocast`
 
     @classmethod
     def for_recipe(
@@ -128,7 +128,7 @@ class Generator:
         recipe: Recipe,
         settings: DecodingSettings | None = None,
     ) -> Generator:
-        """As the recipe says: how it was trained, and how it samples if it says so."""
+        """Use the recipe's context and document format, and the given settings or the recipe's."""
         chosen = settings if settings is not None else generation(recipe.decoding)
         stream = recipe.data.documents == "stream"
         return cls(
@@ -152,10 +152,10 @@ class Generator:
         watch: Watch | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Generation]:
-        """Continue each prompt `samples` times with at most `tokens` tokens, or up to an end mark or a stop string.
+        """Continue each prompt `samples` times with at most `tokens` tokens, or up to EOS or a stop string.
 
-        `first` is the number of the first prompt. `watch` is called with every text as it grows, where there is one
-        hypothesis a sample; `progress` with how many more samples are done.
+        `first` is the number of the first prompt. `watch` is called with every text as it grows, if there is one
+        hypothesis per sample; `progress` with the number of samples that are newly done.
         """
         if samples < 1 or tokens < 1:
             raise UserError(f"{samples} samples of {tokens} tokens: there must be at least one of each")
@@ -165,91 +165,91 @@ class Generator:
             raise UserError(f"{samples} samples: only sampling gives more than one continuation")
         drafts = [draft for line, prompt in enumerate(prompts) for draft in self._drafts(line, prompt, samples)]
         for turn in count():
-            going = [draft for draft in drafts if not draft.over and len(draft.written) < tokens]
-            if not going:
+            open_drafts = [draft for draft in drafts if not draft.over and len(draft.generated) < tokens]
+            if not open_drafts:
                 break
-            sizes = [min(self.longest, len(draft.view) + tokens) for draft in going]
+            sizes = [min(self.longest, len(draft.context) + tokens) for draft in open_drafts]
             for group in sentence_batches(sizes, self.settings.batch_tokens):
-                chosen = [going[i] for i in group]
-                self._write(chosen, turn, tokens, stop, first, watch)
+                batch = [open_drafts[i] for i in group]
+                self._extend(batch, turn, tokens, stop, first, watch)
                 if progress is not None:
-                    progress(sum(draft.over or len(draft.written) >= tokens for draft in chosen))
-        of = [drafts[i : i + samples] for i in range(0, len(drafts), samples)]
-        return [self._continuation(prompt, some, stop) for prompt, some in zip(prompts, of, strict=True)]
+                    progress(sum(draft.over or len(draft.generated) >= tokens for draft in batch))
+        by_prompt = [drafts[i : i + samples] for i in range(0, len(drafts), samples)]
+        return [self._generation(prompt, some, stop) for prompt, some in zip(prompts, by_prompt, strict=True)]
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     @property
-    def _lines_end_with_marks(self) -> bool:
-        """Words cannot spell a newline: in a stream of them the end mark stands for it."""
+    def _eos_is_newline(self) -> bool:
+        """Whether EOS stands for a newline: in a stream of word tokens, which cannot spell one."""
         return self.stream and self.tokenizer.unit == "word"
 
     @property
     def forbidden(self) -> list[int]:
-        """What is not text: special ids and tags. A stream never saw the end mark (an imported model may have)."""
-        never_ends = self.stream and not self._lines_end_with_marks and self.tokenizer.foreign is None
+        """Ids that are not text: special tokens and tags; EOS too if the training data had none (a stream)."""
+        never_ends = self.stream and not self._eos_is_newline and self.tokenizer.foreign is None
         return [PAD, BOS, UNK, *range(UNK + 1, self.tokenizer.first), *([EOS] if never_ends else [])]
 
     def _drafts(self, line: int, prompt: str, samples: int) -> list[_Draft]:
         text = prompt.lower() if self.lowercase else prompt
-        joint = " " if self.tokenizer.unit == "word" and text and not text[-1].isspace() else ""
+        separator = " " if self.tokenizer.unit == "word" and text and not text[-1].isspace() else ""
         if self.stream:
-            ends = self._lines_end_with_marks or self.tokenizer.foreign is not None  # an imported model's texts do
-            tokens = encode_stream(self.tokenizer, text) or ([EOS] if ends else self.tokenizer.encode("\n"))
+            has_eos = self._eos_is_newline or self.tokenizer.foreign is not None  # imported models have EOS
+            tokens = encode_stream(self.tokenizer, text) or ([EOS] if has_eos else self.tokenizer.encode("\n"))
         else:
             tokens = [BOS, *self.tokenizer.encode(text)]
-        cut = len(tokens) > self.longest
-        return [_Draft(line, sample, joint, cut, self._fitting(tokens)) for sample in range(samples)]
+        truncated = len(tokens) > self.longest
+        return [_Draft(line, sample, separator, truncated, self._truncated(tokens)) for sample in range(samples)]
 
     def read(self, prompt: str) -> tuple[list[int], bool]:
-        """The tokens that the model sees of a prompt, mark in front, and whether it had to be cut."""
+        """Return the tokens of a prompt that the model is fed, BOS included, and whether it was truncated."""
         (draft,) = self._drafts(0, prompt, 1)
-        return draft.view, draft.cut
+        return draft.context, draft.truncated
 
-    def after(self, view: list[int], tokens: int) -> Hypothesis:
-        """What comes after a prompt that is tokens already, as `read` gives them; no more than fits beside it."""
-        draft = _Draft(0, 0, "", False, list(view))
-        self._write([draft], 0, min(tokens, self.longest - len(view) + 1), (), 0, None)
+    def after(self, context: list[int], tokens: int) -> Hypothesis:
+        """Continue a tokenized prompt, as `read` returns it, by as many tokens as the context leaves, at most."""
+        draft = _Draft(0, 0, "", False, list(context))
+        self._extend([draft], 0, min(tokens, self.longest - len(context) + 1), (), 0, None)
         return self._hypothesis(draft)
 
-    def spell(self, written: Sequence[int]) -> str:
-        """The text of tokens that follow a prompt."""
-        return self._text(_Draft(0, 0, "", False, []), written)
+    def spell(self, generated: Sequence[int]) -> str:
+        """Return the text of tokens that follow a prompt."""
+        return self._text(_Draft(0, 0, "", False, []), generated)
 
-    def _fitting(self, tokens: list[int]) -> list[int]:
-        """What the model can see of tokens: all, or the mark and the last half where they do not fit."""
-        mark = [] if self.stream else [BOS]
-        return tokens if len(tokens) <= self.longest else mark + tokens[-(self.longest // 2) :]
+    def _truncated(self, tokens: list[int]) -> list[int]:
+        """Return all tokens, or if they exceed the context, BOS and the last half of the context."""
+        bos = [] if self.stream else [BOS]
+        return tokens if len(tokens) <= self.longest else bos + tokens[-(self.longest // 2) :]
 
-    def _text(self, draft: _Draft, written: Sequence[int]) -> str:
-        """What tokens after the prompt spell."""
-        if not self._lines_end_with_marks:
-            text = self.tokenizer.decode(written)
+    def _text(self, draft: _Draft, generated: Sequence[int]) -> str:
+        """Decode tokens that follow the draft's prompt."""
+        if not self._eos_is_newline:
+            text = self.tokenizer.decode(generated)
         else:
-            ends = [place for place, token in enumerate(written) if token == EOS]
+            ends = [index for index, token in enumerate(generated) if token == EOS]
             begins = [0, *(end + 1 for end in ends)]
-            lines = zip(begins, [*ends, len(written)], strict=True)
-            text = "\n".join(self.tokenizer.decode(written[begin:end]) for begin, end in lines)
-        return draft.joint + text if text and not text.startswith("\n") else text
+            lines = zip(begins, [*ends, len(generated)], strict=True)
+            text = "\n".join(self.tokenizer.decode(generated[begin:end]) for begin, end in lines)
+        return draft.separator + text if text and not text.startswith("\n") else text
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- generation ---------------------------------------------------------------------------------------------------
 
-    def _write(
+    def _extend(
         self, drafts: list[_Draft], turn: int, tokens: int, stop: Sequence[str], first: int, watch: Watch | None
     ) -> None:
-        """Go on with each draft until it is over, or the context is full, or (words in a stream) its line ends."""
-        views = [draft.view for draft in drafts]
-        rooms = [self.longest - len(view) + 1 for view in views]  # the last token written is never read
-        wanted = [tokens - len(draft.written) for draft in drafts]
-        fewest = self.settings.min_length if turn == 0 else 0
-        long_enough = {"max_ratio": 1e-9, "max_extra": tokens, "min_length": fewest}
+        """Extend each draft until it is over, or the context is full, or (if EOS is a newline) its line ends."""
+        contexts = [draft.context for draft in drafts]
+        capacity = [self.longest - len(context) + 1 for context in contexts]  # the last token is never fed
+        wanted = [tokens - len(draft.generated) for draft in drafts]
+        min_length = self.settings.min_length if turn == 0 else 0
+        limits = {"max_ratio": 1e-9, "max_extra": tokens, "min_length": min_length}
         request = SearchRequest(
-            PackedTokens.from_lists([view[:-1] for view in views]).to(next(self.model.parameters()).device),
-            self.settings.model_copy(update=long_enough),
-            begin=[view[-1] for view in views],
-            prompts=[view if self.stream else view[1:] for view in views],
+            PackedTokens.from_lists([context[:-1] for context in contexts]).to(next(self.model.parameters()).device),
+            self.settings.model_copy(update=limits),
+            begin=[context[-1] for context in contexts],
+            prompts=[context if self.stream else context[1:] for context in contexts],
             banned=self.forbidden,
-            max_length=[min(pair) for pair in zip(rooms, wanted, strict=True)],
+            max_length=[min(pair) for pair in zip(capacity, wanted, strict=True)],
             seed=self.seed,
             lines=[fold(first + draft.line, draft.sample, turn) for draft in drafts],
         )
@@ -260,35 +260,35 @@ class Generator:
             run=select_runner(self.model, self.precision),
         )
         for draft, (best, *_) in zip(drafts, found, strict=True):
-            line_ends = best.finished and self._lines_end_with_marks
+            line_ends = best.finished and self._eos_is_newline
             new = [*best.tokens, EOS] if line_ends else list(best.tokens)
-            draft.written.extend(new)
+            draft.generated.extend(new)
             draft.logprobs.extend(best.logprobs)
-            draft.view = self._fitting(draft.view + new)
+            draft.context = self._truncated(draft.context + new)
             draft.finished = best.finished and not line_ends
-            draft.over = draft.finished or until_stop(self._text(draft, draft.written), stop)[1]
+            draft.over = draft.finished or until_stop(self._text(draft, draft.generated), stop)[1]
 
     def _watcher(
         self, drafts: list[_Draft], stop: Sequence[str], watch: Watch | None
     ) -> Callable[[list[int], Beams], Tensor]:
-        """Reads along: stops hypotheses with a stop string in them, and tells `watch` how each text grows."""
+        """Return a watcher that stops hypotheses with a stop string in them and calls `watch` with each text."""
 
-        def read(inside: list[int], beams: Beams) -> Tensor:
+        def watch_step(sentences: list[int], beams: Beams) -> Tensor:
             stopped = torch.zeros_like(beams.alive)
-            rows = beams.tokens.tolist()
+            tokens = beams.tokens.tolist()
             for n, k in beams.alive.nonzero().tolist():
-                draft = drafts[inside[n]]
-                text, ends = until_stop(self._text(draft, draft.written + rows[n][k]), stop)
+                draft = drafts[sentences[n]]
+                text, ends = until_stop(self._text(draft, draft.generated + tokens[n][k]), stop)
                 stopped[n, k] = ends
                 if watch is not None and beams.alive.shape[1] == 1:
                     watch(draft.line, draft.sample, text if ends else settled(text, stop))
             return stopped
 
-        return read
+        return watch_step
 
-    def _continuation(self, prompt: str, drafts: list[_Draft], stop: Sequence[str]) -> Generation:
-        texts = [until_stop(self._text(draft, draft.written), stop)[0] for draft in drafts]
-        return Generation(prompt, tuple(texts), tuple(map(self._hypothesis, drafts)), drafts[0].cut)
+    def _generation(self, prompt: str, drafts: list[_Draft], stop: Sequence[str]) -> Generation:
+        texts = [until_stop(self._text(draft, draft.generated), stop)[0] for draft in drafts]
+        return Generation(prompt, tuple(texts), tuple(map(self._hypothesis, drafts)), drafts[0].truncated)
 
     def _hypothesis(self, draft: _Draft) -> Hypothesis:
-        return Hypothesis.of(draft.written, draft.logprobs, self.settings.length_penalty, draft.finished)
+        return Hypothesis.of(draft.generated, draft.logprobs, self.settings.length_penalty, draft.finished)

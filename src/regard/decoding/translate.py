@@ -1,4 +1,4 @@
-"""Lines of raw text in, as many lines of raw text out."""
+"""Translation of raw text: lines in, as many lines out."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from regard.text.encode import ContextBudget, prefix_ids
 
 @dataclass(frozen=True)
 class Answer:
-    """What came out for one line: the texts, best first, and how they were made. A blank line has one blank text."""
+    """The translations of one line, best first, with their hypotheses. A blank line has one blank translation."""
 
     texts: tuple[str, ...] = ("",)
     hypotheses: tuple[Hypothesis, ...] = ()
     source: tuple[int, ...] = ()
-    truncated: bool = False  # the line was longer than the model reads
+    truncated: bool = False  # whether the line was longer than the model's context
 
 
 @dataclass(frozen=True)
 class Translator:
     """Translates lines with one model, its tokenizers and its decoding settings.
 
-    What comes out for a line depends on the line, the settings, the seed and (when sampling) the line's number: never
-    on what else is translated with it.
+    The translation of a line depends on the line, the settings, the seed and (in sampling) the line number, not on the
+    other lines.
     """
 
     model: SequenceModel
     tokenizers: tuple[Tokenizer, Tokenizer]
     settings: DecodingSettings
-    longest: int  # the most tokens the model reads or writes
+    longest: int  # maximum number of tokens of source and target
     lowercase: bool = False
     source_tag: str | None = None
     target_tag: str | None = None
     seed: int = 0
-    front: tuple[int, ...] = ()  # marks before every source
-    shares_context: bool = False  # whether what it reads and what it writes are that long together
-    precision: str = "auto"  # as `devices.autocast` has it, on a GPU
+    front: tuple[int, ...] = ()  # special tokens before every source
+    shares_context: bool = False  # whether `longest` is the maximum of source and target together
+    precision: str = "auto"  # on a GPU, as in `devices.autocast`
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Translator:
         recipe: Recipe,
         settings: DecodingSettings | None = None,
     ) -> Translator:
-        """As the recipe says: its decoding settings (or others), its longest sentence, its first corpus's tags."""
+        """Use the recipe's decoding settings (or the given ones), its maximum length, and its first corpus's tags."""
         first = corpora(recipe.data)[0]
         return cls(
             model,
@@ -76,16 +76,16 @@ class Translator:
         )
 
     @property
-    def room(self) -> ContextBudget:
+    def budget(self) -> ContextBudget:
         return ContextBudget(self.longest, self.shares_context)
 
     def encode(self, lines: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
-        """Source tokens of each line with tag and end mark, none for a blank one; and which had to be cut."""
+        """Return the source tokens of each line with tag and EOS, none for a blank line; and which were truncated."""
         tokens, cut = encode_side(
             self.tokenizers[0],
             lines,
             tag=self.source_tag,
-            max_len=self.room.source,
+            max_len=self.budget.source,
             lowercase=self.lowercase,
             prefix=self.front,
         )
@@ -100,34 +100,34 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Answer]:
-        """Translate; `first` is the number of the first line, `prefixes` what each translation must begin with."""
-        sources, cut = self.encode(lines)
+        """Translate lines, of which the first has the number `first`; each translation begins with its prefix."""
+        sources, truncated = self.encode(lines)
         forced = self._prefixes(sources, prefixes)
         answers = [Answer()] * len(lines)
-        full = [i for i, source in enumerate(sources) if source]
-        for group in sentence_batches([len(sources[i]) for i in full], self.settings.batch_tokens):
-            chosen = [full[i] for i in group]
-            found = self._search([sources[i] for i in chosen], [forced[i] for i in chosen], chosen, first, nbest)
-            for i, hypotheses in zip(chosen, found, strict=True):
+        nonblank = [i for i, source in enumerate(sources) if source]
+        for group in sentence_batches([len(sources[i]) for i in nonblank], self.settings.batch_tokens):
+            batch = [nonblank[i] for i in group]
+            found = self._search([sources[i] for i in batch], [forced[i] for i in batch], batch, first, nbest)
+            for i, hypotheses in zip(batch, found, strict=True):
                 texts = tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses)
-                answers[i] = Answer(texts, tuple(hypotheses), tuple(sources[i]), cut[i])
+                answers[i] = Answer(texts, tuple(hypotheses), tuple(sources[i]), truncated[i])
             if progress is not None:
-                progress(len(chosen))
+                progress(len(batch))
         return answers
 
     def of_tokens(self, sources: list[list[int]]) -> list[Hypothesis]:
-        """The best output for each source that is tokens already, marks included, as `encode` gives them."""
+        """Return the best output for each tokenized source, special tokens included, as `encode` returns it."""
         found = self._search(sources, self._prefixes(sources, None), list(range(len(sources))), 0, 1)
         return [best for best, *_ in found]
 
     def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
-        """What each translation begins with, cut so that there is a place for the end mark."""
+        """Return the tokens that each translation begins with, truncated to leave one position for EOS."""
         tag = [self.tokenizers[1].tag(self.target_tag)] if self.target_tag else []
-        rooms = [self.room.target(len(source)) - 1 for source in sources]
+        limits = [self.budget.target(len(source)) - 1 for source in sources]
         if prefixes is None:
-            return [tag[:room] for room in rooms]
-        pieces = self.tokenizers[1].encode_batch(list(prefixes))
-        return [[*tag, *ids][:room] for ids, room in zip(pieces, rooms, strict=True)]
+            return [tag[:limit] for limit in limits]
+        tokens = self.tokenizers[1].encode_batch(list(prefixes))
+        return [[*tag, *ids][:limit] for ids, limit in zip(tokens, limits, strict=True)]
 
     def _search(
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
@@ -139,7 +139,7 @@ class Translator:
             nbest,
             prefixes=prefixes if any(prefixes) else None,
             banned=self.forbidden,
-            max_length=[self.room.target(len(source)) for source in sources],
+            max_length=[self.budget.target(len(source)) for source in sources],
             seed=self.seed,
             lines=[first + i for i in lines],
         )

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from regard import devices, tasks
 from regard.data.builtin import pairs
 from regard.data.corpora import corpora
-from regard.decoding.fill_mask import GAP
+from regard.decoding.fill_mask import MASK_PATTERN
 from regard.errors import UserError
 from regard.interpret import position_study
 from regard.interpret.interventions import parse, to_json
@@ -216,7 +216,7 @@ def example(run: RunDir) -> str:
     words = (_held_out(run) or _sample(run)).split()
     if task.verb == "generate":
         words = words[:EXAMPLE_WORDS]
-    elif task.output == "fills" and not GAP.search(" ".join(words)):
+    elif task.output == "fills" and not MASK_PATTERN.search(" ".join(words)):
         words = words[: 2 * EXAMPLE_WORDS] or ["the", "cat"]
         words[len(words) // 2] = "[MASK]"
     return " ".join(words)

@@ -144,7 +144,7 @@ def _translation(loaded: LoadedRun, text: str, target: str | None, masking: Mask
     source_tokenizer, target_tokenizer = loaded.tokenizers
     translator = loaded.translator()
     (source,), (truncated,) = translator.encode([text])
-    limit = translator.room.target(len(source))
+    limit = translator.budget.target(len(source))
     if target is not None and (count := len(target_tokenizer.encode(target))) >= limit:
         raise UserError(f"the target has {count} tokens, more than the {limit - 1} that this model can write here")
     answer = translator([text])[0] if target is None else loaded.force(text, target)

@@ -115,7 +115,7 @@ class TranslationAdapter(TraceAdapter):
         return _best_output(best, self.target, len(self.tag))
 
     def encode_target(self, tokens: list[int], target: str) -> Output:
-        limit = self.translator.room.target(len(tokens))
+        limit = self.translator.budget.target(len(tokens))
         tag, lower = self.translator.target_tag, self.translator.lowercase
         (ids,), (truncated,) = encode_side(self.target, [target], tag=tag, max_len=limit, lowercase=lower)
         if truncated:
@@ -123,7 +123,7 @@ class TranslationAdapter(TraceAdapter):
         return Output(tuple(ids), target, given=len(self.tag))
 
     def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
-        limit = self.translator.room.target(len(tokens))
+        limit = self.translator.budget.target(len(tokens))
         prefix = [*self.tag, *prefix]
         _check_prefix(prefix, self.target, limit, EOS)
         logits = forward(self.batch(tokens, [*prefix, PAD]))[-1]
