@@ -10,7 +10,7 @@ PEERS  := .venv-bench
 AUDIT  := .venv-audit
 COMPAT := .venv-compat-oldest .venv-compat-newest
 
-.PHONY: help demo ladder test test-slow test-compat fuzz campaign audit bench lint wheel clean
+.PHONY: help demo ladder test test-core test-slow test-compat fuzz campaign audit bench lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 
 test: $(READY) lint ## the everyday tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
+
+test-core: $(READY) ## the main path through the package, in under a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m core
 
 test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs, more toys
 	$(BIN)/python -m pytest -m slow

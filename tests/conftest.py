@@ -22,7 +22,31 @@ if not torch.cuda.is_available():  # then kernels for GPUs are interpreted; Trit
 settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("patient")
 
-INVARIANTS = Path(__file__).parent / "invariants"
+TESTS = Path(__file__).parent
+INVARIANTS = TESTS / "invariants"
+
+# The files (or test functions) that `pytest -m core` runs: the main path through the package, in under a minute.
+CORE = (
+    "attention/test_attention.py",
+    "attention/test_kv_cache.py",
+    "cli/test_cli_translate.py::test_lines_in_are_lines_out",
+    "data/test_packing.py",
+    "decoding/test_finished_hypotheses.py",
+    "decoding/test_search.py",
+    "models/test_gpt.py",
+    "models/test_transformer.py",
+    "test_blocks.py",
+    "test_layers.py",
+    "test_packed.py",
+    "training/test_updates.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        node = f"{item.path.relative_to(TESTS)}::{getattr(item, 'originalname', item.name)}"
+        if (node in CORE or node.split("::")[0] in CORE) and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.core)
 
 
 @pytest.fixture(scope="session", autouse=True)
