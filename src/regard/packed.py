@@ -281,6 +281,11 @@ class Batch:
     """
 
     @property
+    def target_mask(self) -> Tensor:
+        """[T] for each label whether it counts in the loss."""
+        raise NotImplementedError  # implemented by each kind of batch
+
+    @property
     def num_targets(self) -> int:
         """Number of targets that count in the loss: what the loss is normalised by."""
         raise NotImplementedError  # implemented by each kind of batch
@@ -340,6 +345,10 @@ class SeqBatch(Batch):
         inputs = PackedTokens.from_lists([[bos, *t[:-1]] for t in targets], target_size)
         labels = PackedTokens.from_lists(targets, target_size).ids
         return cls(PackedTokens.from_lists(sources, source_size), inputs, labels)
+
+    @property
+    def target_mask(self) -> Tensor:
+        return self.inputs.layout.is_token if self.loss_mask is None else self.loss_mask
 
     @property
     def num_targets(self) -> int:

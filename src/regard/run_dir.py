@@ -1,7 +1,7 @@
 """The run directory: one path to resume, translate with, look into, serve and export.
 
 run.json               format version, which regard made it, the run it began with (`--from`) if any, the settings it
-                       was trained with, checksums of the tokenizers and of itself
+                       was trained with, checksums of the tokenizers and of itself, and the names of classes
 recipe.toml            the resolved recipe
 tokenizer.json         or source.tokenizer.json and target.tokenizer.json
 model.safetensors      the best weights so far
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -35,7 +36,8 @@ from regard.recipes.schema import Recipe
 from regard.text import Tokenizer
 
 FORMAT = 3
-ORIGIN, RECIPE, TOKENIZERS, CHECKSUM = "from", "recipe", "tokenizers", "checksum"  # keys of run.json
+ORIGIN, RECIPE, TOKENIZERS, CLASSES = "from", "recipe", "tokenizers", "classes"  # keys of run.json
+CHECKSUM = "checksum"  # another one
 LOGS = ("metrics.jsonl", "samples.jsonl")
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
 SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
@@ -93,7 +95,7 @@ class RunDir:
             )
         if recorded is None:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
-        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict}.items():
+        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict, CLASSES: list}.items():
             if not isinstance(info.get(key), kind | None):
                 raise UserError(f"{self.path / 'run.json'} is damaged: {key} is {info[key]!r:.40}")
         self.info = info
@@ -190,6 +192,8 @@ class RunDir:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def tokenizer_files(self, recipe: Recipe) -> list[Path]:
+        if not recipe.data.has_tokens:
+            return []
         both = [self.path / "source.tokenizer.json", self.path / "target.tokenizer.json"]
         return [self.path / "tokenizer.json"] if recipe.text.shared else both
 
@@ -207,6 +211,7 @@ class RunDir:
         for file in self.path.glob("*tokenizer.json"):
             file.unlink()
         self.info[TOKENIZERS] = {}
+        self.info.pop(CLASSES, None)
         _write_info(self.path, self.info)
 
     def tokenizer(self, file: Path) -> Tokenizer:
@@ -226,7 +231,24 @@ class RunDir:
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Source and target; one and the same object when the vocabulary is shared (and cut alike on both sides)."""
         found = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
+        if not found:
+            raise UserError(f"{self.path} has no tokenizers: it was not trained on text")
         return found[0], found[0].target_side() if len(found) == 1 else found[1]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of a classifier's classes, in the order of their ids; none of another model."""
+        return tuple(self.info.get(CLASSES) or ())
+
+    def save_classes(self, names: Sequence[str]) -> None:
+        self.info[CLASSES] = list(names)
+        _write_info(self.path, self.info)
+
+    @property
+    def vocabulary_sizes(self) -> tuple[int, int]:
+        """The number of source tokens, and of target tokens or classes."""
+        source, target = (len(t) for t in self.tokenizers) if self.recipe.data.has_tokens else (0, 0)
+        return source, len(self.classes) or target
 
     # -- measurements -------------------------------------------------------------------------------------------------
 
@@ -307,8 +329,7 @@ class RunDir:
 
     def fresh_model(self) -> SequenceModel:
         """The recipe's model with new weights."""
-        source, target = self.tokenizers
-        return build(self.recipe.model, len(source), len(target), self.recipe.text.shared)
+        return build(self.recipe.model, *self.vocabulary_sizes, self.recipe.text.shared and not self.classes)
 
     def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> SequenceModel:
         """The trained model, ready to use, with the weights that `checkpoint` finds."""
@@ -321,8 +342,7 @@ class RunDir:
     def _check_size(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
         """Refuse a recipe that does not fit the weights or the memory, before anything is allocated."""
         recipe, origin = self.recipe, str(self.path / "recipe.toml")
-        source, target = self.tokenizers
-        vocabularies = len(source), len(target)
+        vocabularies = self.vocabulary_sizes
         stored = tensor_io.elements(checkpoint.files[-1], checkpoint.prefix)
         sizes.refuse_misfit(recipe.model, vocabularies, recipe.text.shared, stored, origin)
         memory = devices.memory(torch.device(device))

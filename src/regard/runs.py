@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from regard.models.ensemble import Ensemble
 from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
+from regard.tasks.classes import ClassTask, Prediction
 from regard.tasks.text import encode_pairs, token_batches
 from regard.text import Tokenizer
 from regard.text.encode import prefix_ids
@@ -125,6 +126,21 @@ class LoadedRun:
     def filler(self) -> MaskFiller:
         """Make a mask filler for many texts: `filler()(texts, top=3)`."""
         return MaskFiller.for_recipe(self.module, self.tokenizers[0], self.recipe)
+
+    # -- classes ------------------------------------------------------------------------------------------------------
+
+    def read_input(self, argument: str) -> Any:
+        """The classifier input that a command-line argument stands for: the text itself, or the image in a file."""
+        return self._class_task().read_input(argument)
+
+    def predict(self, inputs: Sequence[Any], progress: Callable[[int], None] | None = None) -> list[Prediction]:
+        """Predict the class of each input: texts or images, as the run was trained on."""
+        return self._class_task().predict(self.run, self.module, inputs, self.device, progress)
+
+    def _class_task(self) -> ClassTask:
+        self.require_verb("predict")
+        assert isinstance(self.task, ClassTask)
+        return self.task
 
     # -- teacher forcing ----------------------------------------------------------------------------------------------
 

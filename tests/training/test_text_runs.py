@@ -257,7 +257,7 @@ def test_a_batch_that_was_not_finite_is_written_down(
     monkeypatch.setattr("regard.models.bert.Bert.forward", SequenceModel.forward)
     with pytest.raises(UserError, match="not finite at step 1"):
         go(recipe, tmp_path / "run")
-    found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["pairs"]
+    found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["examples"]
     assert found and all(pair["target"] for pair in found)
     if kind == "documents":
         assert all(pair["source"] == "" and pair["target"] in LINES for pair in found)

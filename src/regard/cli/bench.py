@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard import devices
+from regard import devices, tasks
 from regard.benchmark import DecodingSpeed, TrainingSpeed, decoding_speed, training_speed
 from regard.cli import options
 from regard.cli.output import note
@@ -43,6 +43,7 @@ def bench(
     """
     opened, target = RunDir(run), devices.pick(device)
     recipe, folder = opened.recipe, options.folder(data)
+    tasks.of(recipe).require_verb("bench", run)
     if folder is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(folder)})})
 

@@ -22,6 +22,7 @@ from regard.errors import UserError
 from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
+from regard.runs import LoadedRun
 
 MASKS = 200  # for each sentence of --explanations: fewer than `regard explain`, which also gives standard errors
 
@@ -196,6 +197,13 @@ def evaluate(
     options.refuse("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, min_weight=min_weight)
     options.refuse("without --alignment", explanations=explanations or None, masks=masks, how=how)
     task = None if run is None else tasks.of(RunDir(run).recipe)
+    if run is not None and task is not None and task.verb == "predict":
+        where = f"for a run that was trained for {task.name}"
+        options.refuse(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam, text=text)
+        options.refuse(where, length_penalty=length_penalty, lowercase=lowercase or None, stride=stride)
+        options.refuse(where, moses=moses, moses_reference=moses_reference)
+        evaluate_classes([run, *(others or [])], split, data, weights, device, precision, as_json, quiet)
+        return
     if run is not None and task is not None and not task.has_source:
         where = f"for a run that was trained on {task.trained_on}"
         options.refuse(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam)
@@ -230,7 +238,7 @@ def evaluate(
         )
         tokenized = moses_tokenized_bleu(hypotheses, moses_references, language=moses)
     if task is not None and task.output == "class":
-        _print_accuracy(scores, as_json)
+        _print_accuracy(scores.exact, scores.lines, "texts", as_json)
     else:
         _print(scores, perplexity, tokenized, as_json)
 
@@ -295,12 +303,31 @@ def _translate(
     return [answer.texts[0] for answer in answers], perplexity
 
 
-def _print_accuracy(scores: TextScores, as_json: bool) -> None:
-    """Print the accuracy of a classifier."""
+def evaluate_classes(
+    runs: list[Path],
+    split: str,
+    data: Path | None,
+    weights: str,
+    device: str,
+    precision: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print the accuracy of a classifier on a held-out split."""
+    loaded = LoadedRun.load(*runs, weights=weights, device=device, precision=precision)
+    recipe = loaded.recipe.model_copy(update={"data": _data(runs[0], data)})
+    examples = tasks.of(recipe).held_out(split)
+    with progress_bar("predicting", len(examples), quiet) as progress:
+        predictions = loaded.predict([given for given, _ in examples], progress)
+    right = sum(p.label == label for p, (_, label) in zip(predictions, examples, strict=True))
+    _print_accuracy(100 * right / len(examples), len(examples), tasks.of(recipe).members, as_json)
+
+
+def _print_accuracy(accuracy: float, count: int, members: str, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"lines": scores.lines, "accuracy": scores.exact}))
+        typer.echo(json.dumps({"examples": count, "accuracy": accuracy}))
     else:
-        typer.echo(f"accuracy    {scores.exact:6.2f} % of {scores.lines:,} texts")
+        typer.echo(f"accuracy    {accuracy:6.2f} % of {count:,} {members}")
 
 
 def _print(scores: TextScores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from regard import tasks
 from regard.cli import options
 from regard.cli.import_ import CHECK, print_difference
 from regard.cli.output import note
@@ -38,6 +39,7 @@ def export(
 
         regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
+    tasks.of(RunDir(run).recipe).require_verb("export", run)
     folder = export_run(RunDir(run), out)
     if check:
         print_difference(run, folder, made=folder)

@@ -45,7 +45,7 @@ class SequenceModel(nn.Module):
         wrappers which synchronise gradients see the whole pass; it is a sum, since only the trainer knows how many
         targets all processes have together.
         """
-        loss_mask = batch.inputs.layout.is_token if batch.loss_mask is None else batch.loss_mask
+        loss_mask = batch.target_mask
         projection = self.lm_head()
         if projection is None:
             logits = self.logits(batch)
@@ -62,7 +62,7 @@ class SequenceModel(nn.Module):
         return self.linear_cross_entropy(hidden, *projection, batch.labels, loss_mask, smoothing, r_drop)
 
     def logits(self, batch: Any) -> Tensor:
-        """Logits [T, V] for every target token, teacher-forced."""
+        """Logits [T, V] for every target token, teacher-forced; or [N, C] for the class of each input."""
         return self.project(self.features(batch))
 
     def features(self, batch: Any) -> Tensor:

@@ -55,7 +55,7 @@ def at_most(settings: ModelSettings, vocabularies: int) -> int:
     numbers = {name: value for name, value in settings if type(value) is int}
     depth = sum(value for name, value in numbers.items() if name.endswith("layers"))
     width = sum(numbers.get(name, 0) for name in ("width", "ffn_width", "encoder_width", "embedding", "se_dim"))
-    return 8 * depth * width**2 + 2 * (vocabularies + numbers["max_positions"]) * width
+    return 8 * depth * width**2 + 2 * (vocabularies + numbers.get("max_positions", 0)) * width
 
 
 def refuse_misfit(

@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema
 
 from regard.registry import (
     ACTIVATIONS,
+    CORPORA,
     MASKS,
     MODELS,
     NORMS,
@@ -90,9 +91,16 @@ class Corpus(SettingsModel):
         return any(part is not None for part in (self.corpus, self.pairs, self.text, self.source))
 
     @property
+    def kind(self) -> str:
+        """What the examples are: "pairs" of texts, plain "text", or the kind of a built-in corpus, such as "images"."""
+        if self.text is not None or self.corpus in PLAIN_CORPORA:
+            return "text"
+        return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
+
+    @property
     def plain(self) -> bool:
         """Whether this is plain text: documents, not pairs."""
-        return self.text is not None or self.corpus in PLAIN_CORPORA
+        return self.kind == "text"
 
 
 PLAIN_CORPORA = ("stories",)  # built-in ones
@@ -132,23 +140,27 @@ class DataSettings(Corpus):
             raise ValueError("give training data either directly (corpus, source and target, pairs, or text) or in mix")
         if not all(corpus.given for corpus in self.mix):
             raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
-        if len({corpus.plain for corpus in self.mix}) > 1:
-            raise ValueError("mix has pairs and plain text: it must be one or the other")
+        if len(kinds := sorted({corpus.kind for corpus in self.mix})) > 1:
+            raise ValueError(f"mix has {' and '.join(kinds)}: all its corpora must be of one kind")
         if self.held_out and all(corpus.text is None for corpus in (self.mix or [self])):
             raise ValueError("held_out is for files of plain text: other data name valid and test, or have their own")
         return self
 
     @property
     def kind(self) -> str:
-        """What the data are: "pairs" or "text"."""
-        return "text" if self.is_text else "pairs"
+        if self.mix:
+            return self.mix[0].kind
+        return super().kind if self.given else self.imported or "pairs"
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the data are texts, which tokenizers read."""
+        return self.kind in ("pairs", "text")
 
     @property
     def is_text(self) -> bool:
         """Whether the recipe trains on plain text, not on pairs."""
-        if self.mix:
-            return self.mix[0].plain
-        return self.plain if self.given else self.imported == "text"
+        return self.kind == "text"
 
 
 Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from regard.data.packing import BatchStream
+from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
@@ -67,6 +69,11 @@ class Task(ABC):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
+    def require_verb(self, verb: str, run: Path) -> None:
+        """Raise a UserError if a command does not apply to runs of this task."""
+        if verb not in self.verbs:
+            raise UserError(f"`regard {verb}` is not for {self.name} ({run}): use `regard {self.verb}`")
+
     @property
     def members(self) -> str:
         """What the data are made of, in messages: "pairs", "documents", "lines"."""
@@ -93,6 +100,10 @@ class Task(ABC):
             raise ValueError(
                 f'training.best = "{recipe.training.best}" needs another task; for {cls.name} it is {choices}'
             )
+
+    def class_names(self) -> list[str]:
+        """The names of the classes, in the order of their ids; none unless `output` is "class"."""
+        return []
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -122,6 +133,10 @@ class Task(ABC):
         """The training batches, of constant shapes if `static`. `batch.num_targets` is what the loss is divided by."""
 
     @abstractmethod
+    def describe_batch(self, run: RunDir, batch: Any) -> list[dict[str, Any]]:
+        """The examples of a batch as JSON, for a report of what went wrong with it."""
+
+    @abstractmethod
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
         """What is trained on, in lines for the log."""
 
@@ -132,5 +147,5 @@ class Task(ABC):
         """Measures a model on held-out examples, again and again in the course of training."""
 
     @abstractmethod
-    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
         """What a benchmark does with a model, in words, and a call that does it and counts the output tokens."""

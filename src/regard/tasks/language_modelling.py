@@ -58,7 +58,7 @@ class LanguageModelling(TextTask):
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> LanguageModelValidator:
         return LanguageModelValidator(self.recipe, run.tokenizers, examples, device)
 
-    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
         generate = Generator.for_recipe(model, run.tokenizers, self.recipe)
         prompts = [" ".join(text.split()[:PROMPT_WORDS]) for text in inputs]
 

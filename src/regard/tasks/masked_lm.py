@@ -56,7 +56,7 @@ class MaskedLM(TextTask):
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> MaskedLMValidator:
         return MaskedLMValidator(self.recipe, run.tokenizers, examples, device)
 
-    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
         tokenizer = run.tokenizers[0]
         fill = MaskFiller.for_recipe(model, tokenizer, self.recipe)
         limit = self.recipe.model.max_positions // 2  # with a mask and special tokens this fits into the model

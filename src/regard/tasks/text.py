@@ -81,6 +81,11 @@ class TextTask(Task):
             static=static,
         )
 
+    def describe_batch(self, run: RunDir, batch: Any) -> list[dict[str, Any]]:
+        (source, target), labels = run.tokenizers, batch.inputs.layout.split(batch.labels)
+        pairs = zip(batch.source.layout.split(batch.source.ids), labels, strict=True)
+        return [{"source": source.decode(a.tolist()), "target": target.decode(b.tolist())} for a, b in pairs]
+
     @cached_property
     def weights(self) -> list[float]:
         """How often an epoch visits an example of each corpus."""

@@ -38,7 +38,7 @@ class Translation(TextTask):
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> TranslationValidator:
         return TranslationValidator(self.recipe, run.tokenizers, examples, device)
 
-    def workload(self, run: RunDir, model: SequenceModel, inputs: list[str]) -> tuple[str, Callable[[], int]]:
+    def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
         translate = Translator.for_recipe(model, run.tokenizers, self.recipe)
         decoding = self.recipe.decoding
         how = "sampled" if decoding.method == "sample" else "greedy" if decoding.beam == 1 else f"beam {decoding.beam}"

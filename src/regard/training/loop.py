@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from regard import distributed, tensor_io
+from regard import distributed, tasks, tensor_io
 from regard.data.packing import BatchStream
 from regard.data.prefetch import Prefetched
 from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock
 from regard.models import SequenceModel
-from regard.packed import Batch, SeqBatch
+from regard.packed import Batch
 from regard.run_dir import RunDir, kept_snapshots
 from regard.tasks.validator import Validation, Validator
 from regard.training import checkpoint
@@ -172,17 +172,12 @@ class Trainer:
         if not self.update.nonfinite.item():
             return
         step, accumulate = int(self.update.nonfinite_step.item()), self.settings.accumulate
-        source, target = self.run.tokenizers
-        pairs = []
+        task, examples = tasks.of(self.run.recipe), []
         for number in range((step - 1) * accumulate, step * accumulate):
-            batch = self.packer.batch_at(number)
-            if isinstance(batch, SeqBatch):
-                labels = batch.inputs.layout.split(batch.labels)
-                for src, tgt in zip(batch.source.layout.split(batch.source.ids), labels, strict=True):
-                    pairs.append({"source": source.decode(src.tolist()), "target": target.decode(tgt.tolist())})
+            examples += task.describe_batch(self.run, self.packer.batch_at(number))
         file = self.run.path / f"not-finite-{step}.json"
         self.outputs.ensure_held()
-        self.outputs.write_json(file, {"step": step, "pairs": pairs})
+        self.outputs.write_json(file, {"step": step, "examples": examples})
         raise UserError(
             f"the loss or its gradient was not finite at step {step}; its batch is in {file}. Try training.precision = "
             "fp32; or, with another --out, a lower training.learning_rate or a longer training.warmup"

@@ -67,11 +67,13 @@ def _train(
     with distributed.main_first():
         run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
         origin = _origin(run, given, reporter)
+        if not run.classes and (names := task.class_names()):
+            run.save_classes(names)
         if not run.has_tokenizers():
             run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training
     torch.manual_seed(settings.seed)
-    _refuse_too_large(recipe, (len(run.tokenizers[0]), len(run.tokenizers[1])), where)
+    _refuse_too_large(recipe, run.vocabulary_sizes, where)
     model = run.fresh_model()
     started = None  # the run whose weights are validated before the first update
     if origin is not None:  # report a misfit before the long work
