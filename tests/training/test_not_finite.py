@@ -124,7 +124,7 @@ def test_the_batch_is_written_down_and_the_saved_state_is_as_it_was(
             batch.source.layout.split(batch.source.ids), batch.inputs.layout.split(batch.labels), strict=True
         )
     ]
-    assert written == {"step": 7, "pairs": pairs} and len(pairs) > 4
+    assert written == {"step": 7, "examples": pairs} and len(pairs) > 4
     assert all(pair["source"] == pair["target"] for pair in pairs)  # it is the copy task
 
     kept = content(tmp_path / "run")

@@ -1,0 +1,107 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021): an encoder over the patches of an image, to classify it.
+
+N images, P patches each, N P = T tokens of a packed batch, D width, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from regard import taps
+from regard.attention import pack
+from regard.dropout import dropout
+from regard.models.base import SequenceModel
+from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.packed import Batch, PackedLayout
+from regard.recipes.schema import Activation, SizedSettings, TokenNorm
+from regard.registry import MODELS
+
+INIT_STD = 0.02  # of the position vectors
+
+
+@dataclass(frozen=True)
+class ImageBatch(Batch):
+    """Images [N, side, side, 3], from 0 to 1, and their class ids [N]."""
+
+    images: Tensor
+    labels: Tensor
+
+    @property
+    def target_mask(self) -> Tensor:
+        return torch.ones_like(self.labels, dtype=torch.bool)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.labels)
+
+
+class ViTSettings(SizedSettings):
+    """An encoder over the patches of an image, that names its class."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": dict(width=64, heads=4, layers=3, ffn_width=128, dropout=0.0),
+        "small": dict(width=128, heads=4, layers=4, ffn_width=512, dropout=0.1),
+    }
+    USUAL: ClassVar[str] = "tiny"
+    TASKS: ClassVar[tuple[str, ...]] = ("image-classification",)
+
+    family: Literal["vit"] = Field("vit", description="the kind of model")
+    size: Literal["tiny", "small"] = Field("tiny", description="a preset for the fields below")
+    image: int = Field(24, ge=1, description="pixels of an image's side")
+    patch: int = Field(4, ge=1, description="pixels of a patch's side; images are divided into whole patches")
+    width: int = Field(..., ge=2, description="features of a patch")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    layers: int = Field(..., ge=1, description="blocks")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on patch vectors and on what each sub-layer adds")
+    activation: Activation = Field("gelu", description="inside the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.layers, 0
+
+    def in_words(self) -> str:
+        return "ViT"
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> ViTSettings:
+        if self.image % self.patch:
+            raise ValueError(f"patch {self.patch} does not divide the {self.image} pixels of an image's side")
+        return self
+
+
+@MODELS.register("vit")
+class ViT(SequenceModel):
+    """W · mean over the patches of encoder(patch vectors + position vectors)."""
+
+    Settings = ViTSettings
+
+    def __init__(self, settings: ViTSettings, source_size: int, target_size: int, shared: bool = False) -> None:
+        super().__init__()
+        self.settings = settings
+        side, width = settings.patch, settings.width
+        self.patches = (settings.image // side) ** 2
+        self.project_patch = nn.Linear(3 * side**2, width)
+        self.positions = nn.Parameter(torch.randn(self.patches, width) * INIT_STD)
+        self.encoder = BlockStack.of(BlockConfig.from_settings(settings), EncoderBlock, settings.layers)
+        self.classifier = nn.Linear(width, target_size)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """images [N, side, side, 3] -> [N P, D]."""
+        side, count = self.settings.patch, len(images)
+        grid = images.unfold(1, side, side).unfold(2, side, side)  # [N, rows, columns, 3, side, side]
+        tokens = taps.tap(self, "tokens", self.project_patch(grid.reshape(count * self.patches, -1) - 0.5))
+        x = dropout(tokens + self.positions.repeat(count, 1), self.settings.dropout, self.training)
+        layout = PackedLayout([self.patches] * count, device=images.device)
+        return self.encoder(x, pack(layout, layout), real=layout.is_token)
+
+    def logits(self, batch: ImageBatch) -> Tensor:
+        """[N, C]."""
+        pooled = self.encode(batch.images).unflatten(0, (-1, self.patches)).mean(1)
+        return taps.tap(self, "logits", self.classifier(pooled))
