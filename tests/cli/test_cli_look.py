@@ -28,5 +28,5 @@ def test_mistakes_are_named(regard: Command, trained: Path, tmp_path: Path) -> N
     pytest.importorskip("fastapi", reason="the page needs regard[serve]")
     assert "does not exist" in regard("look", tmp_path / "none", "--no-browser").complaint
     assert "tpu" in regard("look", trained, "--no-browser", "--device", "tpu").complaint
-    assert "for this machine alone" in regard("look", trained, "--host", "0.0.0.0").complaint
+    assert "on this machine only" in regard("look", trained, "--host", "0.0.0.0").complaint
     assert "must be less than or equal to 65535" in regard("look", trained, "--port", "70000").complaint

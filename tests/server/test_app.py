@@ -23,7 +23,7 @@ from regard.run_dir import RunDir
 from regard.server import registry as serving_runs
 from regard.server import schemas
 from regard.server.app import application
-from regard.server.middleware import LARGEST, is_local
+from regard.server.middleware import MAX_BODY_BYTES, is_local
 from regard.server.registry import LRUCache, RunRegistry
 from regard.viz import standalone
 from regard.viz.colours import ANCHORS
@@ -96,7 +96,7 @@ def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[P
 
 
 def test_an_old_trace_is_asked_for_again(client: TestClient) -> None:
-    refused(client.get("/api/trace/0123/output.logits"), 404, "ask for it again")
+    refused(client.get("/api/trace/0123/output.logits"), 404, "request it again")
     refused(client.get(f"/api/trace/{trace(client)['key']}/nothing"), 404, "no array 'nothing'")
     refused(client.get(f"/api/trace/{trace(client)['key']}/output.logits/{'9' * 5000}"), 404, "no array")
 
@@ -174,7 +174,7 @@ def test_positions_are_the_library_s(client: TestClient, runs: list[Path]) -> No
     refused(
         client.post("/api/positions", json={"kind": "learned", "run": "tiny-transformer"}),
         400,
-        "not learnt its positions",
+        "has no learned positions",
     )
     for wrong in ({"kind": "rotary"}, {"kind": "index", "length": 10**6}, {"kind": "index", "width": 1}):
         assert client.post("/api/positions", json=wrong).status_code == 400
@@ -260,7 +260,7 @@ def test_every_answer_is_safe(client: TestClient) -> None:
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "["]
 )
 def test_a_host_that_is_not_this_machine_is_refused(client: TestClient, host: str) -> None:
-    refused(client.get("/api/runs", headers={"host": host}), 403, "its own machine")
+    refused(client.get("/api/runs", headers={"host": host}), 403, "on this machine only")
     assert not is_local("")
 
 
@@ -271,7 +271,7 @@ def test_this_machine_goes_by_three_names(client: TestClient, host: str) -> None
 
 def test_another_site_s_page_is_refused(client: TestClient) -> None:
     for origin in ("https://evil.example", "null", "", "http://[", "http://127.0.0.1:9", "http://localhost"):
-        refused(client.get("/api/runs", headers={"origin": origin}), 403, "not to other sites")
+        refused(client.get("/api/runs", headers={"origin": origin}), 403, "from other sites are refused")
     for host in ("127.0.0.1", "localhost:8000", "[::1]:8000"):
         assert client.get("/api/runs", headers={"origin": f"http://{host}", "host": host}).status_code == 200
 
@@ -283,7 +283,7 @@ def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
         paths = ("/", "/?token=wrong", "/?token=", "/api/runs", "/api/runs?token=secret", "/page/js/app.js", "/nothing")
         for path in paths:
             refused(client.get(path), 401, "open the address that `regard look` printed")
-        refused(client.post("/api/trace", content=b"x" * (LARGEST + 1)), 401, "token")
+        refused(client.post("/api/trace", content=b"x" * (MAX_BODY_BYTES + 1)), 401, "token")
         for name, value in (
             ("authorization", "Bearer wrong"),
             ("authorization", "secret"),
@@ -300,21 +300,21 @@ def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
         for path in ("/", "/api/runs", "/page/js/app.js"):
             found = client.get(path)
             assert found.status_code == 200 and "set-cookie" not in found.headers
-        refused(client.get("/api/runs", headers={"origin": "http://evil.example"}), 403, "not to other sites")
+        refused(client.get("/api/runs", headers={"origin": "http://evil.example"}), 403, "from other sites are refused")
 
 
 def test_too_much_is_refused(client: TestClient) -> None:
-    wanted = {"run": "tiny-transformer", "text": "a" * (schemas.CHARACTERS + 1)}
+    wanted = {"run": "tiny-transformer", "text": "a" * (schemas.MAX_CHARACTERS + 1)}
     refused(client.post("/api/trace", json=wanted), 413, "20,001 characters")
     refused(client.post("/api/explain", json=wanted), 413, "20,001 characters")
-    refused(client.post("/api/trace", content=b"x" * (LARGEST + 1)), 413, "larger than 1024 KB")
+    refused(client.post("/api/trace", content=b"x" * (MAX_BODY_BYTES + 1)), 413, "larger than 1024 KB")
 
     def parts() -> Any:
-        for _ in range(LARGEST // 2**16 + 1):
+        for _ in range(MAX_BODY_BYTES // 2**16 + 1):
             yield b"x" * 2**16
 
     refused(client.post("/api/trace", content=parts()), 413, "larger than")  # no length was announced
-    masks = {"run": "tiny-transformer", "text": TEXT, "masks": schemas.MASKS + 1}
+    masks = {"run": "tiny-transformer", "text": TEXT, "masks": schemas.MAX_MASKS + 1}
     refused(client.post("/api/explain", json=masks), 422, "20001 masks are too many")
 
 
@@ -363,5 +363,5 @@ def test_what_is_on_screen_becomes_a_file(
     assert answer.text == standalone.page(traces, hash="#view=walk")
     assert client.post("/api/standalone", json={"requests": []}).status_code == 400
     assert client.post("/api/standalone", json={"requests": wanted * 20}).status_code == 400
-    monkeypatch.setattr(schemas, "FILE_BYTES", 1000)
-    refused(client.post("/api/standalone", json={"requests": wanted}), 413, "the file would hold more than")
+    monkeypatch.setattr(schemas, "MAX_FILE_BYTES", 1000)
+    refused(client.post("/api/standalone", json={"requests": wanted}), 413, "the file would exceed")

@@ -195,7 +195,7 @@ def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch:
 def test_more_explanations_than_it_can_do_are_told_to_come_back(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "MASKS", 10**9)
+    monkeypatch.setattr(explain, "MAX_MASKS", 10**9)
     wanted = {"run": "tiny-transformer", "text": LONG, "masks": 10**8}
     open_ones = []
 
@@ -210,7 +210,7 @@ def test_more_explanations_than_it_can_do_are_told_to_come_back(
         open_ones.append((connection, answer))
         return bool(answer.readline())
 
-    while len(open_ones) < explain.AT_ONCE:
+    while len(open_ones) < explain.MAX_RUNNING:
         assert until(opened)
     status, found = post(server, "/api/explain", wanted)
     assert status == 503 and "try again" in found["error"]
@@ -231,13 +231,13 @@ def test_more_explanations_than_it_can_do_are_told_to_come_back(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
 def test_it_listens_to_no_other_machine(runs: list[Path], host: str) -> None:
-    with pytest.raises(UserError, match="for this machine alone"):
+    with pytest.raises(UserError, match="on this machine only"):
         open_server(runs, host=host)
 
 
 def test_a_port_that_is_taken_is_named(runs: list[Path], server: Server) -> None:
     taken = urlsplit(server.address).port or 0
-    with pytest.raises(UserError, match=f"port {taken} cannot be had"):
+    with pytest.raises(UserError, match=f"port {taken} cannot be opened"):
         open_server(runs, port=taken)
 
 
@@ -283,14 +283,14 @@ def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
 def test_an_explanation_that_nobody_ever_reads_makes_room_again(runs: list[Path]) -> None:
     explainer, loop = explain.Explainer(), asyncio.new_event_loop()
     model, wanted = Model(RunDir(runs[0]), "cpu"), ExplainBody(run="tiny", text=LONG, masks=20_000)
-    unread = [explainer.begin(model, wanted, loop) for _ in range(explain.AT_ONCE)]
+    unread = [explainer.start(model, wanted, loop) for _ in range(explain.MAX_RUNNING)]
     with pytest.raises(explain.Busy):
-        explainer.begin(model, wanted, loop)
+        explainer.start(model, wanted, loop)
     unread.clear()
 
     def free() -> bool:
         try:
-            return explainer.begin(model, wanted, loop) is not None
+            return explainer.start(model, wanted, loop) is not None
         except explain.Busy:
             return False
 

@@ -1,1 +1,1 @@
-"""The HTTP service behind `regard look`: runs on this machine, for this machine."""
+"""The HTTP server of `regard look`, for this machine only."""

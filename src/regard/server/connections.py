@@ -21,7 +21,7 @@ class LimitedProtocol(H11Protocol):
     """HTTP/1.1 with a time limit for request headers and a limit on connections.
 
     Above the limit, the connection that has been without a request for longest is closed, so that half-open requests
-    keep nobody out. uvicorn itself limits only the time between two requests of a connection.
+    do not lock out others. uvicorn itself limits only the time between two requests of a connection.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -35,7 +35,7 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._idle_since = self.loop.time()
-        self._expect_headers()
+        self._set_deadline()
         if len(self.connections) > max_connections():
             idle = [one for one in self.connections if isinstance(one, LimitedProtocol) and not one.is_busy]
             oldest = min(idle, key=lambda one: one._idle_since)  # this connection, if all others are busy
@@ -45,22 +45,22 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.is_busy:
-            self._forget_deadline()
+            self._cancel_deadline()
         elif self._deadline is None:
-            self._expect_headers()
+            self._set_deadline()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_deadline()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _expect_headers(self) -> None:
+    def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
-    def _forget_deadline(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -1,4 +1,4 @@
-"""Explanations as they get better, a line of JSON at a time, for as long as somebody listens."""
+"""Explanations as a stream of JSON lines, which get more precise while the client is connected."""
 
 from __future__ import annotations
 
@@ -17,128 +17,130 @@ from regard.interpret.explain import Curve, Explanation, Sampling, curves, strea
 from regard.interpret.explain.curve import RANDOM
 from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
 from regard.runs import LoadedRun
-from regard.server.schemas import MASKS, ExplainBody
+from regard.server.schemas import MAX_MASKS, ExplainBody
 
-AT_ONCE = 2  # explanations; others are told to come back
-COUNTED, SHOWN = 0.1, 1.0  # seconds between two counts, and between two explanations on the way
+MAX_RUNNING = 2  # explanations; further ones are refused as busy
+PROGRESS_SECONDS, RESULT_SECONDS = 0.1, 1.0  # between two progress lines, and between two intermediate results
 EXPLANATION, ATTENTION, SHUFFLED = "explanation", "attention", "random"
 
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
 class TooMany(Exception):
-    """More masks than this server asks about."""
+    """More masks than this server allows."""
 
 
 class Busy(Exception):
-    """As much is going on already as may."""
+    """Too many requests are running."""
 
 
 class ClientGone(Exception):
-    """Nobody listens any more."""
+    """The client has disconnected."""
 
 
 class EventLines:
-    """The lines of one explanation as they come. When nobody reads them any more, it is told so, and stops."""
+    """The lines of one explanation, as an asynchronous iterator; `gone` is set when they are no longer read."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.gone = Event()
         self._loop = loop
-        self._told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-    def teller(self) -> Callable[[dict[str, Any] | None], None]:
-        """What the thread that explains tells its lines to; it does not keep these lines alive."""
-        loop, told = self._loop, self._told
+    def sender(self) -> Callable[[dict[str, Any] | None], None]:
+        """Return a function that adds lines from another thread, without a reference to this object."""
+        loop, lines = self._loop, self._lines
 
-        def tell(line: dict[str, Any] | None) -> None:
+        def send(line: dict[str, Any] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the server has ended
-                loop.call_soon_threadsafe(told.put_nowait, line)
+                loop.call_soon_threadsafe(lines.put_nowait, line)
 
-        return tell
+        return send
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            while (line := await self._told.get()) is not None:
+            while (line := await self._lines.get()) is not None:
                 yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
         finally:
-            self.gone.set()  # the client hung up, or all is said
+            self.gone.set()  # the client disconnected, or the end was reached
 
     def __del__(self) -> None:
-        self.gone.set()  # also where nobody ever began to read
+        self.gone.set()  # also if reading never started
 
 
 class Explainer:
-    """Runs explanations, a few at a time, each in a thread of its own."""
+    """Runs explanations in threads, a few at a time."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="explain")
-        self._free = BoundedSemaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="explain")
+        self._free = BoundedSemaphore(MAX_RUNNING)
 
-    def begin(self, model: LoadedRun, wanted: ExplainBody, loop: asyncio.AbstractEventLoop) -> EventLines:
-        """Refuse what can be refused, and begin; the lines are for the loop to read."""
-        if wanted.masks > MASKS:
-            raise TooMany(f"{wanted.masks} masks are too many: at most {MASKS}")
-        sampling = Sampling(wanted.masks, wanted.keep, wanted.exact, seed=wanted.seed)
-        asked = ask(model, wanted.text, target=wanted.target, masking=MaskingMode(wanted.how, wanted.unit, wanted.span))
-        sampling.enumerates(len(asked.box.parts))  # or says why not
+    def start(self, model: LoadedRun, body: ExplainBody, loop: asyncio.AbstractEventLoop) -> EventLines:
+        """Validate the request and start an explanation; `loop` reads the lines."""
+        if body.masks > MAX_MASKS:
+            raise TooMany(f"{body.masks} masks are too many: at most {MAX_MASKS} are allowed")
+        sampling = Sampling(body.masks, body.keep, body.exact, seed=body.seed)
+        request = ask(model, body.text, target=body.target, masking=MaskingMode(body.how, body.unit, body.span))
+        sampling.enumerates(len(request.box.parts))  # raises an error if they are too many
         if not self._free.acquire(blocking=False):
-            raise Busy(f"{AT_ONCE} explanations are under way already: try again in a moment")
+            raise Busy(f"{MAX_RUNNING} explanations are already running: try again in a moment")
         lines = EventLines(loop)
-        self._threads.submit(self._explain, asked, sampling, lines.teller(), lines.gone)
+        self._threads.submit(self._explain, request, sampling, lines.sender(), lines.gone)
         return lines
 
     def _explain(
-        self, asked: ExplainRequest, sampling: Sampling, tell: Callable[[dict[str, Any] | None], None], gone: Event
+        self, request: ExplainRequest, sampling: Sampling, send: Callable[[dict[str, Any] | None], None], gone: Event
     ) -> None:
         try:
-            explained(asked, sampling, tell, gone)
+            explain(request, sampling, send, gone)
         except ClientGone:
             pass
         except UserError as error:
-            tell({"error": str(error)})
+            send({"error": str(error)})
         except Exception as error:
-            tell({"error": f"a bug in regard: {type(error).__name__}: {error}"})
+            send({"error": f"a bug in regard: {type(error).__name__}: {error}"})
         finally:
             self._free.release()
-            tell(None)
+            send(None)
 
 
-def explained(asked: ExplainRequest, sampling: Sampling, tell: Tell, gone: Event) -> None:
-    """Explain, telling how far it is, what it looks like so far, and at last everything; stops when `gone` is set."""
+def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event) -> None:
+    """Compute an explanation; send progress, intermediate results and the final result; stop when `gone` is set."""
 
-    def still_wanted(inputs: list[Any]) -> Any:
+    def ask_if_connected(inputs: list[Any]) -> Any:
         if gone.is_set():
             raise ClientGone
-        return asked.box.ask(inputs)
+        return request.box.ask(inputs)
 
-    box = replace(asked.box, ask=still_wanted)
+    box = replace(request.box, ask=ask_if_connected)
     of = 2 ** len(box.parts) if sampling.enumerates(len(box.parts)) else sampling.masks
-    done, told = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
 
     def progress(count: int) -> None:
-        nonlocal done, told
+        nonlocal done, reported
         done += count
-        if time.monotonic() - told >= COUNTED:
-            told = time.monotonic()
-            tell({"done": done, "of": of})
+        if time.monotonic() - reported >= PROGRESS_SECONDS:
+            reported = time.monotonic()
+            send({"done": done, "of": of})
 
-    tell({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "said": asked.output})
-    found, shown = None, time.monotonic()
-    for found in stream(box, sampling, progress):
-        if time.monotonic() - shown >= SHOWN and done < of:
-            shown = time.monotonic()
-            tell({"done": done, "of": of, **_numbers(found)})
-    assert found is not None
-    tell({"done": of, "of": of, **_numbers(found)})
-    orders = {EXPLANATION: found.overall} | ({} if (looked := asked.attention()) is None else {ATTENTION: looked})
+    send({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "said": request.output})
+    result, sent = None, time.monotonic()
+    for result in stream(box, sampling, progress):
+        if time.monotonic() - sent >= RESULT_SECONDS and done < of:
+            sent = time.monotonic()
+            send({"done": done, "of": of, **_numbers(result)})
+    assert result is not None
+    send({"done": of, "of": of, **_numbers(result)})
+    orders = {EXPLANATION: result.overall} | (
+        {} if (attention := request.attention()) is None else {ATTENTION: attention}
+    )
     drawn = curves(box, orders, seed=sampling.seed)
-    about = {"said": asked.output, "what": asked.score, "cut": asked.truncated}
-    tell({"final": True, "inputs": list(found.features), **found.to_json(), **about, "curves": _curves(drawn)})
+    about = {"said": request.output, "what": request.score, "cut": request.truncated}
+    send({"final": True, "inputs": list(result.features), **result.to_json(), **about, "curves": _curves(drawn)})
 
 
-def _numbers(found: Explanation) -> dict[str, Any]:
-    kept = ("importance", "error", "overall", "overall_error")
-    return {name: value for name, value in found.to_json().items() if name in kept}
+def _numbers(result: Explanation) -> dict[str, Any]:
+    names = ("importance", "error", "overall", "overall_error")
+    return {name: value for name, value in result.to_json().items() if name in names}
 
 
 def _curves(drawn: list[Curve]) -> dict[str, Any]:

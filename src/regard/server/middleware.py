@@ -1,8 +1,8 @@
-"""What stands before every request: who may ask, how much, and what a browser may do with the answer.
+"""Checks of every request (host, origin, token, size) and security headers of every response.
 
-A page from elsewhere can point a browser at this machine (by its address, or by a name that it makes resolve to it), so
-only requests that name this machine as their host, and come from no other site, are answered. Other users of this
-machine can reach the port too, so requests carry the token of this start: `/?token=...` sets it as a cookie, and
+A page of another site can send requests to this machine, by its address or by a name that resolves to it (DNS
+rebinding). Therefore only requests with a local host name and without a foreign origin are answered. Other users of
+this machine can reach the port too, so requests need the token of this start: `/?token=...` sets it as a cookie, and
 programs send it as `Authorization: Bearer ...`.
 """
 
@@ -23,9 +23,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-LARGEST = 2**20  # bytes of a request's body
-BODY_SECONDS = 30.0  # in which it has to arrive
-NO_TOKEN = "this page needs its token: open the address that `regard look` printed, which ends in ?token=..."
+MAX_BODY_BYTES = 2**20
+BODY_SECONDS = 30.0  # time limit for the body
+NO_TOKEN = "the token is missing: open the address that `regard look` printed, which ends in ?token=..."
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -36,7 +36,7 @@ HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"cross-origin-resource-policy": b"same-origin",
-    b"cache-control": b"no-cache",  # asked again each time, so that the page is never an old one
+    b"cache-control": b"no-cache",  # always revalidated, so that the page is never outdated
 }
 
 
@@ -54,10 +54,7 @@ def is_local(host: str) -> bool:
 
 
 class SecurityMiddleware:
-    """Refuses requests that are not from here or too large, and puts the safety headers on every answer.
-
-    With a `token`, requests without it are refused as well.
-    """
+    """Refuses requests that are not local or too large, or lack the `token`, and adds security headers to responses."""
 
     def __init__(self, app: App, token: str | None = None) -> None:
         self.app, self.token = app, token
@@ -67,34 +64,34 @@ class SecurityMiddleware:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # a connection of another kind is closed unanswered
-        safe = _with_headers(send)
+            return  # other connections are closed without an answer
+        secured = _with_headers(send)
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if not is_local(headers.get(b"host", "")):
-            await _refuse(safe, 403, "this page answers only to its own machine: open it as 127.0.0.1")
+            await _refuse(secured, 403, "the page is available on this machine only: open it as 127.0.0.1")
             return
         origin = headers.get(b"origin")
         if origin is not None and origin.partition("://")[2] != headers[b"host"]:  # another port is another site
-            await _refuse(safe, 403, "this page answers only to itself, not to other sites")
+            await _refuse(secured, 403, "requests from other sites are refused")
             return
         if self.token is not None and not self._is_known(headers):
             if not self._opens_page(scope):
-                await _refuse(safe, 401, NO_TOKEN, (b"www-authenticate", b"Bearer"))
+                await _refuse(secured, 401, NO_TOKEN, (b"www-authenticate", b"Bearer"))
                 return
-            safe = _with_headers(send, (b"set-cookie", _cookie(headers[b"host"], self.token)))
+            secured = _with_headers(send, (b"set-cookie", _cookie(headers[b"host"], self.token)))
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body(receive, headers.get(b"content-length", ""))
         except TimeoutError:
-            await _refuse(safe, 408, f"the request took longer than {BODY_SECONDS:g} seconds to arrive")
+            await _refuse(secured, 408, f"the request took longer than {BODY_SECONDS:g} seconds to arrive")
             return
         if body is None:
-            await _refuse(safe, 413, f"the request is larger than {LARGEST // 1024} KB")
+            await _refuse(secured, 413, f"the request is larger than {MAX_BODY_BYTES // 1024} KB")
             return
-        await self.app(scope, _again(body, receive), safe)
+        await self.app(scope, _replay(body, receive), secured)
 
     def _is_known(self, headers: Mapping[bytes, str]) -> bool:
-        """Whether a request carries the token, as its cookie or in its Authorization header."""
+        """Whether a request has the token, as a cookie or in its Authorization header."""
         try:
             cookie = SimpleCookie(headers.get(b"cookie", "")).get(cookie_name(headers[b"host"]))
         except CookieError:
@@ -104,10 +101,10 @@ class SecurityMiddleware:
         return self._is_token(sent)
 
     def _opens_page(self, scope: Scope) -> bool:
-        """Whether this is the page itself, opened by the printed address.
+        """Whether this is a request for the page itself with the token in its address.
 
-        It is answered at once: after a redirect the browser would hold back a strict cookie if a link on another site
-        led here.
+        It is answered without a redirect, after which a browser that came from another site would not send a strict
+        cookie.
         """
         sent = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
         return scope["method"] == "GET" and scope["path"] == "/" and self._is_token(sent[0])
@@ -117,7 +114,7 @@ class SecurityMiddleware:
 
 
 def cookie_name(host: str) -> str:
-    """A name for the port, because browsers share cookies between the ports of a host.
+    """Return a name for the port, since browsers share cookies between the ports of a host.
 
     >>> cookie_name("127.0.0.1:8000")
     'regard-8000'
@@ -132,8 +129,8 @@ def _cookie(host: str, token: str) -> bytes:
 def _with_headers(send: Send, *more: tuple[bytes, bytes]) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in HEADERS]
-            message = {**message, "headers": [*own, *HEADERS.items(), *more]}
+            kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in HEADERS]
+            message = {**message, "headers": [*kept, *HEADERS.items(), *more]}
         await send(message)
 
     return sent
@@ -146,31 +143,31 @@ async def _refuse(send: Send, status: int, why: str, *more: tuple[bytes, bytes])
     await send({"type": "http.response.body", "body": body})
 
 
-async def _body(receive: Receive, announced: str) -> bytes | None:
-    """The whole body; None if it is too large, by what it says or by what comes."""
-    if announced.isdigit() and int(announced) > LARGEST:
+async def _body(receive: Receive, content_length: str) -> bytes | None:
+    """Read the body; return None if it, or its announced length, is too large."""
+    if content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
         return None
     body = b""
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return body  # gone; the application will hear of it
+            return body  # disconnected; the application handles it
         body += message.get("body", b"")
-        if len(body) > LARGEST:
+        if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body"):
             return body
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Hear the body once more, and then what comes after it."""
-    heard = False
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body again, and then the following messages."""
+    done = False
 
-    async def hear() -> Message:
-        nonlocal heard
-        if heard:
+    async def replayed() -> Message:
+        nonlocal done
+        if done:
             return await receive()
-        heard = True
+        done = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return hear
+    return replayed

@@ -1,4 +1,4 @@
-"""The runs that are looked at: what is known of each, its models loaded when first wanted, and the latest traces."""
+"""The runs of the page: their descriptions, models (loaded on first use) and recent traces."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from regard.runs import LoadedRun
 from regard.server import schemas
 from regard.viz.standalone import colour_table
 
-MODELS = 6  # held at once; snapshots are models too
-TRACES = 32
-TRACE_BYTES = 2**28  # of all of them, as they are carried; in memory they are a few times that
+MAX_MODELS = 6  # in memory; snapshots count as models
+MAX_TRACES = 32
+MAX_TRACE_BYTES = 2**28  # of all traces, as stored; in memory they take a few times that
 EXAMPLE_WORDS = 6
 
 Key = TypeVar("Key", bound=Hashable)
@@ -38,41 +38,45 @@ Value = TypeVar("Value")
 
 
 class NotFound(LookupError):
-    """What was asked for is not there."""
+    """The requested run, snapshot, trace or file does not exist."""
 
 
 class WeightsChanged(Exception):
-    """What was asked about has other weights by now."""
+    """The weights of a run have changed since an earlier answer."""
 
 
 class LRUCache(Generic[Key, Value]):
-    """A few things, of which the one longest unused goes first."""
+    """A thread-safe cache that drops the least recently used values.
 
-    def __init__(self, count: int, weigh: Callable[[Value], int] = lambda value: 0, most: int = 0) -> None:
-        self.count, self.weigh, self.most = count, weigh, most
-        self._held: OrderedDict[Key, Value] = OrderedDict()
+    It is bounded by number and by total size, and keeps one value whatever its size. cachetools.LRUCache has one bound,
+    and refuses a value that exceeds it.
+    """
+
+    def __init__(self, count: int, size_of: Callable[[Value], int] = lambda value: 0, max_size: int = 0) -> None:
+        self.count, self.size_of, self.max_size = count, size_of, max_size
+        self._values: OrderedDict[Key, Value] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: Key) -> Value | None:
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key)
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
 
     def put(self, key: Key, value: Value) -> None:
         with self._lock:
-            self._held[key] = value
-            self._held.move_to_end(key)
-            while len(self._held) > self.count or (len(self._held) > 1 and self._weight() > self.most):
-                self._held.popitem(last=False)
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self.count or (len(self._values) > 1 and self._size() > self.max_size):
+                self._values.popitem(last=False)
 
-    def _weight(self) -> int:
-        return sum(map(self.weigh, self._held.values()))
+    def _size(self) -> int:
+        return sum(map(self.size_of, self._values.values()))
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model, which weights it has (as `which` names them), and the lock of whoever uses it."""
+    """A model, the fingerprint of its weights, and a lock for its use."""
 
     model: LoadedRun
     weights: str
@@ -80,10 +84,10 @@ class LoadedModel:
 
 
 class RunRegistry:
-    """The runs by their ids, which are the names of their folders (numbered where two share one)."""
+    """The runs by id: the name of the run directory, with a number if several have the same name."""
 
     def __init__(self, paths: Sequence[str | Path], *, device: str = "auto", text: str = "") -> None:
-        devices.pick(device)  # or says now that there is none
+        devices.pick(device)  # raises an error early if there is no such device
         self.device, self.text = device, text
         self.runs: dict[str, RunDir] = {}
         for path in paths:
@@ -91,29 +95,29 @@ class RunRegistry:
             name = run.path.resolve().name
             names = (name, *(f"{name}-{number}" for number in range(2, len(paths) + 2)))
             self.runs[next(free for free in names if free not in self.runs)] = run
-        self._models: LRUCache[tuple[str, int | None], LoadedModel] = LRUCache(MODELS)
-        self._traces: LRUCache[str, Trace] = LRUCache(TRACES, lambda trace: trace.size, TRACE_BYTES)
+        self._models: LRUCache[tuple[str, int | None], LoadedModel] = LRUCache(MAX_MODELS)
+        self._traces: LRUCache[str, Trace] = LRUCache(MAX_TRACES, lambda trace: trace.size, MAX_TRACE_BYTES)
         self._loading = Lock()
-        self._drawing = Lock()  # of random numbers: vectors that are not learnt yet depend on the seed alone
+        self._random = Lock()  # for the global random generator, which initialises position tables
 
     def run(self, name: str) -> RunDir:
         if name not in self.runs:
-            raise NotFound(f"there is no run {name!r} here; there are {', '.join(self.runs)}")
+            raise NotFound(f"there is no run {name!r}; there are {', '.join(self.runs)}")
         return self.runs[name]
 
     @contextmanager
     def using(self, name: str, step: int | None = None, weights: str | None = None) -> Iterator[LoadedModel]:
-        """A model to oneself: searches may keep what they work with beside it."""
-        held = self._held(name, step, weights)
-        with held.lock:
-            yield held
+        """Lock a model for exclusive use: searches keep state beside it."""
+        loaded = self._loaded(name, step, weights)
+        with loaded.lock:
+            yield loaded
 
     def model(self, name: str, step: int | None = None, weights: str | None = None) -> LoadedRun:
-        """The model of a run, or of one of its snapshots; where `weights` are named, with these or not at all."""
-        return self._held(name, step, weights).model
+        """Return the model of a run or snapshot; raise `WeightsChanged` if it no longer has these `weights`."""
+        return self._loaded(name, step, weights).model
 
-    def _held(self, name: str, step: int | None, weights: str | None) -> LoadedModel:
-        """The model with the weights that are on disk now: training replaces them when it finds better ones."""
+    def _loaded(self, name: str, step: int | None, weights: str | None) -> LoadedModel:
+        """Return the model with the weights now on disk, which training may replace at any time."""
         run = self.run(name)
         snapshots = {} if step is None else run.snapshots()
         if step is not None and step not in snapshots:
@@ -121,68 +125,69 @@ class RunRegistry:
             raise NotFound(f"{name} has no snapshot of step {step}; there are {known}")
         file = run.best if step is None else snapshots[step]
         with self._loading:
-            held = self._models.get((name, step))
-            if held is None or held.weights != fingerprint(file):
-                held = self._load(run, file)
-                self._models.put((name, step), held)
-        if weights not in (None, held.weights):
-            raise WeightsChanged(f"the weights of {name} have changed since then: load the page again")
-        return held
+            loaded = self._models.get((name, step))
+            if loaded is None or loaded.weights != fingerprint(file):
+                loaded = self._load(run, file)
+                self._models.put((name, step), loaded)
+        if weights not in (None, loaded.weights):
+            raise WeightsChanged(f"the weights of {name} have changed: reload the page")
+        return loaded
 
     def _load(self, run: RunDir, file: Path) -> LoadedModel:
-        """The model of a file; if that is replaced while it is read, of the new one."""
+        """Load a model; start again if the file is replaced while it is read."""
         while True:
             weights, model = fingerprint(file), LoadedRun(run, self.device, file)
-            _ = model.step  # is read from the file as well, when first asked for
+            _ = model.step  # a cached property that reads the file too
             if fingerprint(file) == weights:
                 return LoadedModel(model, weights)
 
-    def trace(self, wanted: schemas.TraceBody) -> tuple[Trace, str]:
-        """The trace that was asked for, the one at hand or a new one; and which weights it is of."""
-        changes = to_json(parse(wanted.changes))
-        key = digest(request_key(wanted.run, wanted.step, wanted.text, wanted.target, wanted.after, changes))
-        with self.using(wanted.run, wanted.step, wanted.weights) as held:
-            found = self._traces.get(f"{key}-{held.weights}")
-            if found is None:
-                about = {"target": wanted.target, "after": wanted.after, "run": wanted.run, "step": wanted.step}
-                reload = partial(self.model, wanted.run, wanted.step, held.weights)
-                found = record(held.model, wanted.text, changes=changes, reload=reload, **about)  # type: ignore[arg-type]
-                self._traces.put(f"{key}-{held.weights}", found)
-        return found, held.weights
+    def trace(self, body: schemas.TraceBody) -> tuple[Trace, str]:
+        """Return the requested trace, from the cache or newly recorded, and the fingerprint of its weights."""
+        changes = to_json(parse(body.changes))
+        key = digest(request_key(body.run, body.step, body.text, body.target, body.after, changes))
+        with self.using(body.run, body.step, body.weights) as loaded:
+            trace = self._traces.get(f"{key}-{loaded.weights}")
+            if trace is None:
+                request = {"target": body.target, "after": body.after, "run": body.run, "step": body.step}
+                reload = partial(self.model, body.run, body.step, loaded.weights)
+                trace = record(loaded.model, body.text, changes=changes, reload=reload, **request)  # type: ignore[arg-type]
+                self._traces.put(f"{key}-{loaded.weights}", trace)
+        return trace, loaded.weights
 
-    def kept(self, key: str) -> Trace:
-        """A trace that was asked for before, by its own key and the name of its weights."""
-        found = self._traces.get(key)
-        if found is None:
-            raise NotFound("this trace is no longer held: ask for it again")
-        return found
+    def cached_trace(self, key: str) -> Trace:
+        """Return a recent trace by its key, which includes the fingerprint of its weights."""
+        trace = self._traces.get(key)
+        if trace is None:
+            raise NotFound("this trace is no longer cached: request it again")
+        return trace
 
-    def positions(self, wanted: schemas.PositionsBody) -> position_study.PositionStudy:
-        """Position vectors of a kind; of a run with learned ones its own."""
+    def positions(self, body: schemas.PositionsBody) -> position_study.PositionStudy:
+        """Study a kind of position encoding; for learned ones the table of the run, if one is named."""
         table = None
-        if wanted.run is not None and wanted.kind == "learned":
-            if getattr(self.run(wanted.run).recipe.model, "positions", None) != "learned":
-                raise UserError(f"{wanted.run} has not learnt its positions")
-            table = position_study.table(self.model(wanted.run, wanted.step, wanted.weights).module)
-        with self._drawing:
-            return position_study.study(wanted.kind, wanted.length, wanted.width, wanted.base, table)
+        if body.run is not None and body.kind == "learned":
+            if getattr(self.run(body.run).recipe.model, "positions", None) != "learned":
+                raise UserError(f"{body.run} has no learned positions")
+            table = position_study.table(self.model(body.run, body.step, body.weights).module)
+        with self._random:
+            return position_study.study(body.kind, body.length, body.width, body.base, table)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the answer of `/api/runs`."""
         return {
             "version": 1,
             "text": self.text or next((example(run) for run in self.runs.values()), ""),
             "runs": [describe(name, run) for name, run in self.runs.items()],
             "colours": colour_table(),
             "limits": {
-                "characters": schemas.CHARACTERS,
-                "masks": schemas.MASKS,
-                "requests": schemas.REQUESTS,
+                "characters": schemas.MAX_CHARACTERS,
+                "masks": schemas.MAX_MASKS,
+                "requests": schemas.MAX_FILE_TRACES,
             },
         }
 
 
 def fingerprint(file: Path) -> str:
-    """A name for what is in a file, another one whenever it is written anew; of a file that is not there, none."""
+    """Return a string that changes whenever the file is written; empty for a missing file."""
     try:
         now = file.stat()
     except OSError:
@@ -191,7 +196,7 @@ def fingerprint(file: Path) -> str:
 
 
 def describe(name: str, run: RunDir) -> dict[str, Any]:
-    """What the page knows of a run before anything is asked of it."""
+    """Return the description of a run for the page, without loading its model."""
     recipe, settings, spec = run.recipe, run.recipe.model, tasks.of(run.recipe).trace
     return {
         "id": name,
@@ -211,10 +216,10 @@ def describe(name: str, run: RunDir) -> dict[str, Any]:
 
 
 def example(run: RunDir) -> str:
-    """A text to begin with: a held-out one of a built-in corpus, or one that was looked at in training."""
+    """Return a first input: a test sentence of a built-in corpus, or a validation sample of the run."""
     task = tasks.of(run.recipe)
-    words = (_held_out(run) or _sample(run)).split()
-    if task.verb == "generate":
+    words = (_test_sentence(run) or _sample(run)).split()
+    if task.trace is not None and task.trace.joined:
         words = words[:EXAMPLE_WORDS]
     elif task.output == "fills" and not MASK_PATTERN.search(" ".join(words)):
         words = words[: 2 * EXAMPLE_WORDS] or ["the", "cat"]
@@ -222,7 +227,7 @@ def example(run: RunDir) -> str:
     return " ".join(words)
 
 
-def _held_out(run: RunDir) -> str:
+def _test_sentence(run: RunDir) -> str:
     names = [corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus is not None]
     if not names:
         return ""
@@ -231,7 +236,7 @@ def _held_out(run: RunDir) -> str:
 
 
 def _sample(run: RunDir) -> str:
-    """The first sentence that the run was tried on in training."""
+    """Return the first input in the validation samples of the run."""
     try:
         with open(run.path / "samples.jsonl", encoding="utf-8") as file:
             entry = json.loads(file.readline())

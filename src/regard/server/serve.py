@@ -1,4 +1,4 @@
-"""Where the server listens: an address of this machine's own, until Ctrl-C."""
+"""The server process: it listens on a loopback address until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from regard.server.middleware import LOCAL
 if TYPE_CHECKING:
     import uvicorn
 
-PATIENCE = 1  # seconds for what is still being answered when it ends
+SHUTDOWN_SECONDS = 1  # for requests that are still running
 
 
 @dataclass
 class Server:
-    """A server that has its port and is about to answer."""
+    """A server with an open port."""
 
     address: str
-    token: str | None  # that requests have to carry
+    token: str | None  # required of requests
     _server: uvicorn.Server
     _socket: socket.socket
 
     @property
     def link(self) -> str:
-        """The address that opens the page: it carries the token, which the page keeps as a cookie."""
+        """The address that opens the page, with the token, which the page keeps as a cookie."""
         return self.address if self.token is None else f"{self.address}?token={self.token}"
 
     def run(self, *, browser: bool = False) -> None:
-        """Answer until Ctrl-C."""
+        """Serve until Ctrl-C."""
         if browser:
             threading.Thread(target=self._open_browser, daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
@@ -46,7 +46,7 @@ class Server:
 
     @property
     def started(self) -> bool:
-        """Whether it answers by now."""
+        """Whether the server answers requests."""
         return self._server.started
 
     def _open_browser(self) -> None:
@@ -56,7 +56,7 @@ class Server:
             webbrowser.open(self.link)
 
     def stop(self) -> None:
-        """End it from another thread."""
+        """Stop the server from another thread."""
         self._server.should_exit = True
 
 
@@ -69,13 +69,13 @@ def open_server(
     port: int = 0,
     token: bool = True,
 ) -> Server:
-    """The server of these runs, its port taken; 0 takes any that is free. Each start has its own token."""
+    """Open a server for these runs; port 0 is any free one. Each start has its own token."""
     if host not in LOCAL:
         raise UserError(
-            f"--host {host}: the page is for this machine alone, as {', '.join(LOCAL)} "
-            "(to look from another one, forward a port: ssh -L 8000:127.0.0.1:8000 ...)"
+            f"--host {host}: the page is available on this machine only ({', '.join(LOCAL)}); "
+            "to use it from another one, forward a port: ssh -L 8000:127.0.0.1:8000 ..."
         )
-    try:
+    try:  # fastapi and uvicorn are optional
         import uvicorn
 
         from regard.server.app import application
@@ -89,11 +89,11 @@ def open_server(
         app,
         http=LimitedProtocol,
         ws="none",
-        loop="asyncio",  # whose way of accepting connections BACKLOG is made for
+        loop="asyncio",  # BACKLOG assumes how asyncio accepts connections
         backlog=BACKLOG,
         log_level="error",
         access_log=False,
-        timeout_graceful_shutdown=PATIENCE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     shown = f"[{host}]" if ":" in host else host
     return Server(f"http://{shown}:{listener.getsockname()[1]}/", secret, uvicorn.Server(config), listener)
@@ -101,13 +101,13 @@ def open_server(
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP by name: only then does asyncio send small answers at once, where Nagle's algorithm would wait 40 ms for each.
+    # With an explicit IPPROTO_TCP asyncio sets TCP_NODELAY; otherwise small responses would be delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # so that whoever comes before the server has started waits, and is not turned away
+        listener.listen()  # so that early connections wait until the server has started
     except OSError as error:
         listener.close()
-        raise UserError(f"port {port} cannot be had: {errno_text(error)} (--port 0 takes any that is free)") from error
+        raise UserError(f"port {port} cannot be opened: {errno_text(error)} (--port 0 uses any free one)") from error
     return listener

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard import tasks
 from regard.data.builtin import Pair
 from regard.decoding.constraints import length_penalty
 from regard.errors import UserError
@@ -123,6 +124,7 @@ def _about(loaded: LoadedRun, adapter: TraceAdapter, run: str) -> Entry:
         "name": loaded.run.path.name,
         "family": settings.family,
         "task": adapter.spec.kind,
+        "output": tasks.of(loaded.recipe).output,
         "step": loaded.step,
         "layers": layers_of(settings),
         "heads": heads_of(settings),

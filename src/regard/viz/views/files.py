@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
@@ -11,7 +12,9 @@ from regard.errors import UserError
 from regard.files import atomic_write
 from regard.viz import matplotlib_backend, standalone
 from regard.viz.scene import DARK, LIGHT, Scene, Theme
-from regard.viz.views.picture import Picture
+
+if TYPE_CHECKING:  # picture.py imports this module
+    from regard.viz.views.picture import Picture
 
 FILES = {
     ".svg": "the picture, sharp at any size",

@@ -13,6 +13,7 @@ from regard.viz.charts import Chart
 from regard.viz.grid import Grid
 from regard.viz.scene import Scene, Theme, stacked
 from regard.viz.terminal import Colour
+from regard.viz.views import files
 
 
 class Panel(Protocol):
@@ -46,9 +47,7 @@ class Picture:
 
     def save(self, path: str | Path, *, theme: Theme = "auto") -> str:
         """Write a file; its suffix selects the format (see `regard.viz.views.FILES`)."""
-        from regard.viz.views.files import save  # files.py imports this module
-
-        return save(self, Path(path), theme=theme)
+        return files.save(self, Path(path), theme=theme)
 
     def _repr_svg_(self) -> str:
         """Show the picture in a notebook."""

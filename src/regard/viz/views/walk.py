@@ -42,7 +42,7 @@ def walk(trace: Trace) -> Picture:
 
 def _reads_only(header: Mapping[str, Any]) -> bool:
     """Whether the model predicts something about its input instead of generating token by token."""
-    return header["model"]["task"] in ("fill", "classify")
+    return header["model"]["output"] != "sequence"
 
 
 def _last(items: Sequence[Any]) -> Sequence[Any]:
@@ -151,9 +151,9 @@ def three(value: float) -> str:
 # -- the logit lens ---------------------------------------------------------------------------------------------------
 
 
-PREDICTIONS = {  # by task: title of the logit lens, label of its columns, title of the choice
-    "fill": ("Logit lens: the most likely token at each position", "at →", "Filled mask"),
-    "classify": ("Logit lens: the most likely class", "", "Class"),
+PREDICTIONS = {  # by output: title of the logit lens, label of its columns, title of the choice
+    "fills": ("Logit lens: the most likely token at each position", "at →", "Filled mask"),
+    "class": ("Logit lens: the most likely class", "", "Class"),
 }
 NEXT_TOKEN = ("Logit lens: the most likely next token", "after →", "Next token")
 
@@ -163,8 +163,8 @@ def _layers(trace: Trace) -> Grid | None:
     header, layers = trace.header, [layer for layer in trace.layers if any(layer["top"])]
     if not layers:
         return None
-    title, corner, _ = PREDICTIONS.get(header["model"]["task"], NEXT_TOKEN)
-    one = header["model"]["task"] == "classify"  # one prediction for the whole input
+    title, corner, _ = PREDICTIONS.get(header["model"]["output"], NEXT_TOKEN)
+    one = header["model"]["output"] == "class"  # one prediction for the whole input
     some = slice(0, 1) if one else slice(-MAX_TOKENS, None)
     words, values = [], []
     for layer in layers:
@@ -251,7 +251,7 @@ def _choice(header: Mapping[str, Any]) -> Bars:
     """Return the most likely tokens at the generated step with the least probable token."""
     target, output = header["tokens"]["target"], header["output"]
     steps = [t for t, token in enumerate(target) if not token["given"]] or [len(target) - 1]
-    steps = steps[:1] if header["model"]["task"] == "classify" else steps
+    steps = steps[:1] if header["model"]["output"] == "class" else steps
     step = min(steps, key=lambda t: output["p"][t] or 0.0)
     top = output["top"][step]
     names = tuple(shorten(label, MAX_LABEL) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
@@ -261,7 +261,7 @@ def _choice(header: Mapping[str, Any]) -> Bars:
     after = f" after “{scenes.clean(before)}”" if before else ""
     note = "the step with the least probable token" if len(steps) > 1 else ""
     return Bars(
-        f"{PREDICTIONS.get(header['model']['task'], NEXT_TOKEN)[2]}{after}",
+        f"{PREDICTIONS.get(header['model']['output'], NEXT_TOKEN)[2]}{after}",
         names,
         tuple(one["p"] for one in top),
         chosen,

@@ -26,7 +26,7 @@ export function walkStages(header) {
   if (!streams.length) stages.push(...header.attention.map(attentionStage));
   if (header.layers.length) stages.push(lensStage());
   if (header.output.logits) stages.push(logitsStage());
-  if (header.output.logits && ["generate", "translate"].includes(model.task)) stages.push(nextTokenStage());
+  if (header.output.logits && model.output === "sequence") stages.push(nextTokenStage());
   return stages;
 }
 
@@ -163,10 +163,7 @@ function embeddingStage(side, prefix) {
         ]);
         content.append(sumLine(context, token, position, stream));
       } else {
-        const why =
-          header.model.family === "recurrent"
-            ? "A recurrent model reads in order and needs no position encoding."
-            : `This model adds no position encoding here (positions: ${header.model.positions}).`;
+        const why = `This model adds no position encoding to the embeddings (positions: ${header.model.positions}).`;
         content.append(el("p", { class: "hint", text: why }), stripOf(context, stream));
       }
       const hint =

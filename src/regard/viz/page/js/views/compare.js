@@ -42,7 +42,7 @@ function comparedPart(header) {
 
 /** The output that other models are forced to generate; null for tasks that generate no text. */
 function forcedTarget(header) {
-  return ["translate", "generate"].includes(header.model.task) ? header.text.target : null;
+  return header.model.output === "sequence" ? header.text.target : null;
 }
 
 /** The field's head, by default the best-aligned one (or the mean without a gold alignment). */
