@@ -57,12 +57,12 @@ SHOTS = {
     "compare": Shot("compare", first="nav.views", cell=(5, 6)),
     "walk": Shot(
         "walk",
-        {"run": "stories", "text": PROMPT, "station": "choose", "temperature": "0.8", "topp": "0.9", "draw": "3"},
+        {"run": "stories", "text": PROMPT, "stage": "choose", "temperature": "0.8", "topp": "0.9", "draw": "3"},
     ),
-    "lens": Shot("walk", {"run": "stories", "text": PROMPT, "station": "lens"}, first="nav.views"),
+    "lens": Shot("walk", {"run": "stories", "text": PROMPT, "stage": "lens"}, first="nav.views"),
     "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
     "explain": Shot("explain", first="nav.views", last=CURVES, wait_for=CURVES),
-    "positions": Shot("positions", {"places": "40", "features": "24"}, first="nav.views", theme="dark"),
+    "positions": Shot("positions", {"length": "40", "features": "24"}, first="nav.views", theme="dark"),
     "phone": Shot("align", {"layer": "0", "head": "best"}, width=360, last="main figure"),
 }
 

@@ -47,7 +47,7 @@ from regard.packed import PackedLayout, SeqBatch
 from regard.recipes.schema import DecodingSettings, RecurrentSettings, TransformerSettings
 from regard.registry import ACTIVATIONS
 from regard.text import BOS, EOS
-from regard.viz import charts, scene, svg
+from regard.viz import charts, grid, scene
 from regard.viz.charts import Chart, Point, Series
 from regard.viz.colours import colour, ink
 from regard.viz.maps import Map
@@ -204,13 +204,13 @@ def signed(number: float, largest: float = 1.0) -> tuple[str, str]:
 
 def smallest() -> str:
     here = chapter("The smallest attention")
-    return svg.draw(Map(here.weights.numpy(), here.words, here.words, "Attention without parameters"))
+    return grid.draw(Map(here.weights.numpy(), here.words, here.words, "Attention without parameters"))
 
 
 def asking() -> str:
     here = chapter("Queries, keys and values")
     weights = plain_weights(here.q, here.k, MaskTable(), Dot())
-    return svg.draw(Map(weights.numpy(), here.words, here.words, "An action asks for an animal"))
+    return grid.draw(Map(weights.numpy(), here.words, here.words, "An action asks for an animal"))
 
 
 def bottleneck() -> str:
@@ -382,7 +382,7 @@ def cross() -> str:
     weights = here.seen.attention["decoder.0.cross_attn"].sentence(0)[0]
     read = (*(here.letter[i] for i in here.row), "</s>")
     written = (*(here.letter[i] for i in here.row[::-1]), "</s>")
-    return svg.draw(Map(weights.detach().numpy(), written, read, "Cross-attention, letters backwards"))
+    return grid.draw(Map(weights.detach().numpy(), written, read, "Cross-attention, letters backwards"))
 
 
 def positions() -> str:
