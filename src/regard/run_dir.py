@@ -1,14 +1,14 @@
-"""The run directory: one path to resume, translate with, look into, serve and export.
+"""The run directory: everything needed to resume, use, inspect and export a model.
 
-run.json               format version, which regard made it, the run it began with (`--from`) if any, the settings it
-                       was trained with, checksums of the tokenizers and of itself, and the names of classes
+run.json               format, regard's version, the run it was initialised from (`--from`), the settings it was trained
+                       with, checksums of the tokenizers and of itself, the names of classes
 recipe.toml            the resolved recipe
 tokenizer.json         or source.tokenizer.json and target.tokenizer.json
 model.safetensors      the best weights so far
-snapshots/             weights at steps kept by the policy in `kept_snapshots`
-resume.safetensors     everything needed to go on from the exact batch
-metrics.jsonl          one JSON object a measurement
-samples.jsonl          translations of a few held-out sentences at each validation
+snapshots/             weights at some steps (see `kept_snapshots`)
+resume.safetensors     the state needed to resume at the next batch
+metrics.jsonl          one JSON object per measurement
+samples.jsonl          outputs for a few held-out examples at each validation
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from regard.recipes.schema import Recipe
 from regard.text import Tokenizer
 
 FORMAT = 3
-ORIGIN, RECIPE, TOKENIZERS, CLASSES = "from", "recipe", "tokenizers", "classes"  # keys of run.json
-CHECKSUM = "checksum"  # another one
+# keys of run.json
+ORIGIN, RECIPE, TOKENIZERS, CLASSES, CHECKSUM = "from", "recipe", "tokenizers", "classes", "checksum"
 LOGS = ("metrics.jsonl", "samples.jsonl")
-BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, beside step-N
+BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, besides step-N
 SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights on disk: those of a file, or the mean of several files; `prefix` begins their names in it."""
+    """Weights on disk: one file, or several to average; `prefix` is that of their names in the file."""
 
     files: tuple[Path, ...]
     prefix: str = ""
@@ -58,7 +58,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int | None:
-        """The training step that the weights are of (the last, of an average), where the file says so."""
+        """The training step of the weights (the last of an average), if the file records it."""
         step = tensor_io.read_metadata(self.files[-1]).get("step")
         if step is not None and not isinstance(step, int):
             raise UserError(f"{self.files[-1]} is damaged: the step in its header is {step!r:.40}, not a whole number")
@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 class RunDir:
-    """A run directory that exists."""
+    """An existing run directory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -91,7 +91,7 @@ class RunDir:
         if info["format"] < FORMAT:
             raise UserError(
                 f"{self.path} has run format {info['format']}, made by regard {info.get('regard', '?')}; "
-                f"this version reads format {FORMAT}, whose weights have other names: train the run again"
+                f"this version reads format {FORMAT}, which names weights differently: train the run again"
             )
         if recorded is None:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
@@ -102,20 +102,20 @@ class RunDir:
 
     @staticmethod
     def refuse_other_folder(path: Path) -> None:
-        """Complain of a path that is neither a run directory nor free to become one."""
+        """Refuse a path that is neither a run directory nor empty."""
         if RunDir.exists(path) or not path.exists():
             return
-        if not path.is_dir() or any(not _ours(file) for file in path.iterdir()):
-            raise UserError(f"{path} exists and is no run directory: choose another --out")
+        if not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir()):
+            raise UserError(f"{path} exists and is not a run directory: choose another --out")
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe, origin: Path | None = None) -> RunDir:
-        """A new run directory with its recipe in it; `origin` is the run that it begins with."""
+        """Create a run directory with a recipe; `origin` is the run whose weights it starts from."""
         path = Path(path)
         cls.refuse_other_folder(path)
         info = {"format": FORMAT, "regard": __version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
-        began = {ORIGIN: None if origin is None else str(origin.resolve())}
-        _write_info(path, {**info, **began, RECIPE: recipe.model_dump(), TOKENIZERS: {}})
+        start = {ORIGIN: None if origin is None else str(origin.resolve())}
+        _write_info(path, {**info, **start, RECIPE: recipe.model_dump(), TOKENIZERS: {}})
         write_text(path / "recipe.toml", to_toml(recipe))
         return cls(path)
 
@@ -127,7 +127,7 @@ class RunDir:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The settings in recipe.toml, with a warning that names those that were edited since training."""
+        """The settings in recipe.toml; warns of those that were edited since training."""
         if edited := self.edits():
             changes = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in edited.items())
             hint = f"`regard verify {self.path} --accept-edit` records it"
@@ -137,16 +137,16 @@ class RunDir:
 
     @cached_property
     def accepted(self) -> Recipe:
-        """The settings that run.json records: those of the training, and edits that were accepted since."""
+        """The settings in run.json: those of training, with the edits that were accepted since."""
         try:
             return Recipe.model_validate(self.info.get(RECIPE))
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in fault["loc"])
-            raise UserError(f"{self.path / 'run.json'}: {RECIPE}.{where}: {fault['msg']}") from error
+            first = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{self.path / 'run.json'}: {RECIPE}.{key}: {first['msg']}") from error
 
     def edits(self) -> dict[str, tuple[Any, Any]]:
-        """The settings that were changed in recipe.toml by hand (or by damage), with their old and new values."""
+        """The settings that differ between run.json and recipe.toml, with their old and new values."""
         return differences(self.accepted, self._parsed)
 
     @cached_property
@@ -160,11 +160,11 @@ class RunDir:
             raise UserError(f"{file} is damaged: it is not text") from None
 
     def accept_edits(self) -> None:
-        """Make the settings in recipe.toml those of the run."""
+        """Accept the settings in recipe.toml as those of the run."""
         self.record(self._parsed)
 
     def record(self, recipe: Recipe) -> None:
-        """Make these the settings of the run, in both files, where they are not yet."""
+        """Write these settings to both files, where they differ."""
         if recipe != self._parsed:
             write_text(self.path / "recipe.toml", to_toml(recipe))
         if self.accepted != recipe:
@@ -173,16 +173,16 @@ class RunDir:
         for name in ("recipe", "accepted", "_parsed"):
             self.__dict__.pop(name, None)
 
-    # -- where it began -----------------------------------------------------------------------------------------------
+    # -- origin -------------------------------------------------------------------------------------------------------
 
     @property
     def origin(self) -> Path | None:
-        """The run whose weights this one began with."""
+        """The run whose weights this one started from."""
         origin = self.info.get(ORIGIN)
         return None if origin is None else Path(origin)
 
-    def began_with(self, origin: Path) -> bool:
-        """Whether this was the origin."""
+    def started_from(self, origin: Path) -> bool:
+        """Whether the run started from these weights."""
         return self.origin == origin.resolve()
 
     def change_origin(self, origin: Path) -> None:
@@ -207,7 +207,7 @@ class RunDir:
         _write_info(self.path, self.info)
         self.__dict__.pop("tokenizers", None)
 
-    def forget_tokenizers(self) -> None:
+    def remove_tokenizers(self) -> None:
         for file in self.path.glob("*tokenizer.json"):
             file.unlink()
         self.info[TOKENIZERS] = {}
@@ -215,7 +215,7 @@ class RunDir:
         _write_info(self.path, self.info)
 
     def tokenizer(self, file: Path) -> Tokenizer:
-        """The tokenizer in one of the run's files, if that is the file that was written."""
+        """Read a tokenizer file of the run, and check that it was not altered."""
         try:
             content = regular(file).read_bytes()
             recorded = self.info.get(TOKENIZERS)
@@ -229,15 +229,15 @@ class RunDir:
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Source and target; one and the same object when the vocabulary is shared (and cut alike on both sides)."""
-        found = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
-        if not found:
+        """The tokenizers of source and target; the same object if the vocabulary is shared (and split alike)."""
+        tokenizers = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
+        if not tokenizers:
             raise UserError(f"{self.path} has no tokenizers: it was not trained on text")
-        return found[0], found[0].target_side() if len(found) == 1 else found[1]
+        return tokenizers[0], tokenizers[0].target_side() if len(tokenizers) == 1 else tokenizers[1]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of a classifier's classes, in the order of their ids; none of another model."""
+        """The names of a classifier's classes in the order of their ids; empty for other tasks."""
         return tuple(self.info.get(CLASSES) or ())
 
     def save_classes(self, names: Sequence[str]) -> None:
@@ -252,18 +252,18 @@ class RunDir:
 
     # -- measurements -------------------------------------------------------------------------------------------------
 
-    def log_mark(self, name: str) -> tuple[int, str] | None:
-        """Length and checksum that a file of measurements had at the last save, where that is known."""
+    def log_checksum(self, name: str) -> tuple[int, str] | None:
+        """The length and checksum of a log file at the last save, if known."""
         try:
             size, digest = tensor_io.read_metadata(self.resume)["logs"][name] if self.resume.exists() else (0, "")
-        except (UserError, KeyError, TypeError, ValueError):  # the resume state is damaged, or older than this record
+        except (UserError, KeyError, TypeError, ValueError):  # the resume state is damaged, or has no such entry
             return None
         return (size, digest) if isinstance(size, int) and size else None
 
     def log(self, name: str) -> Path:
-        """The path of a file of measurements, if what it held at the last save is still there."""
-        file, mark = self.path / name, self.log_mark(name)
-        if mark is not None and file.exists() and checksum(regular(file).read_bytes()[: mark[0]]) != mark[1]:
+        """The path of a log file; an error if its content at the last save was altered."""
+        file, saved = self.path / name, self.log_checksum(name)
+        if saved is not None and file.exists() and checksum(regular(file).read_bytes()[: saved[0]]) != saved[1]:
             raise UserError(f"{file} was altered after it was written: its checksum does not match")
         return file
 
@@ -286,18 +286,15 @@ class RunDir:
         return dict(sorted((int(match[1]), file) for match, file in matches if match))
 
     def averaged_snapshots(self, until: int | None = None) -> dict[int, Path]:
-        """The snapshots that `training.average` averages: the last so many, up to a step; none where they are too few.
-
-        Step -> file, in order.
-        """
+        """The last `training.average` snapshots up to a step, as a mapping from step to file; empty if below two."""
         steps = [step for step in self.snapshots() if until is None or step <= until]
-        chosen = steps[-self.recipe.training.average :] if self.recipe.training.average > 1 else []
-        return {step: self.snapshot(step) for step in chosen} if len(chosen) > 1 else {}
+        last = steps[-self.recipe.training.average :] if self.recipe.training.average > 1 else []
+        return {step: self.snapshot(step) for step in last} if len(last) > 1 else {}
 
     def checkpoint(self, which: str | Path = BEST) -> Checkpoint:
-        """Weights of this run by name: best, last, average or step-N; or the weights in a file."""
-        if isinstance(which, str) and (found := self._named(which)) is not None:
-            return found
+        """Find weights by name (best, last, average or step-N) or by file."""
+        if isinstance(which, str) and (checkpoint := self._named(which)) is not None:
+            return checkpoint
         file = Path(which)
         if file.is_file():
             return Checkpoint((file,))
@@ -321,18 +318,18 @@ class RunDir:
         return None if file is None else Checkpoint((file,))
 
     def _choices(self) -> str:
-        """Which weights there are, for a message."""
-        words = [word for word in (BEST, LAST, AVERAGE) if self._named(word) is not None]
-        words += [f"step-{step}" for step in self.snapshots()]
-        fewer = "" if AVERAGE in words else "; an average needs 2 snapshots, and training.average of 2 or more"
-        return f"{self.path} has {', '.join(words) or 'no weights yet'}{fewer}"
+        """The names of the weights that exist, for a message."""
+        names = [name for name in (BEST, LAST, AVERAGE) if self._named(name) is not None]
+        names += [f"step-{step}" for step in self.snapshots()]
+        hint = "" if AVERAGE in names else "; an average needs 2 snapshots, and training.average of 2 or more"
+        return f"{self.path} has {', '.join(names) or 'no weights yet'}{hint}"
 
     def fresh_model(self) -> SequenceModel:
-        """The recipe's model with new weights."""
+        """Build the recipe's model with new weights."""
         return build(self.recipe.model, *self.vocabulary_sizes, self.recipe.text.shared and not self.classes)
 
     def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> SequenceModel:
-        """The trained model, ready to use, with the weights that `checkpoint` finds."""
+        """Load the trained model, in eval mode, with the weights that `checkpoint` finds."""
         checkpoint = self.checkpoint(weights)
         self._check_size(checkpoint, device)
         loaded, model = checkpoint.load(), self.fresh_model()
@@ -340,7 +337,7 @@ class RunDir:
         return model.to(device).eval()
 
     def _check_size(self, checkpoint: Checkpoint, device: torch.device | str) -> None:
-        """Refuse a recipe that does not fit the weights or the memory, before anything is allocated."""
+        """Refuse a recipe that does not match the weights or exceeds the memory, before anything is allocated."""
         recipe, origin = self.recipe, str(self.path / "recipe.toml")
         vocabularies = self.vocabulary_sizes
         stored = tensor_io.elements(checkpoint.files[-1], checkpoint.prefix)
@@ -350,19 +347,18 @@ class RunDir:
 
 
 def _no_run(path: Path) -> str:
-    """Why a path is no run directory, and what was perhaps meant."""
+    """Say why a path is not a run directory, and what to do instead."""
     if path.suffix == ".toml":
         what = "is a recipe, not a run directory" if path.exists() else "does not exist"
         return f"{path} {what}; `regard train {path} --out RUN` makes a run directory, which is what goes here"
     if path.is_file():
         return f"{path} is a file, not a run directory; name the directory that `regard train` or `regard import` made"
     if (path / "config.json").is_file():
-        return (
-            f"{path} is no run directory but perhaps another library's model; `regard import {path} --out RUN` reads it"
-        )
+        other = f"{path} is not a run directory but looks like another library's model"
+        return f"{other}; `regard import {path} --out RUN` reads it"
     near = [Path("runs") / path] if RunDir.exists(Path("runs") / path) else []
     near += sorted(file.parent for file in path.glob("*/run.json"))
-    what = "is no run directory (it has no run.json)" if path.exists() else "does not exist"
+    what = "is not a run directory (it has no run.json)" if path.exists() else "does not exist"
     if near:
         return f"{path} {what}; did you mean {' or '.join(map(str, near[:3]))}?"
     return f"{path} {what}; `regard train RECIPE --out RUN` makes a run directory"
@@ -373,14 +369,14 @@ def _write_info(path: Path, info: dict[str, Any]) -> None:
     write_text(path / "run.json", json.dumps({**info, CHECKSUM: json_checksum(info)}, indent=2) + "\n")
 
 
-def _ours(file: Path) -> bool:
-    """Whether a file may be what was left of a run that ended before its recipe was written."""
+def _is_leftover(file: Path) -> bool:
+    """Whether a file can be left over from a run that was interrupted before its recipe was written."""
     names = ("run.json", DirectoryLock.NAME)
     return file.name in names or file.name.startswith((".run.json.", ".recipe.toml."))
 
 
 def kept_snapshots(steps: list[int], every: int, average: int) -> set[int]:
-    """Which snapshots stay: the last `average` for averaging, and the 1st, 2nd, 4th, 8th, ... to show how it formed.
+    """Choose the snapshots to keep: the last `average` for averaging, and the 1st, 2nd, 4th, 8th, ... of the course.
 
     >>> sorted(kept_snapshots([10, 20, 30, 40, 50, 60, 70], every=10, average=2))
     [10, 20, 40, 60, 70]

@@ -1,4 +1,4 @@
-"""Comparing every file of a run, and the tokens it was trained on, with their checksums."""
+"""Compare the files of a run, and the token cache that it was trained on, with their checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.run_dir import LOGS, RunDir
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a file: ok, edited, damaged or missing, and why."""
+    """The status of a file (ok, edited, damaged or missing) and the reason."""
 
     file: Path
     status: str = "ok"
@@ -26,7 +26,7 @@ class Finding:
 
 
 def verify(path: Path) -> Iterator[Finding]:
-    """Check every file of a run directory, from the small ones to the weights and the token cache."""
+    """Check every file of a run directory, and the token cache."""
     info = path / "run.json"
     try:
         run = RunDir(path)
@@ -36,17 +36,17 @@ def verify(path: Path) -> Iterator[Finding]:
         yield Finding(info, "damaged", str(error))
         return
     yield Finding(info)
-    yield _recipe(run)
-    tokenizers = [_checked(file, partial(run.tokenizer, file)) for file in _tokenizer_files(run)]
+    yield _check_recipe(run)
+    tokenizers = [_check_file(file, partial(run.tokenizer, file)) for file in _tokenizer_files(run)]
     yield from tokenizers
     expected = [run.best] if not _before_first_validation(run) else []
     for file in (*expected, *run.snapshots().values(), *([run.resume] if run.resume.exists() else [])):
-        yield _checked(file, partial(tensor_io.load, file))
+        yield _check_file(file, partial(tensor_io.load, file))
     for name in LOGS:
-        if run.log_mark(name) is not None:
-            yield _checked(run.path / name, partial(run.log, name))
+        if run.log_checksum(name) is not None:
+            yield _check_file(run.path / name, partial(run.log, name))
     if all(finding.status == "ok" for finding in tokenizers):
-        yield from _cache(run)
+        yield from _check_cache(run)
 
 
 def accept(path: Path) -> None:
@@ -56,7 +56,7 @@ def accept(path: Path) -> None:
         run.accept_edits()
 
 
-def _checked(file: Path, read: Callable[[], Any]) -> Finding:
+def _check_file(file: Path, read: Callable[[], Any]) -> Finding:
     if not file.exists():
         return Finding(file, "missing")
     try:
@@ -66,35 +66,35 @@ def _checked(file: Path, read: Callable[[], Any]) -> Finding:
     return Finding(file)
 
 
-def _recipe(run: RunDir) -> Finding:
+def _check_recipe(run: RunDir) -> Finding:
     file = run.path / "recipe.toml"
-    found = _checked(file, run.edits)
-    edited = run.edits() if found.status == "ok" else {}
-    return Finding(file, "edited", ", ".join(edited)) if edited else found
+    finding = _check_file(file, run.edits)
+    edited = run.edits() if finding.status == "ok" else {}
+    return Finding(file, "edited", ", ".join(edited)) if edited else finding
 
 
 def _tokenizer_files(run: RunDir) -> list[Path]:
     try:
         return run.tokenizer_files(run.accepted)
-    except UserError:  # an older run whose recipe cannot be read, which has been said
+    except UserError:  # the recipe cannot be read, which is another finding
         return sorted(run.path.glob("*tokenizer.json"))
 
 
 def _before_first_validation(run: RunDir) -> bool:
-    """Whether the run is trained but was not validated yet: then there are no best weights to expect."""
+    """Whether training has not reached its first validation, so that there are no best weights yet."""
     try:
         return not run.best.exists() and run.resume.exists() and tensor_io.read_metadata(run.resume)["best"] is None
     except (UserError, KeyError):
         return False
 
 
-def _cache(run: RunDir) -> Iterator[Finding]:
-    """The tokens in the cache, where they can be found: that takes the files that the run was trained on."""
+def _check_cache(run: RunDir) -> Iterator[Finding]:
+    """Check the token cache; it is found only if the files that the run was trained on are still there."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RegardWarning)  # of an edited recipe, which has been said
+            warnings.simplefilter("ignore", RegardWarning)  # an edited recipe is another finding
             folders = stored(run.accepted, *run.tokenizers)
     except (UserError, OSError):
         return
     for folder, whole in folders.items():
-        yield Finding(folder) if whole else Finding(folder, "damaged", "training will make these tokens again")
+        yield Finding(folder) if whole else Finding(folder, "damaged", "training will rebuild it")

@@ -82,7 +82,7 @@ def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
         (["a b", "--keep", "1.0"], "keep = 1.0"),
         (["a b", "--tolerance", "0"], "tolerance = 0.0"),
         (["a b", "--how", "erase"], "--how"),
-        (["a " * 13, "--exact"], "13 parts have 2^13 masks: exactly only up to 12 parts"),
+        (["a " * 13, "--exact"], "13 parts have 2^13 masks: exact only up to 12 parts"),
         (["a b", "--target", "a " * 60], "the target has"),
     ],
 )

@@ -19,7 +19,7 @@ from regard.errors import UserError
 DAMAGES: list[tuple[str, Callable[[Path], object], list[str]]] = [
     ("newer format", lambda run: (run / "run.json").write_text('{"format": 99, "regard": "7.0"}'), ["99", "7.0"]),
     ("run.json cut", lambda run: (run / "run.json").write_text("{"), ["run.json", "damaged"]),
-    ("no run.json", lambda run: (run / "run.json").unlink(), ["no run directory"]),
+    ("no run.json", lambda run: (run / "run.json").unlink(), ["not a run directory"]),
     ("weights cut", lambda run: _cut(run / "model.safetensors"), ["model.safetensors", "damaged"]),
     ("weights empty", lambda run: (run / "model.safetensors").write_bytes(b""), ["model.safetensors", "damaged"]),
     ("a flipped bit", lambda run: _flip(run / "model.safetensors", -999), ["model.safetensors", "checksum"]),
@@ -438,7 +438,7 @@ def test_what_is_no_run_is_answered_with_what_to_do(regard, trained, tmp_path, m
         "a.txt": "a.txt is a file, not a run directory",
         "hf": "`regard import hf --out RUN` reads it",
         "run": "run does not exist; did you mean runs/run?",
-        "runs": "runs is no run directory (it has no run.json); did you mean runs/",
+        "runs": "runs is not a run directory (it has no run.json); did you mean runs/",
     }
     for path, words in expected.items():
         assert words in regard("translate", path, "a").complaint

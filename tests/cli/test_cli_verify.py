@@ -50,4 +50,4 @@ def test_an_edited_recipe_is_reported_until_it_is_accepted(regard: Callable, cop
 
 def test_a_folder_that_is_no_run_is_refused(regard: Callable, tmp_path: Path) -> None:
     assert "nowhere does not exist" in regard("verify", tmp_path / "nowhere").complaint
-    assert "no run directory" in regard("verify", tmp_path, "--accept-edit").complaint
+    assert "not a run directory" in regard("verify", tmp_path, "--accept-edit").complaint

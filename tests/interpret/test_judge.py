@@ -115,7 +115,7 @@ def test_a_person_is_asked_until_they_say_yes_or_no() -> None:
 
 def test_a_person_who_leaves_is_an_error_in_a_line() -> None:
     read, _ = typing("y")
-    with pytest.raises(UserError, match="nobody answered: Does 1 come before"):
+    with pytest.raises(UserError, match="no answer to: Does 1 come before"):
         sort_by(Person(read=read), [3, 2, 1])
 
 

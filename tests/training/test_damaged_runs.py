@@ -58,7 +58,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_is_written_there(t
     other = tmp_path / "photos"
     other.mkdir()
     (other / "cat.jpg").write_text("meow")
-    with pytest.raises(UserError, match="exists and is no run directory"):
+    with pytest.raises(UserError, match="exists and is not a run directory"):
         go(small(tmp_path), other)
     assert [file.name for file in other.iterdir()] == ["cat.jpg"]
 

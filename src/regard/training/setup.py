@@ -134,9 +134,9 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
         return RunDir.create(out, recipe, origin)
     run = RunDir(out)
     edited, changed = run.edits(), differences(run.accepted, recipe)
-    elsewhere = origin is not None and not run.began_with(origin)
+    elsewhere = origin is not None and not run.started_from(origin)
     if (changed or elsewhere) and not _has_learnt(run):  # start over
-        run.forget_tokenizers()
+        run.remove_tokenizers()
         run.best.unlink(missing_ok=True)
     else:
         _refuse_another(changed, out)

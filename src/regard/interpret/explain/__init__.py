@@ -1,6 +1,6 @@
-"""Which inputs mattered, with whatever answers as a black box: RISE, its exact counterpart, and how far to trust it.
+"""Explanations of black boxes: the importance of each part of an input (RISE, or exact), and its standard error.
 
-`explain(f, "some words")` asks any callable; `Model.explain` asks a trained run; `explain_answer` asks a judge, who may
+`explain(f, "some words")` explains any callable, `Model.explain` a trained run, and `explain_answer` a judge, which may
 be a person.
 """
 

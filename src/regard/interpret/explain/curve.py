@@ -1,8 +1,8 @@
-"""Deletion and insertion: does the score fall fast when the parts said to matter are hidden first?
+"""Deletion and insertion curves: how fast the score falls when the most important parts are hidden first.
 
-Deletion begins with the whole input and hides one part after another; insertion begins with nothing and shows them one
-after another. A good order has a small area under its deletion curve and a large one under its insertion curve; what
-is small and what is large, random orders tell.
+Deletion starts with the whole input and hides one part after another; insertion starts with nothing and shows one after
+another. A good order has a small area under its deletion curve and a large one under its insertion curve, compared with
+random orders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANDOM = "random order"
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The score of the whole answer with 0, 1, ... n parts hidden, or shown, in one order; both [n + 1]."""
+    """The overall score with 0, 1, ... n parts hidden, and shown, in one order; both [n + 1]."""
 
     name: str
     deletion: Numbers
@@ -54,21 +54,21 @@ def curves(
     seed: int = 0,
     batch: int = 64,
 ) -> list[Curve]:
-    """A curve for each named importance [n], the greatest first, and one for the mean of `shuffles` random orders."""
+    """Compute a curve for each named importance [n], greatest first, and one for the mean of random orders."""
     parts, ask = len(box.parts), Asker(box, batch)
-    named = {name: np.argsort(-np.asarray(one, np.float64), kind="stable") for name, one in importance.items()}
+    named = {name: np.argsort(-np.asarray(values, np.float64), kind="stable") for name, values in importance.items()}
     random = np.argsort(keys(fold(seed, parts), range(shuffles), parts), axis=1)
     orders = [*named.values(), *random]
     masks = np.concatenate([_hidden_first(order) for order in orders] + [~_hidden_first(order) for order in orders])
-    unique, back = np.unique(masks, axis=0, return_inverse=True)  # the ends are everyone's
+    unique, back = np.unique(masks, axis=0, return_inverse=True)  # all orders share the first and the last mask
     scores = ask(unique)[back.reshape(-1), -1].reshape(2, len(orders), parts + 1)
-    found = [Curve(name, *scores[:, i]) for i, name in enumerate(named)]
+    result = [Curve(name, *scores[:, i]) for i, name in enumerate(named)]
     if shuffles:
-        found.append(Curve(RANDOM, *scores[:, len(named) :].mean(1)))
-    return found
+        result.append(Curve(RANDOM, *scores[:, len(named) :].mean(1)))
+    return result
 
 
 def _hidden_first(order: np.ndarray) -> Masks:
-    """[n + 1, n] masks with 0, 1, ... n parts hidden in this order."""
-    place = np.argsort(order)  # when each part's turn comes
-    return place[None, :] >= np.arange(len(order) + 1)[:, None]
+    """Masks [n + 1, n] with 0, 1, ... n parts hidden in this order."""
+    rank = np.argsort(order)  # the step at which each part is hidden
+    return rank[None, :] >= np.arange(len(order) + 1)[:, None]

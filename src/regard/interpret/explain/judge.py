@@ -1,7 +1,7 @@
-"""Judges: anything that answers yes or no, be it a function, a model, or a person; sorting by asking one, and why.
+"""Judges, which answer yes or no: a function, a model or a person. Sorting with a judge, and explaining its answers.
 
-A person is a black box too. Whoever can say which of two things comes first can sort any number of them, of whatever
-kind, at a price that is counted in questions; and hiding parts of the two things shows what an answer hung on.
+A judge that says which of two things comes first can sort any number of them; the cost is the number of questions.
+Hiding parts of the two things shows what an answer depends on.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ BEFORE = "Does {} come before {}?"
 
 
 class Prefers(Protocol):
-    """As much of a judge as sorting needs."""
+    """What sorting needs of a judge."""
 
     def prefers(self, a: Any, b: Any) -> bool: ...
 
 
 class Judge(ABC):
-    """Answers questions about things with yes or no. `question` is what it is asked to compare two of them by."""
+    """Answers questions about things with yes or no; `question` is the one that compares two of them."""
 
     question = BEFORE
 
     @abstractmethod
     def answer(self, question: str, *things: Any) -> bool:
-        """Yes or no; a {} in the question stands for each of the things."""
+        """Answer a question, which has a {} for each of the things."""
 
     def prefers(self, a: Any, b: Any) -> bool:
         """Whether `a` comes before `b`."""
@@ -43,7 +43,7 @@ class Judge(ABC):
 
 
 class Function(Judge):
-    """Answers with what a function of the things returns; what the question says is no matter to it."""
+    """Answers with the result of a function of the things, whatever the question."""
 
     def __init__(self, function: Callable[..., bool], question: str = BEFORE) -> None:
         self.function, self.question = function, question
@@ -53,9 +53,9 @@ class Function(Judge):
 
 
 class Scorer(Judge):
-    """Answers by a score: of two things the one with the higher comes first, and to one thing it says yes above 0.
+    """Answers by a score: the thing with the higher score comes first; to a single thing the answer is yes above 0.
 
-    `score` maps a list of things to as many numbers; `Scorer.of(loaded)` takes how likely a run holds a text.
+    `score` maps a list of things to numbers; `Scorer.of(run)` uses the log-probabilities of a run.
     """
 
     def __init__(self, score: Callable[[list[Any]], Sequence[float]], question: str = "Does {} score more than {}?"):
@@ -63,7 +63,7 @@ class Scorer(Judge):
 
     @classmethod
     def of(cls, loaded: LoadedRun) -> Scorer:
-        """A run on plain text prefers what it finds likelier; one on pairs takes things that are (source, target)."""
+        """Score texts by their log-probability; a run on pairs takes (source, target) tuples."""
         if not loaded.task.scores_pairs:
             raise UserError(f"a run for {loaded.task.name} gives texts no score: it cannot compare them")
         has_source = loaded.task.has_source
@@ -72,7 +72,7 @@ class Scorer(Judge):
             pairs = [(str(thing[0]), str(thing[1])) if has_source else ("", str(thing)) for thing in things]
             return [sum(logprobs) for logprobs in loaded.score_pairs(pairs)[0]]
 
-        return cls(score, "Is {} likelier than {}?")
+        return cls(score, "Is {} more probable than {}?")
 
     def answer(self, question: str, *things: Any) -> bool:
         first, *others = (float(score) for score in self.score(list(things)))
@@ -80,7 +80,7 @@ class Scorer(Judge):
 
 
 class Person(Judge):
-    """Somebody at the terminal, who answers y or n; `read` and `write` are how they are spoken with."""
+    """A person at the terminal, who answers y or n; `read` and `write` ask and reply."""
 
     def __init__(
         self, question: str = BEFORE, read: Callable[[str], str] = input, write: Callable[[str], None] = print
@@ -88,21 +88,21 @@ class Person(Judge):
         self.question, self.read, self.write = question, read, write
 
     def answer(self, question: str, *things: Any) -> bool:
-        asked = question.format(*map(repr, things))
+        text = question.format(*map(repr, things))
         while True:
             try:
-                said = self.read(f"{asked} (y/n) ").strip().lower()
+                reply = self.read(f"{text} (y/n) ").strip().lower()
             except EOFError:
-                raise UserError(f"nobody answered: {asked}") from None
-            if said in ("y", "yes", "n", "no"):
-                return said.startswith("y")
+                raise UserError(f"no answer to: {text}") from None
+            if reply in ("y", "yes", "n", "no"):
+                return reply.startswith("y")
             self.write("Please answer y or n.")
 
 
 class Unreliable(Judge):
-    """A simulated person: knows what another judge knows, but errs at this rate, each time anew.
+    """A simulated person: gives the opposite of another judge's answer at this error rate.
 
-    Whether an answer is wrong depends on the seed and on how many were given before it, on nothing else.
+    Which answers are wrong is a function of the seed and the number of the question.
     """
 
     def __init__(self, judge: Judge, error: float = 0.1, seed: int = 0) -> None:
@@ -119,7 +119,7 @@ class Unreliable(Judge):
 
 @dataclass(frozen=True)
 class Sorted(Generic[Thing]):
-    """Things in a judge's order, and what that cost."""
+    """Things in a judge's order, and the number of questions that it took."""
 
     things: tuple[Thing, ...]
     questions: int
@@ -129,9 +129,9 @@ class Sorted(Generic[Thing]):
 
 
 def sort_by(judge: Prefers, things: Sequence[Thing]) -> Sorted[Thing]:
-    """Sort by asking: merge sort, which ends after at most `most_questions(n)` however the answers contradict.
+    """Merge sort with a judge: at most `most_questions(n)` questions, even if answers contradict each other.
 
-    Of two things that a judge does not tell apart, the one that stood first stays first.
+    It is stable: things that the judge does not distinguish keep their order.
 
     >>> print(sort_by(Function(lambda a, b: len(str(a)) < len(str(b))), [42, "twenty", 7]))
     7, 42, 'twenty' (3 questions)
@@ -141,15 +141,15 @@ def sort_by(judge: Prefers, things: Sequence[Thing]) -> Sorted[Thing]:
     middle = len(things) // 2
     left, right = sort_by(judge, things[:middle]), sort_by(judge, things[middle:])
     merged: list[Thing] = []
-    ahead, behind, questions = list(left.things), list(right.things), left.questions + right.questions
-    while ahead and behind:
+    first, second, questions = list(left.things), list(right.things), left.questions + right.questions
+    while first and second:
         questions += 1
-        merged.append(behind.pop(0) if judge.prefers(behind[0], ahead[0]) else ahead.pop(0))
-    return Sorted((*merged, *ahead, *behind), questions)
+        merged.append(second.pop(0) if judge.prefers(second[0], first[0]) else first.pop(0))
+    return Sorted((*merged, *first, *second), questions)
 
 
 def most_questions(count: int) -> int:
-    """The most that sorting so many things can take: both halves, and one question less than there are things.
+    """The most questions that sorting `count` things takes: those of both halves, and `count` - 1 to merge them.
 
     >>> [most_questions(n) for n in (1, 2, 3, 4, 8)]
     [0, 1, 3, 5, 17]
@@ -160,10 +160,10 @@ def most_questions(count: int) -> int:
 def explain_answer(
     judge: Prefers, a: Any, b: Any, *, hidden: Any = None, progress: Progress | None = None, **sampling: Any
 ) -> Explanation:
-    """What a judge's preference of `a` to `b` hung on: 1 if it prefers `a`, 0 if not, with parts of either hidden.
+    """Explain a judge's preference of `a` over `b`: the score is 1 if it prefers `a`, else 0, with parts hidden.
 
-    The parts of a text are its words, of a mapping its entries, and anything else is one part. What is hidden is left
-    out (a thing of one part becomes None), or replaced by `hidden`. With n parts it takes 2^n questions, or `masks`.
+    The parts of a text are its words, those of a mapping its entries; anything else is one part. Hidden parts are left
+    out (a thing of one part becomes None) or replaced by `hidden`. With n parts it takes 2^n questions, or `masks`.
     """
     first, second = _parts(a), _parts(b)
 
@@ -183,7 +183,7 @@ def _parts(thing: Any) -> list[str]:
 
 
 def _without(thing: Any, keep: Sequence[bool], hidden: Any) -> Any:
-    """The thing with only some of its parts."""
+    """Make the thing with only some of its parts."""
     if isinstance(thing, str):
         shown = [word if kept else hidden for word, kept in zip(thing.split(), keep, strict=True)]
         return " ".join(str(word) for word in shown if word is not None)

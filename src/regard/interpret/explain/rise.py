@@ -1,14 +1,14 @@
-"""RISE (Petsiuk, Das and Saenko 2018) for anything whose input can be hidden part by part.
+"""RISE (Petsiuk, Das and Saenko 2018) for any function whose input consists of parts that can be hidden.
 
-Parts of the input are kept with probability p, at random, and the black box is called on what is left:
+Each part of the input is kept with probability p, at random, and the black box is called on the rest:
 
     importance_i = E[f | part i kept] - E[f | part i hidden] = E[(f(m) - b) (m_i - p)] / (p (1 - p))
 
 for any constant b. With p = 1/2 this is the Banzhaf value of the game f, and for few parts the expectation can be taken
-over all 2^n masks. Masks come in pairs, u and 1 - u of the same uniform numbers (with p = 1/2: a mask and its
-complement), so that what all masks have in common drops out. And with p = 1/2 the importances are the coefficients of
-the best linear fit to f, so that least squares estimates them, once there are pairs enough: what the other parts add on
-their own is then no longer noise.
+over all 2^n masks. Masks come in antithetic pairs, from u and 1 - u of the same uniform numbers (with p = 1/2: a mask
+and its complement), so that effects common to all masks cancel. With p = 1/2 the importances are also the coefficients
+of the best linear fit to f, so that least squares estimates them once there are enough pairs; the linear effects of the
+other parts are then no longer noise.
 Shapes: B masks, n parts, O outputs of the black box.
 """
 
@@ -32,49 +32,50 @@ Numbers = NDArray[np.float64]
 Asked = Callable[[list[Any]], Any]
 Progress = Callable[[int], None]
 
-MOST_EXACT = 12  # parts; 4096 calls
-BLOCK = 128  # masks between two looks at the error bars, and the most that are held at once
-LEAST_KEEP = 0.01  # with rarer parts kept (or hidden), no number of masks that can be asked tells anything
-FEWEST = 4  # masks: two pairs, or there are no error bars
-ENOUGH = 32  # pairs, beside two for each part, from which on there is a fit
+MAX_EXACT_PARTS = 12  # 4096 calls
+BLOCK = 128  # masks between two estimates, and the most in memory at once
+MIN_KEEP = 0.01  # with parts kept (or hidden) more rarely, no feasible number of masks gives an estimate
+MIN_MASKS = 4  # two pairs: fewer give no standard errors
+MIN_FIT_PAIRS = 32  # pairs, in addition to two for each part, from which on least squares is used
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a black box is asked. The masks are a function of `seed` and their number alone."""
+    """Settings of the estimate. Mask number i is a function of `seed` and i."""
 
-    masks: int = 1000  # the most to draw; with everything kept and with nothing it is asked besides
-    keep: float = 0.5  # how likely a part is kept
-    exact: bool | None = None  # all 2^n masks; None: where they are no more than `masks`
-    antithetic: bool = True  # masks in pairs
-    tolerance: float | None = None  # stop as soon as every standard error is at most this
+    masks: int = 1000  # the most to draw, in addition to everything kept and everything hidden
+    keep: float = 0.5  # the probability that a part is kept
+    exact: bool | None = None  # use all 2^n masks; None: if they are no more than `masks`
+    antithetic: bool = True  # draw masks in pairs
+    tolerance: float | None = None  # stop when no standard error is larger
     seed: int = 0
-    batch: int = 64  # inputs a call; changes results only by the black box's own rounding
+    batch: int = 64  # inputs per call; changes results only by the rounding of the black box
 
     def __post_init__(self) -> None:
-        if not LEAST_KEEP <= self.keep <= 1 - LEAST_KEEP:
-            raise UserError(f"keep = {self.keep}: must be a probability from {LEAST_KEEP} to {1 - LEAST_KEEP}")
-        if self.masks < FEWEST or self.batch < 1:
-            few = f"{self.masks} masks in batches of {self.batch}"
-            raise UserError(f"{few}: there must be at least {FEWEST}, in batches of 1")
+        if not MIN_KEEP <= self.keep <= 1 - MIN_KEEP:
+            raise UserError(f"keep = {self.keep}: must be a probability from {MIN_KEEP} to {1 - MIN_KEEP}")
+        if self.masks < MIN_MASKS or self.batch < 1:
+            raise UserError(
+                f"masks = {self.masks}, batch = {self.batch}: must be at least {MIN_MASKS} masks and batches of 1"
+            )
         if self.tolerance is not None and not self.tolerance > 0:
             raise UserError(f"tolerance = {self.tolerance}: must be above 0")
 
     def enumerates(self, parts: int) -> bool:
-        """Whether all masks over so many parts are gone through."""
-        if self.exact and parts > MOST_EXACT:
-            raise UserError(f"{parts} parts have 2^{parts} masks: exactly only up to {MOST_EXACT} parts")
-        return bool(self.exact) or (self.exact is None and parts <= MOST_EXACT and 2**parts <= self.masks)
+        """Whether all masks over `parts` parts are enumerated."""
+        if self.exact and parts > MAX_EXACT_PARTS:
+            raise UserError(f"{parts} parts have 2^{parts} masks: exact only up to {MAX_EXACT_PARTS} parts")
+        return bool(self.exact) or (self.exact is None and parts <= MAX_EXACT_PARTS and 2**parts <= self.masks)
 
 
 def draw_masks(numbers: Sequence[int], parts: int, sampling: Sampling) -> Masks:
-    """[B, n] the masks with these numbers: True where a part is kept.
+    """Draw the masks [B, n] with these numbers: True where a part is kept.
 
-    Numbers 2k and 2k + 1 are a pair when they are antithetic: they share their uniform numbers, u and 1 - u.
+    Antithetic masks 2k and 2k + 1 are a pair: they use the same uniform numbers as u and 1 - u.
     """
     number = np.asarray(numbers)
-    own = number // 2 if sampling.antithetic else number
-    bits = keys(sampling.seed, own.tolist(), parts) >> np.uint64(32)
+    pair = number // 2 if sampling.antithetic else number
+    bits = keys(sampling.seed, pair.tolist(), parts) >> np.uint64(32)
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-32  # never 0, 1/2 or 1, so a pair has no ties
     if sampling.antithetic:
         uniform = np.where(number[:, None] % 2 == 1, 1.0 - uniform, uniform)
@@ -82,16 +83,16 @@ def draw_masks(numbers: Sequence[int], parts: int, sampling: Sampling) -> Masks:
 
 
 def every_mask(numbers: Sequence[int], parts: int) -> Masks:
-    """[B, n] the masks with these numbers among all 2^n: bit i of the number says whether part i is kept."""
+    """The masks [B, n] with these numbers among all 2^n: bit i of a number says whether part i is kept."""
     return (np.asarray(numbers)[:, None] >> np.arange(parts) & 1).astype(bool)
 
 
 @dataclass(frozen=True)
 class BlackBox:
-    """What is asked, the parts of its input, and how an input with some of them hidden is made.
+    """A function to explain, the parts of its input, and a function that makes an input with some of them hidden.
 
-    `ask` gets a list of inputs and gives scores [B] or [B, O]. `weights` [O] say how the outputs add up to the one
-    score of the whole answer (None: their sum).
+    `ask` maps a list of inputs to scores [B] or [B, O]. The overall score is the sum of the outputs weighted by
+    `weights` [O] (None: 1 each).
     """
 
     ask: Asked
@@ -99,31 +100,33 @@ class BlackBox:
     masked: Callable[[Sequence[bool]], Any]
     outputs: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
-    score: str = "score"  # what the outputs are
+    score: str = "score"  # the name of what the outputs measure
 
     @classmethod
     def of(cls, ask: Asked, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
-        """From a text, whose words are its parts, or a list of parts; `ask` then gets texts, or lists.
+        """Make a black box from a text, whose parts are its words, or from a list of parts.
 
-        `hidden` stands where a part is hidden; None: it is left out.
+        `ask` then receives texts, or lists. `hidden` replaces a hidden part; None: it is left out.
         """
         whole = features.split() if isinstance(features, str) else list(features)
 
         def masked(keep: Sequence[bool]) -> Any:
-            both = [part if kept else hidden for part, kept in zip(whole, keep, strict=True)]
-            left = both if hidden is not None else [part for part, kept in zip(whole, keep, strict=True) if kept]
-            return " ".join(map(str, left)) if isinstance(features, str) else left
+            if hidden is None:
+                parts = [part for part, kept in zip(whole, keep, strict=True) if kept]
+            else:
+                parts = [part if kept else hidden for part, kept in zip(whole, keep, strict=True)]
+            return " ".join(map(str, parts)) if isinstance(features, str) else parts
 
         return cls(ask, tuple(map(str, whole)), more.pop("masked", None) or masked, **more)
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation(NotebookDisplay):
-    """What the answer depended on while parts of the input were hidden.
+    """The importance of each part of an input.
 
-    `importance[i]` ([n], or [n, O] for several outputs) is by how much part i raises the score, on average over what
-    else is hidden; `error` are standard errors (0 where exact). `overall` [n] is the same for the one score of the
-    whole answer, which is `whole` with nothing hidden and `nothing` with everything.
+    `importance[i]` ([n], or [n, O] for several outputs) is the increase of the score by part i, averaged over masks of
+    the other parts; `error` are standard errors (0 where exact). `overall` [n] is the same for the overall score, which
+    is `whole` with nothing hidden and `nothing` with everything hidden.
     """
 
     features: tuple[str, ...]
@@ -137,12 +140,12 @@ class Explanation(NotebookDisplay):
     exact: bool
     outputs: tuple[str, ...] = ()
     keep: float = 0.5
-    score: str = "score"  # what is changed by so much
+    score: str = "score"  # the name of what the outputs measure
     title: str = ""
 
     @cached_property
     def order(self) -> list[int]:
-        """The parts, the most important for the whole answer first; equals in their own order."""
+        """The indices of the parts by overall importance, the greatest first; a stable order."""
         return np.argsort(-self.overall, kind="stable").tolist()
 
     def shares(self) -> Numbers:
@@ -156,7 +159,7 @@ class Explanation(NotebookDisplay):
         return np.divide(positive, total, out=np.zeros_like(positive), where=total > 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain numbers and texts."""
+        """Convert to plain numbers, texts and lists."""
         return {
             "features": list(self.features),
             "outputs": list(self.outputs),
@@ -183,10 +186,10 @@ def explain(
     progress: Progress | None = None,
     **sampling: Any,
 ) -> Explanation:
-    """The importance of every feature for what a callable answers; the settings are those of `Sampling`.
+    """Estimate the importance of every feature for the scores of a callable; the settings are those of `Sampling`.
 
-    `ask` gets a list of inputs and returns scores [B] or [B, O]. The words of a text, or the entries of a list, are
-    left out at random, or replaced by `hidden`; or `masked`, from which features are kept to an input, makes the input.
+    `ask` maps a list of inputs to scores [B] or [B, O]. The words of a text, or the elements of a list, are left out at
+    random, or replaced by `hidden`; or `masked` makes the input from a list that says which features are kept.
 
     >>> explain(lambda texts: ["not" in text for text in texts], "this is not fun").importance.tolist()
     [0.0, 0.0, 1.0, 0.0]
@@ -194,16 +197,16 @@ def explain(
     if isinstance(ask, BlackBox):
         box = ask
     elif features is None:
-        raise TypeError("a callable is explained by its features: explain(f, features)")
+        raise TypeError("explain(f, features) needs the features of the callable")
     else:
         box = BlackBox.of(ask, features, hidden, masked=masked, outputs=tuple(outputs))
     return deque(stream(box, Sampling(**sampling), progress), maxlen=1)[0]  # the last one
 
 
 def stream(box: BlackBox, sampling: Sampling, progress: Progress | None = None) -> Iterator[Explanation]:
-    """The explanation as it gets better, after every block of masks; `progress` hears how many masks were asked."""
+    """Yield better and better explanations, after every block of masks; `progress` is called with the masks used."""
     if not box.parts:
-        raise UserError("there is nothing to explain: the input has no part that could be hidden")
+        raise UserError("there is nothing to explain: the input has no parts to hide")
     if sampling.enumerates(len(box.parts)):
         yield _enumerate(box, sampling, progress)
     else:
@@ -211,14 +214,14 @@ def stream(box: BlackBox, sampling: Sampling, progress: Progress | None = None) 
 
 
 class Asker:
-    """Calls a black box on masks, a batch at a time, and counts the calls."""
+    """Calls a black box on masks in batches, and counts the inputs."""
 
     def __init__(self, box: BlackBox, batch: int) -> None:
         self.box, self.batch, self.calls = box, batch, 0
-        self.single = False  # it answers with one number
+        self.single = False  # whether the black box has one output
 
     def __call__(self, masks: Masks) -> Numbers:
-        """[B, n] -> [B, O + 1]: the outputs, and the score of the whole last."""
+        """Map masks [B, n] to [B, O + 1]: the outputs, and the overall score last."""
         rows = [self._scores(masks[at : at + self.batch]) for at in range(0, len(masks), self.batch)]
         outputs = np.concatenate(rows)
         weights = self.box.weights if self.box.weights is not None else np.ones(outputs.shape[1])
@@ -226,23 +229,23 @@ class Asker:
 
     def _scores(self, masks: Masks) -> Numbers:
         inputs = [self.box.masked(mask) for mask in masks.tolist()]
-        found = np.asarray(self.box.ask(inputs), dtype=np.float64)
+        scores = np.asarray(self.box.ask(inputs), dtype=np.float64)
         self.calls += len(inputs)
-        wanted = len(self.box.outputs)
-        if found.ndim not in (1, 2) or len(found) != len(inputs) or (wanted and found.shape[-1] != wanted):
-            expected = f"({len(inputs)}, {wanted})" if wanted else f"({len(inputs)},) or ({len(inputs)}, outputs)"
-            raise UserError(f"the black box answered {len(inputs)} inputs with shape {found.shape}, not {expected}")
-        if not np.isfinite(found).all():
-            raise UserError("the black box gave a score that is not a finite number")
-        self.single = found.ndim == 1
-        return found[:, None] if self.single else found
+        outputs = len(self.box.outputs)
+        if scores.ndim not in (1, 2) or len(scores) != len(inputs) or (outputs and scores.shape[-1] != outputs):
+            expected = f"({len(inputs)}, {outputs})" if outputs else f"({len(inputs)},) or ({len(inputs)}, outputs)"
+            raise UserError(f"the black box answered {len(inputs)} inputs with shape {scores.shape}, not {expected}")
+        if not np.isfinite(scores).all():
+            raise UserError("the black box returned a score that is not a finite number")
+        self.single = scores.ndim == 1
+        return scores[:, None] if self.single else scores
 
 
 class _Means:
-    """The estimate as a running mean over groups of masks (pairs, or single ones) of what each contributes, z.
+    """The estimate as a running mean of z over groups of masks (pairs, or single ones).
 
-    z = (f - b) (m_i - p) / (p (1 - p)), or a pair's mean of that; [n, O + 1] of them a group, which are never all made:
-    the sums need only products of the two factors.
+    z = (f - b) (m_i - p) / (p (1 - p)), or the mean of that over a pair: [n, O + 1] for each group. The sums of z and
+    of its square are matrix products of the two factors, so that z itself is never stored.
     """
 
     def __init__(self, keep: float, paired: bool) -> None:
@@ -251,10 +254,10 @@ class _Means:
 
     def add(self, masks: Masks, scores: Numbers) -> None:
         """`masks` [B, n], pairs next to each other, and f - b [B, O + 1]."""
-        tilt = (masks - self.keep) / (self.keep * (1 - self.keep))
-        first, second = tilt.T @ scores, (tilt**2).T @ scores**2
+        factor = (masks - self.keep) / (self.keep * (1 - self.keep))
+        first, second = factor.T @ scores, (factor**2).T @ scores**2
         if self.paired:
-            second = second + 2 * (tilt[0::2] * tilt[1::2]).T @ (scores[0::2] * scores[1::2])
+            second = second + 2 * (factor[0::2] * factor[1::2]).T @ (scores[0::2] * scores[1::2])
             first, second = first / 2, second / 4
         self.first, self.second = self.first + first, self.second + second
         self.groups += len(masks) // 2 if self.paired else len(masks)
@@ -266,12 +269,11 @@ class _Means:
         return mean, np.sqrt(variance.clip(min=0.0) / self.groups)
 
 
-class _Fit(_Means):
-    """The estimate by least squares, for pairs of complements: f(m) - f(1 - m) = sum of importance_i s_i + rest.
+class _LeastSquares(_Means):
+    """The estimate by least squares, for complementary pairs: f(m) - f(1 - m) = sum of importance_i s_i + residual.
 
-    The rest, what parts do only together, is uncorrelated with every sign s_i = 2 m_i - 1, and s_i^2 = 1, so that the
-    usual standard errors, rest^2 (S'S)^-1, are right though it depends on s. Before there are pairs enough to tell the
-    parts from one another, it is the mean.
+    The residual (interactions of parts) is uncorrelated with every sign s_i = 2 m_i - 1, and s_i^2 = 1, so that the
+    usual standard errors, residual^2 (S'S)^-1, hold although it depends on s. With few pairs, it is the mean.
     """
 
     def __init__(self) -> None:
@@ -287,45 +289,45 @@ class _Fit(_Means):
 
     def estimate(self) -> tuple[Numbers, Numbers]:
         parts = len(self.first)
-        if self.groups < 2 * parts + ENOUGH:
+        if self.groups < 2 * parts + MIN_FIT_PAIRS:
             return super().estimate()
         inverse = np.linalg.inv(self.gram)
-        found = inverse @ self.cross
-        rest = (self.squares - (found * self.cross).sum(0)).clip(min=0.0) / (self.groups - parts)
-        return found, np.sqrt(np.diagonal(inverse)[:, None] * rest)
+        solution = inverse @ self.cross
+        residual = (self.squares - (solution * self.cross).sum(0)).clip(min=0.0) / (self.groups - parts)
+        return solution, np.sqrt(np.diagonal(inverse)[:, None] * residual)
 
 
 def _sample(box: BlackBox, sampling: Sampling, progress: Progress | None) -> Iterator[Explanation]:
     parts, keep, asker = len(box.parts), sampling.keep, Asker(box, sampling.batch)
     ends = asker(np.array([[True] * parts, [False] * parts]))
-    middle = ends.mean(0)  # b: not needed, but with it less is left to chance
-    running = _Fit() if sampling.antithetic and keep == 0.5 else _Means(keep, sampling.antithetic)
-    most = sampling.masks - (sampling.masks % 2 if sampling.antithetic else 0)
-    for start in range(0, most, BLOCK):
-        masks = draw_masks(range(start, min(start + BLOCK, most)), parts, sampling)
-        running.add(masks, asker(masks) - middle)
+    baseline = ends.mean(0)  # b: any constant is unbiased; this one reduces the variance
+    estimator = _LeastSquares() if sampling.antithetic and keep == 0.5 else _Means(keep, sampling.antithetic)
+    count = sampling.masks - (sampling.masks % 2 if sampling.antithetic else 0)
+    for start in range(0, count, BLOCK):
+        masks = draw_masks(range(start, min(start + BLOCK, count)), parts, sampling)
+        estimator.add(masks, asker(masks) - baseline)
         if progress is not None:
             progress(len(masks))
-        mean, error = running.estimate()
+        mean, error = estimator.estimate()
         yield _explanation(asker, mean, error, ends, sampling)
         if sampling.tolerance is not None and error.max() <= sampling.tolerance:
             return
 
 
 def _enumerate(box: BlackBox, sampling: Sampling, progress: Progress | None) -> Explanation:
-    """The expectation itself: every mask, weighted by p^kept (1 - p)^hidden."""
+    """Compute the exact expectation over all masks, each weighted by p^kept (1 - p)^hidden."""
     parts, keep, asker = len(box.parts), sampling.keep, Asker(box, sampling.batch)
     total, ends = np.zeros(()), list[Numbers]()
     for start in range(0, 2**parts, BLOCK):
         masks = every_mask(range(start, min(start + BLOCK, 2**parts)), parts)
         scores = asker(masks)
-        chance = np.where(masks, keep, 1 - keep).prod(1)
-        total = total + ((masks - keep) / (keep * (1 - keep)) * chance[:, None]).T @ scores
-        ends = [ends[0] if ends else scores[0], scores[-1]]  # nothing kept comes first, everything last
+        probability = np.where(masks, keep, 1 - keep).prod(1)
+        total = total + ((masks - keep) / (keep * (1 - keep)) * probability[:, None]).T @ scores
+        ends = [ends[0] if ends else scores[0], scores[-1]]  # the first mask keeps nothing, the last one everything
         if progress is not None:
             progress(len(masks))
-    found = _explanation(asker, total, np.zeros_like(total), np.array(ends[::-1]), sampling)
-    return replace(found, exact=True)
+    explanation = _explanation(asker, total, np.zeros_like(total), np.array(ends[::-1]), sampling)
+    return replace(explanation, exact=True)
 
 
 def _explanation(asker: Asker, mean: Numbers, error: Numbers, ends: Numbers, sampling: Sampling) -> Explanation:
