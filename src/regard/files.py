@@ -31,7 +31,7 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
 def errno_text(error: OSError) -> str:
-    """What went wrong, in plain words."""
+    """Describe an error of the operating system in plain words."""
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
@@ -53,7 +53,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; whatever is wrong with it, nesting that is too deep included, is a ValueError."""
+    """Parse JSON; any error, also too deep nesting, is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -62,10 +62,10 @@ def parse_json(text: str) -> Any:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Write to the path given; when the block ends well it takes the place of `path`, on disk, at once.
+    """Yield a temporary path to write to; when the block succeeds, that file atomically replaces `path` on disk.
 
-    If anything fails the old file stays as it was and the half-written one is removed. The temporary file has a random
-    name and is created here, so that a file or link that somebody else put there is never written to.
+    If anything fails, the old file stays as it was and the temporary one is removed. The temporary file has a random
+    name and is created exclusively, so that an existing file or link is never written to.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -76,7 +76,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         handle = os.open(temporary, os.O_RDONLY | _NOFOLLOW)
         try:
-            os.fchmod(handle, mode)  # a library that replaced the file with one of its own may have made it private
+            os.fchmod(handle, mode)  # a library that replaced the file may have given it another mode
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder. Only for the process that holds its lock."""
+    """Remove temporary files that killed processes left in a folder. Only for the process that holds its lock."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for file in list(folder.iterdir()):
             if _TEMPORARY.fullmatch(file.name) and not file.is_dir():
@@ -113,7 +113,7 @@ def checksum(content: bytes | str) -> str:
 
 
 def json_checksum(facts: dict[str, Any]) -> str:
-    """The digest of a JSON object; the same when it was written to a file and read again."""
+    """The digest of a JSON object; the same after it was written to a file and read again."""
     return checksum(json.dumps(facts))
 
 

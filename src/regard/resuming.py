@@ -1,8 +1,8 @@
-"""Which settings may change when a run is resumed: for the check, `regard train --help` and the guide. No imports."""
+"""Settings that may change when a run is resumed: for the check, `regard train --help` and the guide. No imports."""
 
 from __future__ import annotations
 
-# A name stands for the setting, or for all settings of the section. Anything else would make it another run.
+# A name stands for a setting, or for all settings of a section. Any other change would make it another run.
 MAY_CHANGE = (
     "training.steps",
     "training.validate_every",

@@ -134,7 +134,7 @@ def test_patience_ends_a_run_and_the_metrics_say_so(
     recipe = small(tmp_path, steps=100, validate_every=2, save_every=2, patience=2, average=2 if average else 0)
     run = go(recipe, tmp_path / "run")
     assert next(left, None) is None  # all were asked for, and no more
-    stop = {"step": 8, "kind": "stop", "looks": 2, "best_step": 8 if average == 0.5 else 4}
+    stop = {"step": 8, "kind": "stop", "validations": 2, "best_step": 8 if average == 0.5 else 4}
     assert metrics(run.path)[-1] == stop
     assert tensors(run.resume).keys() and max(run.snapshots()) == 8
     before = content(run.path)
@@ -191,8 +191,8 @@ def test_a_run_that_reaches_its_last_step_says_nothing_of_patience(
 
 
 def test_the_reporter_says_that_patience_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainReporter().measured(8, "stop", {"looks": 2, "best_step": 4})
-    assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 looks at the held-out pairs\n"
+    PlainReporter().measured(8, "stop", {"validations": 2, "best_step": 4})
+    assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 validations on the held-out pairs\n"
 
 
 def test_no_pace_is_told_of_the_first_step_however_long_it_took(

@@ -1,4 +1,4 @@
-"""Making the next batches on a thread of their own, while the present one is trained on."""
+"""Prefetch batches on a thread while the present one is trained on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Item = TypeVar("Item")
 
 
 class Prefetched(Generic[Item]):
-    """The items of an iterator in their order, at most `ahead` of them made before they are asked for.
+    """The items of an iterator in order, of which a thread makes at most `ahead` in advance.
 
-    Which items come does not depend on how many were made ahead: each of `PlannedBatches.batches` carries the position
-    after it, so a run that is resumed from the last one taken makes the rest again. An exception of the iterator is
-    raised where its item would have come. `waited` counts the seconds spent waiting for items.
+    Items do not depend on how many were made in advance: each share of a `BatchStream` carries the position after it,
+    so that a run resumed from the last one taken makes the rest again. An exception of the iterator is raised in place
+    of its item. `waited` counts the seconds spent waiting for items.
 
     >>> with Prefetched(iter(range(5)), ahead=2) as items:
     ...     list(items)
@@ -31,7 +31,7 @@ class Prefetched(Generic[Item]):
         self._items, self._ahead = items, ahead
         self._made: deque[Item] = deque()
         self._error: BaseException | None = None
-        self._over = self._closed = False  # over: nothing more will be made
+        self._over = self._closed = False  # over: the iterator has ended
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._make, name="regard-prefetch", daemon=True)
         self._thread.start()
@@ -45,7 +45,7 @@ class Prefetched(Generic[Item]):
                     self._changed.wait_for(lambda: self._closed or len(self._made) < self._ahead)
                     if self._closed:
                         return
-        except BaseException as error:  # whatever it is, it belongs to whoever asks for the next item
+        except BaseException as error:  # raised again by `__next__`
             self._error = error
         finally:
             with self._changed:
@@ -71,7 +71,7 @@ class Prefetched(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread, and forget what was made ahead."""
+        """Stop the thread, and drop what was made in advance."""
         with self._changed:
             self._closed = True
             self._made.clear()

@@ -1,4 +1,4 @@
-"""What a training run has to remember to go on from the exact batch, and how that is written down."""
+"""The resume state of a run: what is saved to continue from the exact batch, and how."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Mark = list[Any]  # the length of a log in bytes, and its digest
 
 
 class Log:
-    """A file of JSON lines that grows while a run trains. What follows the last saved mark will be written again."""
+    """A file of JSON lines that grows during training. A resumed run cuts it back to the mark that was saved."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size, self._hash = path, 0, hashlib.blake2b(digest_size=16)
@@ -50,7 +50,7 @@ class Log:
         return [self.size, self._hash.hexdigest()]
 
     def restore(self, mark: Mark | None) -> bool:
-        """Cut the file back to a mark (None: keep all of it); false if it no longer is what was marked."""
+        """Cut the file back to a mark (None: keep all of it); return False if its content has changed since."""
         try:
             if self.path.exists():
                 if mark is not None and self.path.stat().st_size > mark[0]:
@@ -64,44 +64,44 @@ class Log:
 
 @dataclass
 class TrainingProgress:
-    """The numbers of a run between two updates; everything else follows from the recipe and these."""
+    """The state of a run between two steps, apart from its tensors; the rest follows from the recipe."""
 
     step: int = 0
     position: StreamPosition = field(default_factory=lambda: StreamPosition(0, 0))
     seconds: float = 0.0
     tokens: int = 0
-    best: float | None = None  # higher is better: BLEU, the share that is exact, or minus the loss
+    best: float | None = None  # higher is better: BLEU, the share of exact outputs, or minus the loss
     best_step: int = 0
-    best_is: str = ""  # which weights those were: "step", "ema" or "average of" so many
+    best_is: str = ""  # which weights: "step", "ema" or "average of N"
     validations_since_best: int = 0
     validated: int = 0  # the step of the last validation
     window_loss: float = 0.0  # loss and tokens since the last line of metrics
     window_tokens: int = 0
     finished: bool = False
-    static: bool = False  # how batches are packed: a run keeps to it on whichever device it goes on
-    data: str = ""  # digests of what is trained on, and of what is held out: they stay the same, too
+    static: bool = False  # whether batches are static: a resumed run keeps this on any device
+    data: str = ""  # digests of the training and the held-out data: a resumed run has to find the same
     held_out: str = ""
-    logs: dict[str, Mark] = field(default_factory=dict)  # how far the files of measurements had come, by name
+    logs: dict[str, Mark] = field(default_factory=dict)  # marks of the logs by name
 
     def limit(self, settings: TrainingSettings) -> str:
-        """What ends a run here, and would have to be raised for it to go on; nothing if it goes on anyhow."""
+        """The setting that ends the run at this step, and would have to be raised to continue; "" if none does."""
         if self.step >= settings.steps:
             return "training.steps"
         return "training.patience" if 0 < settings.patience <= self.validations_since_best else ""
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> TrainingProgress:
-        """The progress that `asdict` made these facts of; facts of other names or types are a TypeError."""
-        usual = {**asdict(cls()), "best": 0.0}
+        """Read the result of `asdict`; unknown names and wrong types are a TypeError."""
+        defaults = {**asdict(cls()), "best": 0.0}
         for name, value in [*facts.items(), *facts["position"].items()]:
-            kind = type(usual.get(name, 0))  # epoch and batch are whole numbers
+            kind = type(defaults.get(name, 0))  # epoch and batch are integers
             if not isinstance(value, int | float if kind is float else kind) and (name, value) != ("best", None):
                 raise TypeError(f"{name} is {value!r:.40}")
         return cls(**{**facts, "position": StreamPosition(**facts["position"])})
 
     @classmethod
     def read(cls, path: Path) -> TrainingProgress:
-        """The progress that a resume file holds, without its tensors."""
+        """Read the progress from a resume file, without its tensors."""
         try:
             return cls.from_json(tensor_io.read_metadata(path))
         except (KeyError, TypeError, AttributeError) as error:
@@ -109,7 +109,7 @@ class TrainingProgress:
 
 
 class EMA:
-    """A running average of the weights: each update moves it by (1 - decay) towards the newest ones."""
+    """An exponential moving average of the weights: each step moves it by (1 - decay) towards the newest ones."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -136,7 +136,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     ema: EMA | None,
 ) -> None:
-    """One file, replaced whole: weights, optimiser state, average and progress are always of the same step."""
+    """Save weights, optimizer state, moving average and progress in one file, so that all are of the same step."""
     tensors = {f"model.{name}": tensor for name, tensor in tensor_io.model_tensors(model).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -147,7 +147,7 @@ def save(
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> TrainingProgress:
-    """Put everything back where `save` found it."""
+    """Load what `save` saved into the model, the optimizer and the moving average."""
     tensors, facts = tensor_io.load(path)
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}}
     for name, tensor in tensors.items():
@@ -161,11 +161,11 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EM
         owner, _, key = name.rpartition(".")
         if owner not in parameters or tensor.shape not in ((), parameters[owner].shape):
             raise UserError(f"{path}: optimizer.{name:.80} does not fit the model")
-        known = optimizer.state[parameters[owner]]
-        if key in known:  # Muon's momentum is there from the start, a part of a larger tensor
-            known[key].copy_(tensor)
+        state = optimizer.state[parameters[owner]]
+        if key in state:  # Muon's momentum exists from the start, as a view of a larger tensor
+            state[key].copy_(tensor)
         else:
-            known[key] = tensor.to(parameters[owner].device)
+            state[key] = tensor.to(parameters[owner].device)
     if ema is not None:
         for name, tensor in ema.tensors.items():
             if name not in parts["ema"] or parts["ema"][name].shape != tensor.shape:

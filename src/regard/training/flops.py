@@ -1,12 +1,11 @@
-"""How much arithmetic a model needs for a batch: the multiplications and additions of its matrix products, by formula.
+"""FLOPs of a model on a batch: the multiplications and additions of its matrix products, by formula.
 
-Norms, activations, softmaxes and look-ups are left out, as is usual, and so is padding: what counts is what the tokens
-need. Attention counts whole, also where it is causal. T target and S source tokens, N sentences, D width, V vocabulary;
-a product of [a, b] with [b, c] is 2 a b c.
+Norms, activations, softmaxes and look-ups are left out, as is usual, and so is padding. Causal attention counts in
+full. T target and S source tokens, N sentences, D width, V vocabulary; a product of [a, b] with [b, c] is 2 a b c.
 
-A formula and not `torch.utils.flop_counter.FlopCounterMode`: that counts the operations of a pass that it watches. It
-does not see into our Triton kernels or a captured graph, counts padding, and would slow every batch down. The tests
-hold the formula against it where it sees everything.
+Not `torch.utils.flop_counter.FlopCounterMode`, which counts the operations of a pass while it runs: it does not see
+into our Triton kernels or a captured graph, counts padding, and would slow every batch down. The tests compare the
+formula with it where it sees everything.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from dataclasses import dataclass
 from regard.packed import SeqBatch
 from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings, TransformerSettings
 
-BACKWARD = 2  # the gradients of both factors of a product: twice as much again as the product
+BACKWARD = 2  # the gradients of both factors of a product cost twice the product
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a batch decides over the work: tokens of either row, sentences, and pairs of a query and a key."""
+    """Counts of a batch on which the FLOPs depend: tokens, sentences, and pairs of a query and a key."""
 
     source: int
     target: int
     sentences: int
-    own_source: int  # pairs within the source
-    own_target: int
+    self_source: int  # pairs within the source
+    self_target: int
     cross: int
-    joined: int  # pairs within source and target laid as one
-    counted: int  # places that count in the loss
+    joined: int  # pairs within source and target as one sequence
+    num_targets: int
 
     @classmethod
     def of(cls, batch: SeqBatch) -> Sizes:
@@ -40,16 +39,16 @@ class Sizes:
             source=sum(s),
             target=sum(t),
             sentences=len(t),
-            own_source=sum(n * n for n in s),
-            own_target=sum(n * n for n in t),
+            self_source=sum(n * n for n in s),
+            self_target=sum(n * n for n in t),
             cross=sum(a * b for a, b in pairs),
             joined=sum((a + b) ** 2 for a, b in pairs),
-            counted=batch.num_targets,
+            num_targets=batch.num_targets,
         )
 
 
 def forward(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
-    """Of a forward pass with its loss, in FLOP; `vocabulary` is the target's (or the number of classes)."""
+    """FLOPs of a forward pass with its loss; `vocabulary` is the target's (or the number of classes)."""
     sizes = Sizes.of(batch)
     if isinstance(settings, RecurrentSettings):
         return _recurrent(settings, sizes, vocabulary)
@@ -62,12 +61,12 @@ def forward(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
 
 
 def update(settings: ModelSettings, batch: SeqBatch, vocabulary: int) -> int:
-    """Of a forward and a backward pass. What is computed again to save memory does not count twice."""
+    """FLOPs of a forward and a backward pass, without activations that are recomputed."""
     return (1 + BACKWARD) * forward(settings, batch, vocabulary)
 
 
 def _feed_forward(settings: TransformerSettings | GPTSettings | BertSettings) -> int:
-    """A token's."""
+    """FLOPs per token."""
     return 2 * settings.width * settings.ffn_width * (3 if settings.activation == "gated" else 2)
 
 
@@ -79,18 +78,18 @@ def _projections(score: str, width: int, heads: int, queries: int, keys: int) ->
 
 def _transformer(settings: TransformerSettings, sizes: Sizes, vocabulary: int) -> int:
     d, inner = settings.width, _feed_forward(settings)
-    reads = sizes.source * (8 * d * d + inner) + 4 * sizes.own_source * d
-    reads += sizes.sentences * 4 * d * settings.se_dim
-    reads += _projections(settings.score, d, settings.heads, sizes.source, sizes.source)
-    writes = sizes.target * (12 * d * d + inner) + sizes.source * 4 * d * d  # its own q, k, v, o; q, o; then k, v
-    writes += 4 * (sizes.own_target + sizes.cross) * d
-    writes += _projections(settings.score, d, settings.heads, sizes.target, sizes.target)
-    writes += _projections(settings.cross_score or settings.score, d, settings.heads, sizes.target, sizes.source)
-    return settings.encoder_layers * reads + settings.decoder_layers * writes + 2 * sizes.target * d * vocabulary
+    encoder = sizes.source * (8 * d * d + inner) + 4 * sizes.self_source * d
+    encoder += sizes.sentences * 4 * d * settings.se_dim
+    encoder += _projections(settings.score, d, settings.heads, sizes.source, sizes.source)
+    decoder = sizes.target * (12 * d * d + inner) + sizes.source * 4 * d * d  # self: q, k, v, o; cross: q, o; then k, v
+    decoder += 4 * (sizes.self_target + sizes.cross) * d
+    decoder += _projections(settings.score, d, settings.heads, sizes.target, sizes.target)
+    decoder += _projections(settings.cross_score or settings.score, d, settings.heads, sizes.target, sizes.source)
+    return settings.encoder_layers * encoder + settings.decoder_layers * decoder + 2 * sizes.target * d * vocabulary
 
 
 def _body(settings: GPTSettings | BertSettings, tokens: int, pairs: int) -> int:
-    """Blocks of self-attention. Relative positions ask each distance besides: as many features again."""
+    """FLOPs of self-attention blocks. Relative positions also score each distance, with as many features again."""
     d = settings.width
     layer = tokens * (8 * d * d + _feed_forward(settings)) + 4 * pairs * d
     layer += _projections(settings.score, d, settings.heads, tokens, tokens)
@@ -106,8 +105,8 @@ def _gpt(settings: GPTSettings, sizes: Sizes, vocabulary: int) -> int:
 
 def _bert(settings: BertSettings, sizes: Sizes, vocabulary: int) -> int:
     d = settings.width
-    heads = sizes.counted if settings.task == "fill" else sizes.sentences
-    return _body(settings, sizes.source, sizes.own_source) + 2 * heads * d * (d + vocabulary)
+    heads = sizes.num_targets if settings.task == "fill" else sizes.sentences
+    return _body(settings, sizes.source, sizes.self_source) + 2 * heads * d * (d + vocabulary)
 
 
 def _recurrent(settings: RecurrentSettings, sizes: Sizes, vocabulary: int) -> int:

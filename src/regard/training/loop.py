@@ -280,7 +280,7 @@ class Trainer:
             average, _ = self._score(f"average of {len(last)}", lambda: tensor_io.mean(list(last.values())))
         if self.progress.limit(self.settings) == "training.patience":
             since, best = self.progress.validations_since_best, self.progress.best_step
-            self.outputs.measured(self.progress.step, "stop", looks=since, best_step=best)
+            self.outputs.measured(self.progress.step, "stop", validations=since, best_step=best)
         self._ensure_weights()
         self.progress.finished = True
         self._save()

@@ -1,4 +1,4 @@
-"""What turns gradients into updates: Adam, AdamW, and Muon for the weights of linear layers."""
+"""Optimizers: Adam, AdamW, and Muon for the weights of linear layers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from regard.run_dir import RunDir
 
 MOMENTUM = 0.95
-ROUNDS = 5
-QUINTIC = (3.4445, -4.7750, 2.0315)  # of Jordan et al. 2024: steep at 0, and near 1 from 0.1 on after five rounds
-TINY = 1e-7
+ITERATIONS = 5
+QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: steep at 0, and near 1 from 0.1 on after five iterations
+EPS = 1e-7
 
 
 def make_optimizer(model: SequenceModel, run: RunDir) -> torch.optim.Optimizer:
@@ -55,19 +55,20 @@ def muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
 def _adam(
     model: nn.Module, kind: Any, betas: tuple[float, float], decay: float, without: Collection[nn.Parameter] = ()
 ) -> torch.optim.Optimizer:
-    """A fused one for all parameters but those."""
-    others = {id(p) for p in without}
-    rest = [p for p in model.parameters() if id(p) not in others]
+    """A fused optimizer for all parameters except `without`."""
+    excluded = {id(p) for p in without}
+    rest = [p for p in model.parameters() if id(p) not in excluded]
     matrices, vectors = [p for p in rest if p.dim() > 1], [p for p in rest if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    made: torch.optim.Optimizer = kind([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=1e-9, fused=True)
-    return made
+    groups = [group for group in groups if group["params"]]
+    optimizer: torch.optim.Optimizer = kind(groups, lr=0.0, betas=betas, eps=1e-9, fused=True)
+    return optimizer
 
 
 def linear_weights(model: nn.Module) -> dict[nn.Parameter, int]:
-    """The weights of linear layers, and of how many matrices one above the other each is made.
+    """Map the weights of linear layers to the number of matrices that each stacks.
 
-    Tables of token vectors, gains and biases are not among them, nor are the gates of recurrent cells.
+    Embedding tables, norms, biases and the gates of recurrent cells are not included.
     """
     stacked: dict[nn.Parameter, int] = {}
     for module in model.modules():
@@ -79,74 +80,73 @@ def linear_weights(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """[n, R, C] -> the same with all singular values near 1: five rounds of s <- a s + b s^3 + c s^5.
+    """[n, R, C] -> the same with all singular values near 1: five iterations of s <- a s + b s^3 + c s^5.
 
-    In bf16 on a GPU, where nothing hangs on the last digits and matrix products are many times as fast.
+    In bf16 on a GPU, where matrix products are many times as fast; the result does not need more precision.
     """
     a, b, c = QUINTIC
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=TINY)  # no singular value is above 1 then
-    for _ in range(ROUNDS):
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPS)  # no singular value exceeds 1 after this
+    for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) for the weights of linear layers; another optimiser moves the rest.
+    """Muon (Jordan et al. 2024) for the weights of linear layers; another optimizer updates the rest.
 
     m <- 0.95 m + 0.05 g, and w <- w - rate (0.2 sqrt(max(R, C)) orthogonal(0.05 g + 0.95 m) + decay w) for a matrix of
-    R rows and C columns: 0.2 of the rate is what an entry moves by on average, about as much as under Adam (Liu et al.
-    2025), so that both share a rate. Matrices of one shape are moved together. Weights that are several matrices one
-    above the other (queries, keys and values) are so many matrices here.
+    R rows and C columns: an entry changes by 0.2 of the rate on average, about as much as under Adam (Liu et al. 2025),
+    so that both share a rate. Matrices of one shape are updated together. Weights that stack several matrices (queries,
+    keys and values) are treated as separate matrices.
 
-    Our own and not `torch.optim.Muon`, which ignores `found_inf` (it would move weights by a gradient that is not
-    finite), reads its learning rate on the host (no CUDA graphs), takes one matrix at a time, and one stacked of
-    queries, keys and values as if it were one.
+    Not `torch.optim.Muon`, which ignores `found_inf` (it would apply a gradient that is not finite), reads its learning
+    rate on the host (no CUDA graphs), updates one matrix at a time, and treats stacked queries, keys and values as one.
     """
 
     def __init__(self, hidden: dict[nn.Parameter, int], rest: torch.optim.Optimizer, weight_decay: float) -> None:
         super().__init__([{"params": list(hidden)}], {"lr": 0.0, "weight_decay": weight_decay})
         self.rest = rest
-        rest.state = self.state  # one memory, which is saved and loaded as one
-        self.param_groups += rest.param_groups  # the very same groups: a rate that is set here is set there
-        self._lots = self._sort(hidden)
+        rest.state = self.state  # shared, so that both are saved and loaded as one
+        self.param_groups += rest.param_groups  # the same objects: a rate that is set here is set there
+        self._groups = self._group(hidden)
 
-    def _sort(self, hidden: dict[nn.Parameter, int]) -> list[tuple[list[nn.Parameter], Tensor]]:
-        """The weights of each shape, with the momentum [n, R, C] of all their matrices; a weight's own is a view."""
-        alike: defaultdict[tuple[torch.Size, int], list[nn.Parameter]] = defaultdict(list)
+    def _group(self, hidden: dict[nn.Parameter, int]) -> list[tuple[list[nn.Parameter], Tensor]]:
+        """Group weights by shape, with the momentum [n, R, C] of all their matrices; that of one weight is a view."""
+        by_shape: defaultdict[tuple[torch.Size, int], list[nn.Parameter]] = defaultdict(list)
         for weight, parts in hidden.items():
-            alike[weight.shape, parts].append(weight)
-        lots = []
-        for (shape, parts), weights in alike.items():
+            by_shape[weight.shape, parts].append(weight)
+        groups = []
+        for (shape, parts), weights in by_shape.items():
             momentum = torch.zeros(len(weights), *shape, device=weights[0].device)
-            for weight, own in zip(weights, momentum, strict=True):
-                self.state[weight]["momentum"] = own
-            lots.append((weights, momentum.view(len(weights) * parts, shape[0] // parts, shape[1])))
-        return lots
+            for weight, view in zip(weights, momentum, strict=True):
+                self.state[weight]["momentum"] = view
+            groups.append((weights, momentum.view(len(weights) * parts, shape[0] // parts, shape[1])))
+        return groups
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        broken: Tensor | None = getattr(self, "found_inf", None)  # as the fused kernels: 1 where nothing may move
-        for weights, momentum in self._lots:
-            self._move(weights, momentum, broken)
-        if broken is not None:
-            self.rest.found_inf = broken  # type: ignore[attr-defined]
+        found_inf: Tensor | None = getattr(self, "found_inf", None)  # as in fused kernels: 1 skips the update
+        for weights, momentum in self._groups:
+            self._update(weights, momentum, found_inf)
+        if found_inf is not None:
+            self.rest.found_inf = found_inf  # type: ignore[attr-defined]
         self.rest.step()
 
-    def _move(self, weights: list[nn.Parameter], momentum: Tensor, broken: Tensor | None) -> None:
+    def _update(self, weights: list[nn.Parameter], momentum: Tensor, found_inf: Tensor | None) -> None:
         settings = self.param_groups[0]
-        gradient = torch.stack([w.grad if w.grad is not None else torch.zeros_like(w) for w in weights])
-        gradient, moves = gradient.view_as(momentum), torch.ones((), device=momentum.device)
-        if broken is not None:
-            gradient, moves = gradient.where(broken == 0, 0.0), 1.0 - broken
-        momentum.lerp_(gradient, (1 - MOMENTUM) * moves)
-        direction = orthogonalise(gradient.lerp(momentum, MOMENTUM)).float()
-        rate = settings["lr"] * moves
+        grad = torch.stack([w.grad if w.grad is not None else torch.zeros_like(w) for w in weights])
+        grad, applied = grad.view_as(momentum), torch.ones((), device=momentum.device)
+        if found_inf is not None:
+            grad, applied = grad.where(found_inf == 0, 0.0), 1.0 - found_inf
+        momentum.lerp_(grad, (1 - MOMENTUM) * applied)
+        direction = orthogonalise(grad.lerp(momentum, MOMENTUM)).float()
+        rate = settings["lr"] * applied
         steps = direction * (-0.2 * math.sqrt(max(momentum.shape[1:])) * rate)
-        moved: list[Tensor] = list(weights)
+        tensors: list[Tensor] = list(weights)
         if settings["weight_decay"]:
-            torch_private.foreach_mul_(moved, 1.0 - settings["weight_decay"] * rate)
-        torch_private.foreach_add_(moved, list(steps.view(len(weights), *weights[0].shape)))
+            torch_private.foreach_mul_(tensors, 1.0 - settings["weight_decay"] * rate)
+        torch_private.foreach_add_(tensors, list(steps.view(len(weights), *weights[0].shape)))

@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress reports of training: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN_EVERY = 10.0  # seconds between plain progress lines
 
 
 class Reporter:
-    """Says nothing: the base of the others, and what --quiet uses."""
+    """Reports nothing: the base class of the others, and what --quiet uses."""
 
     members = "pairs"  # what the data are made of: pairs, documents, or lines of a stream
 
@@ -32,26 +32,26 @@ class Reporter:
         return "pairs" if self.members == "pairs" else "text"
 
     def say(self, line: str) -> None:
-        """A line of news."""
+        """Report a line of text."""
 
     def counted(self, what: str, count: int) -> None:
-        """So many pairs, documents or lines of a corpus were made ready."""
+        """Report how many pairs, documents or lines of a corpus were read so far."""
 
     def start(self, step: int, steps: int) -> None:
-        """Training begins, or goes on, after `step`."""
+        """Report that training starts or resumes after `step`."""
 
     def step(self, step: int, tokens: int) -> None:
-        """A step is done; `tokens` target tokens were seen so far."""
+        """Report a finished step; `tokens` is the number of targets so far."""
 
     def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
-        """Numbers were written to the metrics."""
+        """Report measurements that were written to the metrics."""
 
     def samples(self, samples: list[dict[str, str]]) -> None:
-        """Translations of held-out sentences, to read."""
+        """Report outputs for held-out examples."""
 
 
 class Unbreakable:
-    """A stream whose reader or terminal may go away: then nothing more is shown, and training goes on."""
+    """A stream whose errors are ignored, so that training goes on when the terminal or the reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -70,7 +70,7 @@ class Unbreakable:
 
 
 class PlainReporter(Reporter):
-    """A line now and then, for logs and pipes."""
+    """Reports in plain lines, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = Unbreakable(stream if stream is not None else sys.stderr)
@@ -93,13 +93,13 @@ class PlainReporter(Reporter):
 
     def step(self, step: int, tokens: int) -> None:
         note = self._pace(step, tokens)
-        if time.monotonic() - self.shown >= PLAIN_EVERY and step > self.first:  # of one step no pace can be told
+        if time.monotonic() - self.shown >= PLAIN_EVERY and step > self.first:
             self.shown = time.monotonic()
             left = (self.shown - self.begun) / max(step - self.first, 1) * (self.steps - step)
             self.say(f"step {step:,} of {self.steps:,}  {note}  {_clock(left)} left")
 
     def _pace(self, step: int, tokens: int) -> str:
-        """The loss, once there is one, and the tokens a second since the first step, which may have been slow."""
+        """The last loss, if any, and tokens per second, without the first step, which may be slow."""
         if self.tokens is None:
             self.tokens, self.begun, self.first = tokens, time.monotonic(), step
         loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
@@ -109,10 +109,10 @@ class PlainReporter(Reporter):
         if kind == "train":
             self.loss = numbers["loss"]
         elif kind == "stop":
-            looks = f"{numbers['looks']} looks at the held-out {self.held_out}"
-            self.say(f"stopped after step {step:,}: nothing better in {looks}")
+            validations = f"{numbers['validations']} validations on the held-out {self.held_out}"
+            self.say(f"stopped after step {step:,}: nothing better in {validations}")
         else:
-            self.say(f"held-out {self.held_out} {_look_line(step, numbers)}")
+            self.say(f"held-out {self.held_out} {_validation_line(step, numbers)}")
 
     def samples(self, samples: list[dict[str, str]]) -> None:
         for sample in samples[:1]:
@@ -120,7 +120,7 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(PlainReporter):
-    """A progress bar, with the news above it."""
+    """A progress bar, with lines above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -133,7 +133,7 @@ class LiveReporter(PlainReporter):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(compact=True),
-            console=Console(file=self.stream),  # type: ignore[arg-type]  # it has all that a stream has
+            console=Console(file=self.stream),  # type: ignore[arg-type]  # it forwards every attribute of a stream
             refresh_per_second=4,
         )
 
@@ -158,7 +158,7 @@ class LiveReporter(PlainReporter):
 
 
 class TensorBoardWriter:
-    """The same numbers for TensorBoard, when a folder is given."""
+    """Writes the measurements for TensorBoard, if a folder is given."""
 
     def __init__(self, folder: Path | None) -> None:
         self.writer: Any = None
@@ -180,32 +180,32 @@ class TensorBoardWriter:
 
 
 def pick(quiet: bool) -> Reporter:
-    """The reporter that suits where the output goes."""
+    """Choose the reporter for stderr: a live bar in a terminal, plain lines elsewhere."""
     if quiet:
         return Reporter()
     return LiveReporter() if sys.stderr.isatty() else PlainReporter()
 
 
 def figures(numbers: dict[str, Any], brief: bool = False) -> str:
-    """`loss 3.512, perplexity 33.51, BLEU 10.20`, what there is of it; if brief, without those that follow from others.
+    """Format measurements: `loss 3.512, perplexity 33.51, BLEU 10.20`; if `brief`, without those implied by others.
 
     >>> figures({"loss": 1.0, "perplexity": 2.718, "exact": 50.0}, brief=True)
     'loss 1.000, exact 50.0 %'
     """
-    shown = {
+    formats = {
         "loss": "loss {:.3f}",
         "perplexity": "perplexity {:.2f}",
         "bleu": "BLEU {:.2f}",
         "exact": "exact {:.1f} %",
         "bits_per_byte": "{:.3f} bits a byte",
     }
-    less = ({"perplexity", "exact"} if "bleu" in numbers else {"perplexity"}) if brief else set()
-    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers and name not in less]
+    omitted = ({"perplexity", "exact"} if "bleu" in numbers else {"perplexity"}) if brief else set()
+    parts = [form.format(numbers[name]) for name, form in formats.items() if name in numbers and name not in omitted]
     return ", ".join(parts) or "not validated"
 
 
 def which_weights(facts: dict[str, Any]) -> str:
-    """Which weights a validation was of."""
+    """Describe the weights that a validation measured."""
     step, kind = int(facts.get("step", 0)), str(facts.get("weights", "step"))
     if kind.startswith("average"):
         return f"the {kind.replace('average of', 'average of the last')} snapshots, up to step {step:,}"
@@ -213,7 +213,7 @@ def which_weights(facts: dict[str, Any]) -> str:
     return when if kind == "step" or not step else f"{when} ({kind})"
 
 
-def _look_line(step: int, numbers: dict[str, Any]) -> str:
+def _validation_line(step: int, numbers: dict[str, Any]) -> str:
     kept = ", the best so far" if numbers["better"] and step else ""
     which = "" if numbers["weights"] == "step" or not step else f" ({numbers['weights']})"
     when = f"after step {step:,}" if step else "before training (step 0)"

@@ -1,4 +1,4 @@
-"""Learning rates as a function of the step, so that a resumed run needs to remember nothing."""
+"""Learning rates as a function of the step, so that a resumed run needs no state."""
 
 from __future__ import annotations
 
