@@ -1,10 +1,10 @@
-"""Single flipped bits: the files of a run that they can hit, and what must follow from each.
+"""Single flipped bits in the files of a run, and their consequences.
 
     with flipped(file, bit):
         outcome = observe(...)
 
-A flipped bit may be refused with a `UserError`, or named in a warning or a line of news, or change nothing. It must
-never change a result without a word, and never end in any other exception.
+A flipped bit may be refused with a `UserError`, or be named in a warning or a progress line, or change nothing. It must
+never change a result silently, or end in another exception.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from regard.errors import RegardWarning, UserError
 
 
 def places(files: list[Path], count: int, seed: int) -> list[tuple[Path, int]]:
-    """Bits to flip, `count` in all: files take turns, so that small ones are hit as often as large ones.
+    """Choose `count` bits to flip, in each file in turn, so that small ones are hit as often as large ones.
 
-    Every second bit is drawn from the first 2,000 bytes, where headers are.
+    Half of the bits are in the first 2,000 bytes, where headers are.
     """
     random, chosen = Random(seed), []
     for number in range(count):
@@ -35,7 +35,7 @@ def places(files: list[Path], count: int, seed: int) -> list[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def flipped(file: Path, bit: int) -> Iterator[None]:
-    """The file with one bit flipped while the context lasts; afterwards it is as it was."""
+    """Flip one bit of a file within the context."""
     before = file.read_bytes()
     content = bytearray(before)
     content[bit // 8] ^= 1 << bit % 8
@@ -49,19 +49,19 @@ def flipped(file: Path, bit: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an action: its result, or the error that refused it, and all that was said on the way."""
+    """The result of an action, or the error that refused it, and its warnings."""
 
     result: Any = None
     refused: str = ""
-    said: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def silent_change(self, expected: Any) -> bool:
-        """Whether the result is another one and nothing was said of it."""
-        return not self.refused and not self.said and self.result != expected
+        """Return whether the result differs without a warning."""
+        return not self.refused and not self.warnings and self.result != expected
 
 
 def observe(act: Callable[[list[str]], Any]) -> Outcome:
-    """The outcome of an action, which is given a list for lines of news; any error but `UserError` passes through."""
+    """Run an action, which gets a list for progress lines; any error but `UserError` propagates."""
     news: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RegardWarning)
@@ -70,4 +70,4 @@ def observe(act: Callable[[list[str]], Any]) -> Outcome:
         except UserError as error:
             return Outcome(refused=str(error))
     ours = [str(entry.message) for entry in caught if issubclass(entry.category, RegardWarning)]
-    return Outcome(result, said=(*news, *ours))
+    return Outcome(result, warnings=(*news, *ours))

@@ -1,8 +1,8 @@
-"""What all tests share: a cache of their own, and the table of invariants printed at the end of a run.
+"""Shared by all tests: a temporary cache, and the table of invariants printed at the end of a run.
 
-Every test marked `invariant` fills a cell of the table of invariant by model family. Workers of pytest-xdist send their
-cells along with their reports, so the table is put together here, where the run is summed up. A run that selected the
-whole table and left a cell empty fails.
+Every test marked `invariant` fills a cell of the table of invariants by model family. Workers of pytest-xdist send
+their cells with their reports, and the table is assembled in the main process. A run that selects the whole table fails
+if a cell is empty.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():  # then kernels for GPUs are interpreted; Triton reads this when it is first imported
+if not torch.cuda.is_available():  # run GPU kernels in the interpreter; Triton reads this when it is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
-settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
+settings.register_profile("patient", deadline=None)  # the machine may be busy
 settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
@@ -51,19 +51,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tokens of test corpora go to a folder that ends with the tests."""
+    """Cache the tokens of test corpora in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 class Table:
-    """Which invariant was seen to hold for which family."""
+    """Outcomes by invariant and family."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.columns: list[str] = []
-        self.no_question: dict[tuple[str, str], str] = {}  # cells that nothing is asked for, and why
+        self.not_applicable: dict[tuple[str, str], str] = {}  # cells without a test, and why
         self.outcomes: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.notes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
 
@@ -71,8 +71,8 @@ class Table:
         properties = dict(report.user_properties)
         if "cell" not in properties:
             return
-        self.rows, self.columns, no_question = properties["table"]
-        self.no_question = {(row, column): why for row, column, why in no_question}
+        self.rows, self.columns, not_applicable = properties["table"]
+        self.not_applicable = {(row, column): why for row, column, why in not_applicable}
         cell = tuple(properties["cell"])
         if report.when == "call" or report.failed:
             self.outcomes[cell].append(report.outcome)
@@ -80,14 +80,14 @@ class Table:
             self.notes[cell].append(tuple(properties["close"]))
 
     def empty(self) -> list[tuple[str, str]]:
-        """Cells that nothing but skipped tests came for."""
+        """Return the cells without a test that ran."""
         filled = {cell for cell, outcomes in self.outcomes.items() if set(outcomes) - {"skipped"}}
-        filled |= self.no_question.keys()
+        filled |= self.not_applicable.keys()
         return [(row, column) for row in self.rows for column in self.columns if (row, column) not in filled]
 
     def cell(self, row: str, column: str) -> str:
-        if (row, column) in self.no_question:
-            return self.no_question[row, column]
+        if (row, column) in self.not_applicable:
+            return self.not_applicable[row, column]
         outcomes = self.outcomes[row, column]
         ran = [outcome for outcome in outcomes if outcome != "skipped"]
         failed = ran.count("failed")
@@ -108,13 +108,13 @@ class Table:
             write(f"{row:<{wide}}" + "".join(f"{self.cell(row, column):<18}" for column in self.columns))
         for (row, column), counts in self.notes.items():
             close, total = (sum(numbers) for numbers in zip(*counts, strict=True))
-            write(f"{row}, {column}: {close} of {total} decisions had a margin below 1e-5")
+            write(f"{row}, {column}: {close} of {total} decisions had margins below 1e-5")
         for row, column in self.empty() if _whole_table(terminalreporter._session) else []:
             write(f"ERROR: no test ran for {row!r} of the {column} family", red=True)
 
 
 def _whole_table(session: pytest.Session | None) -> bool:
-    """Whether the run was asked for every invariant and went to its end."""
+    """Return whether the run selected every invariant and was not stopped."""
     if session is None or session.shouldstop or session.shouldfail:
         return False
     options = session.config.option
@@ -127,6 +127,6 @@ def _whole_table(session: pytest.Session | None) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "invariant(name): fills this row of the table of invariants")
-    config.addinivalue_line("markers", "writes: asked only of families that write text")
+    config.addinivalue_line("markers", "generates: runs only for families that generate text")
     if not hasattr(config, "workerinput") and os.environ.get("PYTEST_XDIST_WORKER") is None:
         config.pluginmanager.register(Table(), "regard-invariants")

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: whatever is wrong with them is said in one line, soon, and before memory is taken."""
+"""Malformed files are refused in one line, soon, and before memory is allocated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Iterator[Path]:
-    """A run whose files may be spoilt: what is not is shared."""
+    """A copy of a run, whose files may be changed."""
     folder = tmp_path / "run"
     folder.mkdir()
     for file in made.iterdir():
@@ -44,13 +44,13 @@ def run(made: Path, tmp_path: Path) -> Iterator[Path]:
     yield folder
 
 
-def spoil(file: Path, old: str, new: str) -> None:
+def substitute(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
 
 
-def record(run: Path, **entries: Any) -> None:
+def change_run_json(run: Path, **entries: Any) -> None:
     """Change entries of run.json, and its checksum with them."""
     info = json.loads((run / "run.json").read_text())
     info = {name: entry for name, entry in {**info, **entries}.items() if name != "checksum"}
@@ -87,12 +87,12 @@ def test_recipes_that_break_parsers(tmp_path: Path, text: str, fault: str) -> No
     assert fault.replace("line 2", "line 3") in str(refused.value)
 
 
-def test_a_value_on_the_command_line_may_not_be_nested_without_end() -> None:
+def test_a_deeply_nested_value_on_the_command_line_is_refused() -> None:
     with pytest.raises(UserError, match=r"--set training\.betas: the value is nested too deeply"):
         load_recipe("copy", ["training.betas=" + "[" * 10_000 + "]" * 10_000])
 
 
-def test_the_line_of_a_fault_is_found_in_time_in_proportion_to_the_file(tmp_path: Path) -> None:
+def test_finding_the_line_of_an_error_takes_linear_time(tmp_path: Path) -> None:
     """Parsing ever longer beginnings of the file took 17 s at line 8,000."""
     texts = [f'[[data.mix]]\ncorpus = "copy"\nsource_tag = """\n[{n}"""\n' for n in range(2000)]
     texts += ['[[data.mix]] # "\ncorpus = "copy"\nweigth = 1\n']
@@ -120,16 +120,16 @@ def test_the_line_of_a_fault_is_found_in_time_in_proportion_to_the_file(tmp_path
         ),
     ],
 )
-def test_json_that_is_not_what_regard_writes(run: Path, name: str, text: str, fault: str) -> None:
+def test_malformed_json_is_refused(run: Path, name: str, text: str, fault: str) -> None:
     (run / name).write_text(text)
-    if name == "tokenizer.json":  # whoever writes such a file can write its checksum, too
-        record(run, tokenizers={name: checksum(text)})
+    if name == "tokenizer.json":  # a deliberate change includes the checksum
+        change_run_json(run, tokenizers={name: checksum(text)})
     with pytest.raises(UserError, match=fault):
         load(run, device="cpu")
 
 
 @pytest.mark.parametrize("about", ["[" * 100_000, "[1]", "}"])
-def test_a_header_that_is_not_what_regard_writes(tmp_path: Path, about: str) -> None:
+def test_a_malformed_header_is_refused(tmp_path: Path, about: str) -> None:
     file = tmp_path / "w.safetensors"
     save_file({"a": torch.zeros(2)}, str(file), metadata={"about": about})
     for read in (tensor_io.load, tensor_io.read_metadata):
@@ -146,10 +146,10 @@ def test_a_header_that_is_not_what_regard_writes(tmp_path: Path, about: str) -> 
         ("max_positions = 48", "max_positions = 1000000000000", "max_positions"),
     ],
 )
-def test_a_run_whose_recipe_is_absurd_is_refused_before_anything_is_allocated(
+def test_a_run_whose_recipe_is_too_large_is_refused_before_allocation(
     run: Path, old: str, new: str, named: str
 ) -> None:
-    spoil(run / "recipe.toml", old, new)
+    substitute(run / "recipe.toml", old, new)
     began = time.process_time()
     with pytest.raises(UserError, match=rf"recipe\.toml: model\.{named} = {new.split()[-1]}: .*parameters"):
         RunDir(run).model()
@@ -175,7 +175,7 @@ def test_a_model_larger_than_the_memory_is_not_trained(tmp_path: Path, setting: 
         GPTSettings.model_validate({"size": "nano", "layers": 5, "positions": "relative"}),
     ],
 )
-def test_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
+def test_model_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
     size = sizes.Size.of(settings, 30, 40, False)
     model = build(settings, 30, 40, False)
     assert size.stored == sum(tensor.numel() for tensor in tensor_io.model_tensors(model).values())
@@ -183,11 +183,11 @@ def test_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
     assert size.held <= sizes.at_most(settings, 70)
 
 
-def test_the_memory_of_a_machine_is_known() -> None:
+def test_the_memory_of_the_machine_is_known() -> None:
     assert 1 << 28 < devices.memory(torch.device("cpu")) < 1 << 50
 
 
-def test_a_damaged_sentencepiece_model_is_said_to_be_one() -> None:
+def test_a_damaged_sentencepiece_model_is_named() -> None:
     pytest.importorskip("sentencepiece")
     head = '{"format": "regard tokenizer", "version": 1, "unit": "sentencepiece", '
     text = head + '"tags": [], "words": [], "model": "AAAA"}'
@@ -195,7 +195,7 @@ def test_a_damaged_sentencepiece_model_is_said_to_be_one() -> None:
         Tokenizer.from_json(text).encode("a")
 
 
-def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
+def test_a_step_that_is_not_a_number_is_refused(run: Path) -> None:
     tensors, facts = tensor_io.load(run / "model.safetensors")
     tensor_io.save(run / "model.safetensors", tensors, {**facts, "step": [1]})
     with pytest.raises(UserError, match=r"model\.safetensors is damaged: the step in its header is \[1\]"):
@@ -212,7 +212,7 @@ def test_a_step_that_is_no_number_is_refused(run: Path) -> None:
         ({"logs": None}, "logs is None"),
     ],
 )
-def test_facts_of_another_type_are_no_state_of_a_run(tmp_path: Path, facts: dict[str, Any], fault: str) -> None:
+def test_metadata_of_wrong_types_is_refused(tmp_path: Path, facts: dict[str, Any], fault: str) -> None:
     file = tmp_path / "resume.safetensors"
     tensor_io.save(file, {"model.a": torch.zeros(1)}, {**asdict(TrainingProgress(step=3)), **facts})
     with pytest.raises(UserError, match=rf"resume\.safetensors does not hold the state of a run.*{fault}"):
@@ -222,7 +222,7 @@ def test_facts_of_another_type_are_no_state_of_a_run(tmp_path: Path, facts: dict
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokenizers", [1]), ("recipe", "x"), ("from", 5)])
-def test_entries_of_run_json_have_their_types(run: Path, key: str, value: Any) -> None:
-    record(run, **{key: value})
+def test_entries_of_run_json_of_wrong_types_are_refused(run: Path, key: str, value: Any) -> None:
+    change_run_json(run, **{key: value})
     with pytest.raises(UserError, match=rf"run\.json is damaged: {key} is"):
         RunDir(run)

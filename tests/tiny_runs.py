@@ -1,4 +1,4 @@
-"""Runs of every family with small random weights, made in an instant: enough to look into, not to read."""
+"""Runs of every family with small random weights, made without training."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ TEXTS = {"en-es": "this cat is very large", "stories": "Once upon a time", "mood
 
 
 def text_for(family: str) -> str:
-    """Something that a run of this family can read."""
+    """Return a text for a run of this family."""
     return "Once upon a [MASK] there" if "fill" in family else TEXTS[FAMILIES[family]["data"]]
 
 
 def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> RunDir:
-    """A run directory with random weights; `changes` are fields of the model."""
+    """Make a run directory with random weights; `changes` are settings of the model."""
     about = FAMILIES[family]
     return make(
         path,
@@ -73,7 +73,7 @@ def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> RunDir:
 
 
 def make(path: Path, settings: dict[str, Any], seed: int = 0) -> RunDir:
-    """The same of any recipe on a built-in corpus."""
+    """Make a run directory from any recipe on a built-in corpus."""
     run = RunDir.create(path, Recipe.model_validate(settings))
     run.save_tokenizers(*_tokenizers(run.recipe, settings["data"]["corpus"]))
     torch.manual_seed(seed)

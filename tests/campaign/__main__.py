@@ -13,34 +13,34 @@ from pathlib import Path
 
 from tests.campaign.sandbox import Tally, prepare
 
-PARTS = {"kills": 100, "bits": 2000, "hostile": 300, "requests": 10_000, "words": 3000}  # and how many trials
+PARTS = {"kills": 100, "bits": 2000, "hostile": 300, "requests": 10_000, "words": 3000}  # with their trials
 FUZZ = ("hostile", "requests", "words")
-AT_ONCE = 2
+PROCESSES = 2
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("part", nargs="?", choices=[*PARTS, "fuzz", "all"], default="all")
     parser.add_argument("--count", type=int, help="trials of each part")
-    parser.add_argument("--seconds", type=float, help="instead of a count: share this much time")
+    parser.add_argument("--seconds", type=float, help="instead of a count: total time of all parts")
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    chosen = {"all": tuple(PARTS), "fuzz": FUZZ}.get(asked.part, (asked.part,))
-    seconds = None if asked.seconds is None else asked.seconds * min(AT_ONCE, len(chosen)) / len(chosen)
+    options = parser.parse_args()
+    chosen = {"all": tuple(PARTS), "fuzz": FUZZ}.get(options.part, (options.part,))
+    seconds = None if options.seconds is None else options.seconds * min(PROCESSES, len(chosen)) / len(chosen)
     prepare()
     with tempfile.TemporaryDirectory(prefix="regard-campaign-") as scratch:
         os.environ["REGARD_CACHE"] = f"{scratch}/cache"
-        tallies = _together(chosen, asked.count, seconds, asked.seed, Path(scratch))
+        tallies = _together(chosen, options.count, seconds, options.seed, Path(scratch))
     return _report(tallies)
 
 
 def _together(
     parts: tuple[str, ...], count: int | None, seconds: float | None, seed: int, scratch: Path
 ) -> list[Tally]:
-    """Run the parts in processes of their own, a few at once."""
+    """Run the parts in separate processes, a few at a time."""
     waiting, running = list(parts), {}
     while waiting or running:
-        while waiting and len(running) < AT_ONCE:
+        while waiting and len(running) < PROCESSES:
             part = waiting.pop(0)
             wanted = count if count is not None or seconds is not None else PARTS[part]
             child = os.fork()
@@ -53,7 +53,7 @@ def _together(
 
 
 def _one(part: str, count: int | None, seconds: float | None, seed: int, scratch: Path) -> None:
-    """Never returns."""
+    """Run a part in the child and exit."""
     began = time.monotonic()
     try:
         home = scratch / part
@@ -72,7 +72,7 @@ def _one(part: str, count: int | None, seconds: float | None, seed: int, scratch
 def _tally(file: Path, part: str) -> Tally:
     if not file.exists():
         return Tally(part, failures=[f"{part}: the campaign itself failed (see above)"])
-    tally: Tally = pickle.loads(file.read_bytes())  # written by this very program
+    tally: Tally = pickle.loads(file.read_bytes())  # written by this program
     return tally
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.campaign.sandbox import Clock, Tally, call
 
-STEPS, MORE = 6, 9  # the run that is damaged, and how far it goes on
-EACH = 40  # flips of a process
+STEPS, MORE = 6, 9  # steps of the damaged run, and after resuming
+EACH = 40  # flips per process
 
 
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
@@ -51,12 +51,12 @@ def _train(home: Path, family: str, out: Path, steps: int, news: list[str]) -> N
     from regard.training import setup
     from regard.training.progress import Reporter
 
-    class Said(Reporter):
+    class WarningReporter(Reporter):
         def say(self, line: str) -> None:
             if "damage" in line or "altered" in line or "again" in line:
                 news.append(line)
 
-    setup.pick = lambda quiet: Said()  # type: ignore[assignment]
+    setup.pick = lambda quiet: WarningReporter()  # type: ignore[assignment]
     setup.train(_recipe(home, family, steps), out, device="cpu", quiet=True)
 
 
@@ -68,26 +68,26 @@ def _make(home: Path, family: str) -> int:
 
 
 def _used(run: Path, family: str) -> Any:
-    """What the model says."""
+    """Return the model's output."""
     from regard.api import load
 
     model = load(run, device="cpu")
     if "fill" in family:
-        return [[(guess.text, guess.probability) for guess in gap] for gap in model.fill("a [MASK] c", top=3).guesses]
+        return [[(guess.text, guess.probability) for guess in mask] for mask in model.fill("a [MASK] c", top=3).guesses]
     if model.run.recipe.data.is_text:
         return model.generate("a b", tokens=5, seed=1).text
     return [(one.text, one.score) for one in model.translate(["a b c", "t s"])]
 
 
-def _went_on(home: Path, family: str, work: Path, news: list[str]) -> Any:
-    """The weights, the state and the measurements of a run that went on."""
+def _resumed(home: Path, family: str, work: Path, news: list[str]) -> Any:
+    """Resume a run; return its weights, state and metrics."""
     from small_training import measured, remembered
 
     _train(home, family, work / "run", MORE, news)
     tensors = remembered(work / "run")
     try:
         lines: list[Any] = measured(work / "run")
-    except ValueError:  # a damaged line was kept; then something has to have been said of it
+    except ValueError:  # a damaged line was kept; then there must have been a warning
         lines = []
     return {name: tensor.tolist() for name, tensor in tensors.items()}, lines
 
@@ -103,7 +103,7 @@ def _flips(home: Path, family: str, many: int, seed: int, report: Path) -> int:
 
     fresh()
     os.environ["REGARD_CACHE"] = str(work / "cache")
-    expected = {"use": _used(work / "run", family), "resume": _went_on(home, family, work, [])}
+    expected = {"use": _used(work / "run", family), "resume": _resumed(home, family, work, [])}
     fresh()
     files = sorted(
         path for part in ("run", "cache") for path in (work / part).rglob("*") if path.is_file() and path.stat().st_size
@@ -117,12 +117,12 @@ def _flips(home: Path, family: str, many: int, seed: int, report: Path) -> int:
             with flipped(file, bit):
                 act = {
                     "use": lambda news: _used(work / "run", family),
-                    "resume": lambda news: _went_on(home, family, work, news),
+                    "resume": lambda news: _resumed(home, family, work, news),
                 }
                 try:
                     outcome = observe(act[action])
                     if outcome.silent_change(expected[action]):
-                        failure = f"{name}, bit {bit}: {action}: another result without a word"
+                        failure = f"{name}, bit {bit}: {action}: another result without a warning"
                 except Exception as error:
                     where = traceback.format_exc().strip().splitlines()[-3].strip()
                     failure = f"{name}, bit {bit}: {action}: {type(error).__name__}: {error} ({where})"
@@ -136,7 +136,7 @@ def _flips(home: Path, family: str, many: int, seed: int, report: Path) -> int:
 
 
 def _actions(name: str) -> list[str]:
-    """What reads a file: using the model, going on with the training, or both."""
+    """Return what reads a file: using the model, resuming the training, or both."""
     if name.startswith("cache") or "resume" in name or "snapshots" in name or name.endswith("jsonl"):
         return ["resume"]
     return ["use"] if "model.safetensors" in name else ["use", "resume"]

@@ -1,4 +1,4 @@
-"""Spoilt recipes, run directories, models to import and corpora: refused in a line, soon, or used if they can be."""
+"""Corrupted recipes, run directories, models to import and corpora: each must be refused soon, in one line, or work."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUNS = {
     "bert (fill)": ("fill", "a [MASK] day"),
 }
 IMPORTS = {"gpt": "gpt", "bert (fill)": "bert", "transformer": "marian"}
-# Settings that ask for more work: 10^12 steps are many, but no mistake.
-TOIL = {"steps", "accumulate", "count", "sample", "validate_lines", "max_extra", "max_ratio", "min_length", "pool"}
+# Settings that only ask for more work: 10^12 steps are valid.
+WORK = {"steps", "accumulate", "count", "sample", "validate_lines", "max_extra", "max_ratio", "min_length", "pool"}
 
 
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
@@ -51,7 +51,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
 
 
 def _make(scratch: Path) -> int:
-    """Tiny runs, and the folders that they are exported to."""
+    """Make tiny runs, and export them."""
     from regard.errors import UserError
     from regard.interop.huggingface import export_run
     from tiny_runs import FAMILIES, make, make_run
@@ -59,7 +59,7 @@ def _make(scratch: Path) -> int:
     marian = {"positions": "sinusoidal-split", "norm_first": False, "activation": "relu", "output_bias": True}
     for family in RUNS:
         about = FAMILIES[family]
-        data = {"corpus": about["data"], "count": 50}  # training reads all of it before it looks at weights
+        data = {"corpus": about["data"], "count": 50}  # training reads all of it before the weights
         text = {"unit": "bpe", "vocabulary": 400}
         made = make(scratch / "runs" / family, {"data": data, "text": text, "model": about["model"]})
         if family in IMPORTS:
@@ -72,7 +72,7 @@ def _make(scratch: Path) -> int:
 
 
 def _use(run: Path, family: str, random: Random) -> list[Outcome]:
-    """Commands that read a run."""
+    """Run commands that read a run."""
     verb, text = RUNS[family]
     more = random.choice(
         [("evaluate", run), ("draw", run, text), ("recipes", run / "recipe.toml"), ("draw", run, "--what", "curves")]
@@ -81,11 +81,11 @@ def _use(run: Path, family: str, random: Random) -> list[Outcome]:
 
 
 def _copied(home: Path, kind: str, family: str) -> Path:
-    return Path(shutil.copytree(home.parent / kind / family, home / "spoilt"))
+    return Path(shutil.copytree(home.parent / kind / family, home / "corrupted"))
 
 
 def _recipe(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """A recipe of one's own, to train."""
+    """Train a changed recipe."""
     import tomllib
 
     family = random.choice(list(RUNS))
@@ -99,9 +99,9 @@ def _recipe(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
         done = "nested deeply"
     else:
         changed, done = odd.mutated(tomllib.loads(text), random, random.choice([1, 1, 2]))
-        if any(f".{name} = " in done for name in TOIL):
+        if any(f".{name} = " in done for name in WORK):
             changed, done = tomllib.loads(text), "nothing"
-        file.write_text(_toml(changed))
+        file.write_text(_toml(changed), encoding="utf-8")
     words = [
         "train",
         file,
@@ -119,7 +119,7 @@ def _recipe(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
 
 
 def _toml(table: Any) -> str:
-    """TOML of what may not be writable as such: then of something else."""
+    """Write TOML; values that TOML cannot express become others."""
     from regard.recipes.to_toml import toml_value
 
     if not isinstance(table, dict):
@@ -129,7 +129,7 @@ def _toml(table: Any) -> str:
 
 
 def _run(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """The JSON and the TOML of a run directory."""
+    """Change the JSON or TOML of a run directory."""
     import tomllib
 
     family = random.choice(list(RUNS))
@@ -144,7 +144,7 @@ def _run(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
         done = "nested deeply"
     elif name == "recipe.toml":
         changed, done = odd.mutated(tomllib.loads(file.read_text()), random, random.choice([1, 1, 2]))
-        file.write_text(_toml(changed))
+        file.write_text(_toml(changed), encoding="utf-8")
     else:
         changed, done = odd.mutated(json.loads(file.read_text()), random, random.choice([1, 1, 3]))
         file.write_text(json.dumps(changed))
@@ -154,7 +154,7 @@ def _run(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
 
 
 def _trust(run: Path) -> None:
-    """Renew the checksums of a run, as whoever spoils it on purpose would."""
+    """Renew the checksums of a run, as a deliberate manipulation would."""
     call(partial(_accept, run), run.parent)
 
 
@@ -177,7 +177,7 @@ def _accept(run: Path) -> int:
 
 
 def _weights(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """The tensors of a run, with a header that fits them or does not."""
+    """Change the tensors of a run or their header."""
     family = random.choice(list(RUNS))
     run = _copied(home, "runs", family)
     file = run / "model.safetensors"
@@ -207,7 +207,7 @@ def _weights(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
         text = json.dumps(header).encode()
         file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
         if action == "sparse":
-            os.truncate(file, 8 + len(text) + 4 * 10**10)  # without a block on the disk
+            os.truncate(file, 8 + len(text) + 4 * 10**10)  # a sparse file: it takes no space on the disk
     else:
         seed = random.randrange(10**9)
         call(lambda: _other_tensors(file, Random(seed)), home)
@@ -220,7 +220,7 @@ def _weights(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
 
 
 def _other_tensors(file: Path, random: Random) -> int:
-    """Tensors with a right checksum and wrong names, shapes, types or numbers."""
+    """Write tensors with a correct checksum and wrong names, shapes, types or values."""
     import torch
 
     from regard import tensor_io
@@ -230,7 +230,7 @@ def _other_tensors(file: Path, random: Random) -> int:
         name = random.choice(list(tensors))
         tensor = tensors[name]
         changes: list[Any] = [
-            torch.zeros(0), torch.tensor(1.0), tensor[:1], tensor.to(torch.int64), tensor.to(torch.bool),
+            torch.zeros(0), torch.tensor(1.0), tensor.flatten()[:1], tensor.to(torch.int64), tensor.to(torch.bool),
             tensor * float("nan"), tensor.to(torch.float64), tensor.unsqueeze(0),
             tensor.to(torch.bfloat16), tensor * 1e38, tensor.flatten(),
         ]  # fmt: skip
@@ -248,7 +248,7 @@ def _other_tensors(file: Path, random: Random) -> int:
 
 
 def _import(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """A Hugging Face folder."""
+    """Import a changed Hugging Face folder."""
     family = random.choice([path.name for path in sorted((home.parent / "imports").iterdir())])
     folder = _copied(home, "imports", family)
     file = random.choice(sorted(path for path in folder.iterdir() if path.is_file()))
@@ -271,7 +271,7 @@ def _import(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
 
 
 def _file(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """Something that is no file, in the place of one."""
+    """Put something that is not a regular file in the place of a file of a run."""
     family = random.choice(list(RUNS))
     run = _copied(home, "runs", family)
     (run / "metrics.jsonl").write_text('{"step": 1, "kind": "valid", "loss": 1.0}\n')
@@ -292,14 +292,14 @@ def _file(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
     else:
         file.symlink_to({"loop": file, "zero": "/dev/zero", "nowhere": "/nowhere", "secret": "/etc/passwd"}[kind])
     outcomes = [*_use(run, family, random), regard(["draw", run, "--what", "curves"], home)]
-    if random.random() < 0.2:  # it takes some seconds where it is not refused
+    if random.random() < 0.2:  # it takes some seconds if it is not refused
         train = ["train", run / "recipe.toml", "--out", run, "--device", "cpu", "--set", "training.steps=1"]
         outcomes.append(regard(train, home))
     return "no file", outcomes, f"{family}: {file.name} is a {kind}"
 
 
 def _data(home: Path, random: Random) -> tuple[str, list[Outcome], str]:
-    """Corpora."""
+    """Train on a corrupted corpus."""
     bad = random.choice(
         ["bomb", "bytes", "columns", "pipe", "deep", "empty", "noise", "folder", "controls", "compressed"]
     )

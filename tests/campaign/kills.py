@@ -1,4 +1,4 @@
-"""Training that is ended at all kinds of moments, by all kinds of signals, and goes on as if nothing had happened."""
+"""Training that is killed at various moments, by various signals, and must resume as if it had not been."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EARLY = ("learning the vocabulary", "tokenising", "before the first save", "befo
 LATE = ("while saving", "between two files", "while validating", "in an update", "at a random moment")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 STEPS = 30
-CHAIN = 6  # kills of one run, before it may go on to its end
+CHAIN = 6  # kills of one run before it is trained to its end
 
 
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
@@ -41,8 +41,8 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
             if number is None:
                 break
             killed_by = random.choice(SIGNALS)
-            done, failure = _kill(recipe, home, moment, killed_by, random)
-            if done:
+            came, failure = _kill(recipe, home, moment, killed_by, random)
+            if came or failure:  # it does not come if the run has ended before
                 tally.add(moment, failure and f"{family}, {killed_by.name}: {failure}")
                 number = next(numbers, None)
         outcome = call(partial(_train, recipe, home), home)
@@ -57,7 +57,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
 
 
 def _whole(family: str, home: Path) -> tuple[Path, Path]:
-    """A recipe and the run that it makes when nothing happens."""
+    """Make a recipe and the run that results from it without a kill."""
     home.mkdir(parents=True)
     recipe = home / "recipe.toml"
     made = call(partial(_write_recipe, family, home, recipe), home)
@@ -86,15 +86,15 @@ def _train(recipe: Path, home: Path, *sets: str) -> int:
 
 
 def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Random) -> tuple[bool, str]:
-    """Whether the moment came, and what was wrong."""
+    """Return whether the moment came, and what was wrong."""
     step, delay = random.randrange(1, STEPS), random.uniform(0, 1.0)
 
-    def sitting() -> int:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children ignore it
+    def train() -> int:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # children of nohup ignore it
         _arm(moment, by, step, delay, home)
         return _train(recipe, home)
 
-    outcome = call(sitting, home)
+    outcome = call(train, home)
     came = (home / "came").exists()
     (home / "came").unlink(missing_ok=True)
     if outcome.status == 0 or not came:
@@ -109,9 +109,10 @@ def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Ran
 
 
 def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -> None:
-    """Let the signal come at the moment; in this process."""
+    """Send this process the signal at the moment."""
     from regard import tensor_io
-    from regard.training import setup
+    from regard.tasks import text
+    from regard.training import origin
     from regard.training.loop import Trainer
 
     def strike() -> None:
@@ -130,9 +131,9 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
         setattr(owner, name, struck)
 
     if moment == "learning the vocabulary":
-        before(setup, "learn_tokenizers")
+        before(origin, "learn_tokenizers")
     elif moment == "tokenising":
-        before(setup, "build")
+        before(text, "build")
     elif moment == "before the first save":
         before(Trainer, "_update")
     elif moment == "before the first validation":
@@ -140,7 +141,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
     elif moment == "in an update":
         before(Trainer, "_update", lambda trainer, *_: trainer.progress.step >= step)
     elif moment == "while validating":
-        before(Trainer, "_look")
+        before(Trainer, "_validate")
     elif moment == "between two files":
         skip = iter(range(step % 7 + 3))
         before(os, "replace", lambda *_: next(skip, None) is None)
@@ -151,7 +152,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
             save(tensors, file, **named)
             if next(skip, None) is None:
                 os.truncate(file, os.path.getsize(file) // 2)
-                if by == signal.SIGKILL:  # the library writes to a name of its own first
+                if by == signal.SIGKILL:  # the library writes to a temporary name first
                     shutil.copy(file, Path(file).with_name(".tmpA1b2C3"))
                 strike()
                 save(tensors, file, **named)
@@ -173,7 +174,7 @@ def _compare(whole: Path, other: Path) -> int:
 
 
 def _without_validation(home: Path) -> str:
-    """A run that ends before it was validated has a model all the same."""
+    """Check that a run which ends before its first validation has a model."""
     home.mkdir(parents=True)
     recipe = home / "recipe.toml"
     call(partial(_write_recipe, "transformer", home, recipe), home)

@@ -1,4 +1,4 @@
-"""Values and bytes that nobody expects."""
+"""Unexpected values and bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from random import Random
 from typing import Any
 
-DEEP = 5000
+MAX_DEPTH = 20  # values deeper than this are not nested further: json.dumps and the recipe writer recurse
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3, 255, 2**31, 10**6, 10**9, 10**12, 2**53, 2**63, 10**30, -(10**9), 0.0, 0.5, -0.5,
     5e-324, 1e308, float("inf"), float("nan"), "", "a", " ", "\x1b[2J\x1b]0;owned\x07", "\x00", "\u202etxt.exe",
@@ -17,31 +17,31 @@ VALUES: list[Any] = [
 
 
 def value(random: Random) -> Any:
-    """One of `VALUES`, as a copy: a later mutation must not change the list or put a value inside itself."""
+    """Return a copy of one of `VALUES`: a later mutation must not change the list or put a value inside itself."""
     return copy.deepcopy(random.choice(VALUES))
 
 
 def deep(kind: str = "[") -> str:
-    """Text of JSON or TOML nested deeper than parsers can go."""
+    """Return JSON or TOML that is nested more deeply than parsers support."""
     return (kind * 100_000) + "0"
 
 
-def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The keys of every value inside JSON; of long lists only the first entries."""
+def paths(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the keys that lead to every value inside JSON; of long lists, to the first entries."""
     found = [at] if at else []
     items = (
         content.items() if isinstance(content, dict) else enumerate(content[:20]) if isinstance(content, list) else []
     )
     for key, value in items:
-        found += places(value, (*at, key))
+        found += paths(value, (*at, key))
     return found
 
 
 def mutated(content: Any, random: Random, times: int = 1) -> tuple[Any, str]:
-    """JSON with some of its values replaced, removed or added; and what was done."""
+    """Replace, remove or add some values of JSON; return it and a description of the changes."""
     content, done = copy.deepcopy(content), []
     for _ in range(times):
-        at = random.choice(places(content) or [()])
+        at = random.choice(paths(content) or [()])
         if not at:
             return value(random), "replaced all of it"
         holder = content
@@ -53,7 +53,7 @@ def mutated(content: Any, random: Random, times: int = 1) -> tuple[Any, str]:
             del holder[at[-1]]
         elif action == "add" and isinstance(holder, dict):
             holder[random.choice(["", "extra", "__class__", "\x1b[2J", "a" * 1000])] = value(random)
-        elif action == "nest":
+        elif action == "nest" and len(at) < MAX_DEPTH:
             for _ in range(random.choice([1, 5, 300])):
                 holder[at[-1]] = [holder[at[-1]]]
         elif action == "swap" and isinstance(holder, dict) and len(holder) > 1:
@@ -67,7 +67,7 @@ def mutated(content: Any, random: Random, times: int = 1) -> tuple[Any, str]:
 
 
 def bytes_of(content: bytes, random: Random) -> tuple[bytes, str]:
-    """Bytes cut, repeated, overwritten or flipped; and what was done."""
+    """Truncate, repeat, insert or flip bytes; return them and a description of the change."""
     action = random.choice(["cut", "flip", "noise", "twice", "empty", "zeros", "head", "bom", "latin"])
     at = random.randrange(len(content) + 1)
     if action == "cut":

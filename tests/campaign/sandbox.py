@@ -1,6 +1,6 @@
-"""Commands of regard in processes of their own, forked so that each starts in milliseconds.
+"""Run commands of regard in forked processes, each of which starts in milliseconds.
 
-The process that forks must not have computed anything: threads of PyTorch and of the tokenizers do not survive a fork.
+The forking process must not have computed anything: threads of PyTorch and of the tokenizers do not survive a fork.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-MAX_SECONDS = 5.0  # of computing, in which a hostile file has to be refused
-MAX_BYTES = 1 << 30  # of memory
-HANGING = 60.0  # seconds on the clock, on however busy a machine
+MAX_SECONDS = 5.0  # CPU time in which a hostile file must be refused
+MAX_BYTES = 1 << 30  # peak memory of a refusal
+TIMEOUT = 60.0  # seconds of wall-clock time, also on a busy machine
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended, what it wrote, and what it took."""
+    """Exit status, output and cost of a process."""
 
-    status: int  # minus the signal that ended it
+    status: int  # or minus the signal that ended it
     out: str
     err: str
-    seconds: float  # of computing
-    bytes: int  # of memory, at most
+    seconds: float  # CPU time
+    bytes: int  # peak memory
     hung: bool
 
     def fault(self, statuses: Sequence[int] = (0, 2)) -> str:
-        """Why this must not be, in a line; nothing if all is well."""
+        """Return what is wrong in one line; an empty string if nothing is."""
         if self.hung:
             return "hangs"
         if "a bug in regard" in self.err or "Traceback" in self.err:
@@ -47,7 +47,7 @@ class Outcome:
         return ""
 
     def cost(self) -> str:
-        """Why a refusal took too much; nothing if it did not. What is not refused may take as long as its work does."""
+        """Return what a refusal took too much of; an empty string if nothing. Accepted input may take any time."""
         if self.status == 0:
             return ""
         if self.seconds > MAX_SECONDS:
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def prepare() -> None:
-    """Import what every child needs, and compute nothing."""
+    """Import what every child needs, without computing anything."""
     import torch
 
     import regard.api
@@ -69,15 +69,15 @@ def prepare() -> None:
         regard.cli.app.verb(name)
 
 
-def call(function: Callable[[], int], scratch: Path, stdin: bytes = b"", seconds: float = HANGING) -> Outcome:
-    """Run a function in a forked child; what it returns is the exit status."""
+def call(function: Callable[[], int], scratch: Path, stdin: bytes = b"", seconds: float = TIMEOUT) -> Outcome:
+    """Run a function, which returns the exit status, in a forked child whose working directory is `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     names = [scratch / f".{os.getpid()}.{stream}" for stream in ("in", "out", "err")]
     names[0].write_bytes(stdin)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _become(function, names)
+        _become(function, names, scratch)
     deadline, hung = time.monotonic() + seconds, False
     while True:
         ended, status, used = os.wait4(child, os.WNOHANG)
@@ -94,10 +94,11 @@ def call(function: Callable[[], int], scratch: Path, stdin: bytes = b"", seconds
     return Outcome(os.waitstatus_to_exitcode(status), out, err, computing, used.ru_maxrss << 10, hung)
 
 
-def _become(function: Callable[[], int], names: Sequence[Path]) -> None:
-    """Never returns."""
+def _become(function: Callable[[], int], names: Sequence[Path], scratch: Path) -> None:
+    """Run the function in the child and exit."""
     status = 1
     try:
+        os.chdir(scratch)  # relative paths in random command lines stay there
         for number, (name, mode) in enumerate(
             zip(names, (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT), strict=True)
         ):
@@ -117,8 +118,8 @@ def _become(function: Callable[[], int], names: Sequence[Path]) -> None:
         os._exit(status)
 
 
-def regard(words: Sequence[object], scratch: Path, stdin: bytes = b"", seconds: float = HANGING) -> Outcome:
-    """A command line of regard."""
+def regard(words: Sequence[object], scratch: Path, stdin: bytes = b"", seconds: float = TIMEOUT) -> Outcome:
+    """Run a command line of regard."""
     from regard.cli import run
 
     return call(partial(run, [str(word) for word in words], False), scratch, stdin, seconds)
@@ -126,7 +127,7 @@ def regard(words: Sequence[object], scratch: Path, stdin: bytes = b"", seconds: 
 
 @dataclass
 class Tally:
-    """What a part of the campaign did, and what went wrong."""
+    """Trials and failures of a part of the campaign."""
 
     part: str
     counts: dict[str, int] = field(default_factory=dict)
@@ -134,7 +135,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, kind: str, failure: str = "") -> None:
-        """One more trial."""
+        """Count a trial."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if failure:
             self.failures.append(f"{self.part}: {kind}: {failure}")
@@ -145,7 +146,7 @@ class Tally:
 
 
 class Clock:
-    """Ends a part after so many trials, or after so many seconds."""
+    """Ends a part after a number of trials or seconds."""
 
     def __init__(self, count: int | None, seconds: float | None) -> None:
         self.count, self.end = count, None if seconds is None else time.monotonic() + seconds

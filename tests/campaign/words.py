@@ -1,4 +1,4 @@
-"""Command lines that make no sense: each is answered in a line, with status 2, or does what it says."""
+"""Random command lines: each must be refused in one line, with status 2, or be carried out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.campaign import odd
 from tests.campaign.sandbox import Clock, Tally, call, regard
 
 RUNS = {"pairs": "transformer", "text": "gpt", "gaps": "bert (fill)", "classes": "bert (classify)"}
-LEFT_OUT = {"look", "train", "bench", "fetch"}  # they go on for long, or need a network
+LEFT_OUT = {"look", "train", "bench", "fetch"}  # they take long or need a network
 QUICK = ["--set", "training.steps=1", "--set", "data.count=30", "--set", "model.size=tiny"]
 
 
@@ -22,7 +22,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
     tally, random = Tally("words"), Random(seed)
     verbs = _verbs()
     for number in Clock(count, seconds).numbers():
-        home = scratch / "case"
+        home = scratch / f"case {number}"
         home.mkdir()
         words = _words(verbs, random, scratch, home)
         stdin = random.choice([b"", b"a b\n", b"\n\n", b"\xff\xfe\n", b"a [MASK] b\n\x00\n", b"x" * 100_000])
@@ -46,7 +46,7 @@ def _make(scratch: Path) -> int:
 
 
 def _verbs() -> dict[str, list[Any]]:
-    """The verbs and their parameters."""
+    """Return the verbs and their parameters."""
     from regard.cli.app import VERBS, verb
 
     return {name: verb(name).params for name in VERBS}
@@ -68,7 +68,8 @@ def _words(verbs: dict[str, list[Any]], random: Random, scratch: Path, home: Pat
     if verb == "train":
         words = ["train", random.choice(["copy", "stories", "moods", str(scratch / "lines")]), *words[2:], *QUICK]
     elif random.random() < 0.1:
-        words.insert(random.randrange(len(words) + 1), _text(random))
+        positions = [n for n in range(len(words) + 1) if words[n - 1 : n] != ["--out"]]  # outputs stay in `home`
+        words.insert(random.choice(positions), _text(random))
     return words
 
 
@@ -95,7 +96,7 @@ def _value(param: Any, random: Random, scratch: Path) -> str:
 
 
 def _text(random: Random) -> str:
-    """A word of the command line: it cannot hold a null byte."""
+    """Return a word of the command line, which cannot contain a null byte."""
     value = random.choice(
         [*odd.VALUES, "1,2", "1-3", "step-10", "best", "last", "0:1", "a=b", "training.steps=-1", "-1", "--", "-"]
     )

@@ -62,7 +62,7 @@ def test_a_prepared_model_finds_what_the_plain_one_finds(family: str, beam: int)
 
 @pytest.mark.parametrize("shape", [(1, 7), (3, 7), (2, 5, 7), (0, 7)], ids=str)
 @pytest.mark.parametrize("biased", [True, False])
-def test_an_ordered_product_is_the_plain_one(shape: tuple[int, ...], biased: bool) -> None:
+def test_a_prepacked_linear_layer_equals_the_plain_one(shape: tuple[int, ...], biased: bool) -> None:
     x, weight, bias = torch.randn(shape), torch.randn(11, 7), torch.randn(11) if biased else None
     product = linear_backends.PrepackedLinear()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_an_ordered_product_is_the_plain_one(shape: tuple[int, ...], biased: boo
         torch.testing.assert_close(product(turned, weight, bias), F.linear(x, weight, bias))
 
 
-def test_weights_that_change_are_ordered_anew() -> None:
+def test_changed_weights_are_prepacked_again() -> None:
     layer, x = torch.nn.Linear(5, 4), torch.randn(3, 5)
     product = linear_backends.PrepackedLinear()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_weights_that_change_are_ordered_anew() -> None:
         torch.testing.assert_close(product(x, layer.weight), F.linear(x, layer.weight))
 
 
-def test_a_prepared_model_still_has_its_gradients_and_its_names() -> None:
+def test_a_prepared_model_keeps_its_gradients_and_names() -> None:
     from regard import tensor_io
 
     plain, quick = made("transformer"), made("transformer")
@@ -98,7 +98,7 @@ def test_a_prepared_model_still_has_its_gradients_and_its_names() -> None:
 
 @pytest.mark.parametrize("size", [3, GROUP, 9 * GROUP, 40 * GROUP, 40 * GROUP + 1, 41 * GROUP - 1])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
+def test_two_stage_topk_equals_topk(size: int, count: int) -> None:
     torch.manual_seed(size)
     values = torch.randn(2, 3, size)
     values[0, 1, size // 2 :] = -torch.inf
@@ -114,8 +114,8 @@ def test_the_greatest_of_groups_are_the_greatest(size: int, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "fused", "small"])
 @pytest.mark.parametrize("prompt", [0, 3])
-def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, prompt: int) -> None:
-    """Beams multiply, change places and sentences leave: entries that never move give what moving keys gives."""
+def test_beams_of_a_tree_see_what_beams_with_copied_keys_see(name: str, prompt: int) -> None:
+    """While beams multiply and are reordered and sentences leave, fixed cache entries equal reordered keys."""
     torch.manual_seed(3)
     random, heads, width = Random(3), 2, 4
     sentences, beams, layers = 3, 1, range(2)
@@ -149,7 +149,7 @@ def test_beams_of_a_tree_see_what_beams_that_carry_their_keys_see(name: str, pro
     assert tree.entries > 24 + prompt and tree.length == 24 + prompt
 
 
-def test_one_beam_needs_no_table() -> None:
+def test_one_beam_needs_no_mask() -> None:
     tree = BeamTree(2)
     cache, token = KVCache(tree), torch.randn(2, 1, 4)
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_one_beam_needs_no_table() -> None:
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_kernel_for_few_queries_is_the_plain_one(masked: bool) -> None:
+def test_the_backend_for_few_queries_equals_the_plain_one(masked: bool) -> None:
     from regard.attention import MaskTable, ScaledDot
     from regard.attention.backends import BACKENDS
 
@@ -174,7 +174,7 @@ def test_the_kernel_for_few_queries_is_the_plain_one(masked: bool) -> None:
     torch.testing.assert_close(BACKENDS["small"](q, k, v, allowed, ScaledDot()), expected)
 
 
-def test_translating_loads_neither_training_nor_peers() -> None:
+def test_translating_imports_neither_training_nor_optional_packages() -> None:
     """`regard translate` is slow to start if it loads what it does not need."""
     code = (
         "import json, sys, regard.runs, regard.cli.app, regard.decoding.translate, regard.models.transformer;"

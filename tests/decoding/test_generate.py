@@ -42,7 +42,7 @@ def outcome(found: Generation) -> list[tuple[str, tuple[int, ...], bool]]:
 
 
 def one_by_one(continue_: Generator, prompt: str, tokens: int) -> list[int]:
-    """Greedy tokens, each from a model that reads its whole view afresh: the slow twin of caches and turns.
+    """Greedy tokens, each from a forward pass over the whole context: the slow twin of caching and continuing.
 
     A view is the begin mark (in documents) and all tokens; once those do not fit, the last half of the context's worth,
     which then grows again until it does not fit.
@@ -82,7 +82,7 @@ def test_greedy_equals_one_token_at_a_time(tokenizer: Tokenizer, stream: bool, l
 @pytest.mark.parametrize(
     "settings", [SAMPLED, DecodingSettings(method="sample", repetition_penalty=1.5, top_k=9), GREEDY]
 )
-def test_a_prompt_gives_in_a_batch_what_it_gives_alone(
+def test_a_prompt_has_the_same_continuation_in_a_batch_and_alone(
     tokenizer: Tokenizer, stream: bool, settings: DecodingSettings
 ) -> None:
     samples = 3 if settings.method == "sample" else 1
@@ -104,7 +104,7 @@ def test_draws_differ_by_seed_line_sample_and_turn() -> None:
 
 
 @kinds
-def test_more_tokens_and_more_samples_leave_the_first_as_they_were(tokenizer: Tokenizer, stream: bool) -> None:
+def test_more_tokens_or_samples_do_not_change_the_first_ones(tokenizer: Tokenizer, stream: bool) -> None:
     continue_ = continuer(tokenizer, 8, stream)
     few, many = continue_(PROMPTS, tokens=7), continue_(PROMPTS, tokens=30, samples=3)
     for short, long in zip(few, many, strict=True):
@@ -112,7 +112,7 @@ def test_more_tokens_and_more_samples_leave_the_first_as_they_were(tokenizer: To
         assert len(long.hypotheses[0].tokens) <= 30 and len(long.texts) == 3
 
 
-def test_a_prompt_that_does_not_fit_loses_its_beginning() -> None:
+def test_a_prompt_longer_than_the_context_loses_its_beginning() -> None:
     continue_ = continuer(longest=8, settings=GREEDY)  # a begin mark and 7 letters
     fits, long, half = continue_(["atandat", "the rat sat", " sat"], tokens=5)
     assert [one.truncated for one in (fits, long, half)] == [False, True, False]
@@ -124,7 +124,7 @@ def test_a_prompt_that_does_not_fit_loses_its_beginning() -> None:
     ]
 
 
-def test_what_is_not_text_is_never_written_but_newlines_are() -> None:
+def test_special_tokens_are_never_generated_but_newlines_are() -> None:
     tagged = train(TEXT, "char", 270, tags=["<2de>"])
     for stream in (False, True):
         found = continuer(tagged, stream=stream, settings=DecodingSettings(method="sample", temperature=50))(
@@ -151,7 +151,7 @@ def test_log_probabilities_are_those_of_the_tokens() -> None:
 # --- which text -----------------------------------------------------------------------------------------------------
 
 
-def test_words_are_put_apart_from_the_prompt_and_line_ends_are_newlines() -> None:
+def test_words_are_separated_from_the_prompt_and_eos_is_a_newline() -> None:
     found = continuer(WORDS, stream=True)(["the cat", "the cat ", "the cat\n", ""], tokens=40, samples=8)
     assert any("\n" in text for one in found for text in one.texts)
     for one in found:
@@ -176,7 +176,7 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer, stream: bo
             assert tokens == whole.hypotheses[sample].tokens[: len(tokens)]
 
 
-def test_a_stop_string_saves_the_steps_after_it() -> None:
+def test_generation_stops_at_a_stop_string() -> None:
     continue_ = continuer(longest=100, stream=True)
     (whole,) = continue_(["a"], tokens=60)
     (ended,) = continue_(["a"], tokens=60, stop=[whole.text[10:14]])
@@ -189,7 +189,7 @@ def test_stop_strings_in_the_prompt_do_not_count() -> None:
 
 
 @kinds
-def test_who_watches_sees_texts_grow_into_the_final_one(tokenizer: Tokenizer, stream: bool) -> None:
+def test_watched_texts_grow_into_the_final_one(tokenizer: Tokenizer, stream: bool) -> None:
     seen: dict[tuple[int, int], list[str]] = {}
 
     def watch(prompt: int, sample: int, text: str) -> None:
@@ -207,7 +207,7 @@ def test_who_watches_sees_texts_grow_into_the_final_one(tokenizer: Tokenizer, st
 
 @given(some.text("ab\ufffdé", max_size=12), some.lists(some.text("ab", min_size=1, max_size=3), max_size=3))
 @example("aba", ["b", "aba"])  # what begins first is not what is complete first
-def test_settled_text_stays_whatever_follows(text: str, stop: list[str]) -> None:
+def test_settled_text_is_a_prefix_of_every_continuation(text: str, stop: list[str]) -> None:
     shown = ""
     for size in range(len(text) + 1):
         sofar, ended = until_stop(text[:size], stop)
@@ -219,7 +219,7 @@ def test_settled_text_stays_whatever_follows(text: str, stop: list[str]) -> None
     assert until_stop(text, stop)[0].startswith(shown)
 
 
-def test_half_a_character_is_held_back() -> None:
+def test_an_incomplete_character_is_held_back() -> None:
     begun = LETTERS.decode(LETTERS.encode("a€")[:-1])
     assert begun == "a\ufffd" and settled(begun) == "a"
     assert settled("one\n", ["\n\n", "xx"]) == "one"
@@ -230,7 +230,7 @@ def test_half_a_character_is_held_back() -> None:
 # --- settings and mistakes ------------------------------------------------------------------------------------------
 
 
-def test_generation_samples_unless_told_otherwise() -> None:
+def test_generation_samples_by_default() -> None:
     usual = generation(DecodingSettings())
     assert (usual.method, usual.temperature, usual.top_p) == ("sample", 0.8, 0.95)
     own = generation(DecodingSettings(method="sample", temperature=0.5))
@@ -238,7 +238,7 @@ def test_generation_samples_unless_told_otherwise() -> None:
     assert generation(DecodingSettings(), method="beam", beam=1).method == "beam"
 
 
-def test_a_recipe_says_how_its_model_was_trained() -> None:
+def test_the_document_format_comes_from_the_recipe() -> None:
     model = {"family": "gpt", "size": "nano", "max_positions": 33}
     recipe = Recipe.model_validate(
         {"data": {"text": "a.txt", "documents": "stream", "lowercase": True}, "model": model}
@@ -248,7 +248,7 @@ def test_a_recipe_says_how_its_model_was_trained() -> None:
     assert made(["THE CAT"], tokens=9)[0].texts == made(["the cat"], tokens=9)[0].texts
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UserError, match="a stop string cannot be empty"):
         continuer()(["a"], stop=[""])
     with pytest.raises(UserError, match="2 samples: only sampling"):

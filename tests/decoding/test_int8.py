@@ -25,14 +25,14 @@ both = pytest.mark.parametrize("vnni", KINDS, ids=lambda vnni: "32 bits" if vnni
 
 
 def by_hand(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, most: int) -> torch.Tensor:
-    """The formula, in whole numbers held as doubles: round(x / s_x) and round(W / s_W), multiplied, scaled back."""
+    """The definition, with integers as doubles: round(x / s_x) @ round(W / s_W), scaled back."""
     x, weight = x.double(), weight.double()
     s_x, s_w = x.abs().amax(-1, keepdim=True) / most, weight.abs().amax(-1, keepdim=True) / 127
     return (x / s_x).round() @ (weight / s_w).round().T * s_x * s_w.T + bias.double()
 
 
 @both
-def test_the_product_is_the_formula_and_close_to_the_real_one(vnni: bool) -> None:
+def test_the_matmul_equals_its_definition_and_is_close_to_float(vnni: bool) -> None:
     torch.manual_seed(1)
     x, weight, bias = torch.randn(5, 64), torch.randn(48, 64) / 8, torch.randn(48)
     x *= torch.tensor([1e-3, 1.0, 10.0, 1e3, 1.0])[:, None]  # rows of very different size
@@ -44,7 +44,7 @@ def test_the_product_is_the_formula_and_close_to_the_real_one(vnni: bool) -> Non
 
 
 @both
-def test_a_row_does_not_depend_on_those_beside_it(vnni: bool) -> None:
+def test_a_row_does_not_depend_on_the_other_rows(vnni: bool) -> None:
     torch.manual_seed(2)
     x, weight = torch.randn(6, 32), torch.randn(20, 32)
     product = linear_backends.Int8Linear(vnni)
@@ -53,7 +53,7 @@ def test_a_row_does_not_depend_on_those_beside_it(vnni: bool) -> None:
 
 
 @both
-def test_the_largest_numbers_do_not_overflow(vnni: bool) -> None:
+def test_the_largest_values_do_not_overflow(vnni: bool) -> None:
     # 63 * 127 * 256 terms, all of one sign: more than 16 bits hold, and each pair as much as they do
     x, weight = torch.ones(3, 256), torch.ones(16, 256)
     torch.testing.assert_close(linear_backends.Int8Linear(vnni)(x, weight), torch.full((3, 16), 256.0))
@@ -61,7 +61,7 @@ def test_the_largest_numbers_do_not_overflow(vnni: bool) -> None:
 
 
 @both
-def test_zeros_stay_zeros_and_what_is_no_number_stays_none(vnni: bool) -> None:
+def test_zeros_stay_zeros_and_nan_stays_nan(vnni: bool) -> None:
     weight, bias = torch.randn(4, 8), torch.randn(4)
     product = linear_backends.Int8Linear(vnni)
     torch.testing.assert_close(product(torch.zeros(2, 8), weight, bias), bias.expand(2, -1))
@@ -70,7 +70,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none(vnni: bool) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
+def test_a_model_in_int8_gives_nearly_the_same_output(family: str) -> None:
     model, rough = made(family), made(family)
     linear_backends.prepare(rough, "int8")
     source = sources()
@@ -86,7 +86,7 @@ def test_a_model_in_int8_says_nearly_the_same(family: str) -> None:
     assert [h.tokens for h, *_ in found] == [h.tokens for h, *_ in again]
 
 
-def test_the_precision_is_what_device_and_training_allow() -> None:
+def test_the_precision_depends_on_device_and_training() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert decoding_precision("auto", "auto", cpu) == decoding_precision("auto", "bf16", cpu) == "fp32"
     assert decoding_precision("auto", "auto", gpu) == decoding_precision("auto", "bf16", gpu) == "bf16"

@@ -1,4 +1,4 @@
-"""Search from a prompt: its last token begins, what was said weighs less, and whoever watches may stop it."""
+"""Search from a prompt: its last token is fed first, repetition is penalised, and a watcher may stop beams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_prompt_as_source_equals_the_prompt_as_forced_prefix(beam: int) -> Non
         assert forced.logprobs[len(prompt) :] == pytest.approx(found.logprobs, abs=1e-5)
 
 
-def test_without_first_tokens_the_begin_mark_is_fed() -> None:
+def test_bos_is_fed_first_by_default() -> None:
     model, source = Causal(SIZE, 100), PackedTokens.from_lists(prompts(5))
     assert search(model, SearchRequest(source, decoding(6))) == search(
         model, SearchRequest(source, decoding(6), begin=[BOS] * 5)
@@ -58,7 +58,7 @@ def test_without_first_tokens_the_begin_mark_is_fed() -> None:
     )
 
 
-def test_each_sentence_has_its_own_longest() -> None:
+def test_each_sentence_has_its_own_maximum_length() -> None:
     source = PackedTokens.from_lists(prompts(4))
     found = search(
         Causal(SIZE, 100), SearchRequest(source, decoding(9, method="sample"), banned=[EOS], max_length=[3, 1, 20, 5])
@@ -66,7 +66,7 @@ def test_each_sentence_has_its_own_longest() -> None:
     assert [len(h.tokens) for (h,) in found] == [3, 1, 9, 5]
 
 
-# --- what was said already ------------------------------------------------------------------------------------------
+# --- repetition penalty ---------------------------------------------------------------------------------------------
 
 A, B, C, D = 4, 5, 6, 7
 
@@ -76,7 +76,7 @@ def rules(penalty: float, said: list[list[int]]) -> Constraints:
     return Constraints.of(settings, [1] * len(said), torch.device("cpu"), prompts=said)
 
 
-def test_logits_of_what_was_said_are_divided_if_positive_and_multiplied_if_negative() -> None:
+def test_logits_of_repeated_tokens_are_divided_if_positive_and_multiplied_if_negative() -> None:
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0, 3.0, -2.0, 1.0, -1.0]]] * 2)
     history = torch.tensor([[[C]], [[D]]])
     found = rules(2.0, [[A, B], [A, A, A]]).penalize_repetition(logits, history)
@@ -128,7 +128,7 @@ def test_greedy_with_a_penalty_by_hand() -> None:
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
-def test_the_penalty_of_a_sentence_knows_nothing_of_its_batch(method: str) -> None:
+def test_the_penalty_does_not_depend_on_the_batch(method: str) -> None:
     settings, given = decoding(10, method=method, repetition_penalty=1.7, beam=2), prompts(9)
     model = Causal(SIZE, 100)
     together = search(model, SearchRequest(PackedTokens.from_lists(given), settings, prompts=given, seed=3))
@@ -139,7 +139,7 @@ def test_the_penalty_of_a_sentence_knows_nothing_of_its_batch(method: str) -> No
         assert [h.tokens for h in alone] == [h.tokens for h in together[n]]
 
 
-# --- whoever watches ------------------------------------------------------------------------------------------------
+# --- watchers -------------------------------------------------------------------------------------------------------
 
 
 def watched(found_at: dict[int, int], method: str = "sample", count: int = 4) -> list[Hypothesis]:
@@ -179,7 +179,7 @@ def test_a_stopped_beam_competes_with_its_final_score() -> None:
     assert [h.score for h in found] == pytest.approx([math.log(0.5), math.log(0.2)], abs=1e-6)
 
 
-def test_who_watches_sees_every_step_and_may_leave_all_as_it_is() -> None:
+def test_a_watcher_sees_every_step_and_may_stop_nothing() -> None:
     seen: list[tuple[list[int], int]] = []
     source, settings = PackedTokens.from_lists(prompts(3)), decoding(4, method="sample")
 

@@ -93,7 +93,7 @@ def slow_splitmix64(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def test_uniforms_are_a_hash_of_what_they_are_for() -> None:
+def test_random_numbers_are_hashes_of_their_keys() -> None:
     draw = random.Random(1)
     for _ in range(50):
         seed, line, number, step = (
@@ -131,7 +131,7 @@ def test_steps_lines_and_samples_are_independent() -> None:
         assert chi_square(cells.bincount(minlength=16).tolist(), [len(a) / 16] * 16) < CHI_SQUARE[15]
 
 
-def test_draws_are_as_likely_as_the_model_says() -> None:
+def test_draws_follow_the_distribution_of_the_model() -> None:
     found = sample(6000, DecodingSettings(method="sample"))
     tokens = [(*h.tokens, EOS) for (h,) in found]
     assert chi_square([sum(t[0] == v for t in tokens) for v in (EOS, A, B, C)], [600, 1200, 1800, 2400]) < CHI_SQUARE[3]
@@ -141,7 +141,7 @@ def test_draws_are_as_likely_as_the_model_says() -> None:
     assert not {0, 1} & {v for t in tokens for v in t}
 
 
-def test_temperature_sharpens() -> None:
+def test_a_low_temperature_sharpens_the_distribution() -> None:
     # p ** (1 / 0.5): .01, .04, .09, .16 of .30
     found = sample(6000, DecodingSettings(method="sample", temperature=0.5))
     first = [(*h.tokens, EOS)[0] for (h,) in found]
@@ -186,7 +186,7 @@ def test_inverse_of_the_cumulative_distribution() -> None:
     assert float(margins.amin()) == pytest.approx(0.01, abs=1e-6)
 
 
-def test_an_edge_belongs_to_the_token_above_it() -> None:
+def test_an_edge_belongs_to_the_upper_interval() -> None:
     # four equally probable tokens, in the order of their ids, have [0, .25), [.25, .5), [.5, .75), [.75, 1)
     uniform = torch.tensor([[0.0, 0.25, 0.5, 0.75]])
     tokens, _, margins = draw(torch.zeros(1, 1, 4), uniform, DecodingSettings(method="sample"))
@@ -194,7 +194,7 @@ def test_an_edge_belongs_to_the_token_above_it() -> None:
     assert float(margins.amin()) == 0
 
 
-def test_a_line_draws_the_same_whatever_its_batch() -> None:
+def test_draws_of_a_line_do_not_depend_on_its_batch() -> None:
     settings = DecodingSettings(method="sample")
     whole = sample(60, settings, seed=9, nbest=3)
     picker = random.Random(2)
@@ -204,7 +204,7 @@ def test_a_line_draws_the_same_whatever_its_batch() -> None:
     assert sample(60, settings, seed=10, nbest=3) != whole
 
 
-def test_more_samples_leave_the_first_as_they_were() -> None:
+def test_more_samples_do_not_change_the_first_ones() -> None:
     settings = DecodingSettings(method="sample")
     for (one,), many in zip(sample(40, settings), sample(40, settings, nbest=4), strict=True):
         assert len(many) == 4  # more than `beam` would allow for a beam of 1: samples are not beams
@@ -220,7 +220,7 @@ def test_samples_of_a_line_are_independent() -> None:
     assert chi_square(list(counts.values()), [400, 800, 1200, 1600]) < CHI_SQUARE[3]
 
 
-def test_logprobs_are_the_models_own_not_the_tempered() -> None:
+def test_logprobs_are_those_before_temperature() -> None:
     (hypotheses,) = sample(1, DecodingSettings(method="sample", temperature=0.01, length_penalty=0))
     assert hypotheses[0].tokens == (C,)
     assert hypotheses[0].logprobs == pytest.approx([math.log(0.4), 0.0], abs=1e-6)
@@ -236,7 +236,7 @@ def test_margins_are_reported() -> None:
 
 
 def crowded(rows: int, size: int, seed: int = 0) -> Tensor:
-    """Log-probabilities many of which are equal (as bf16 makes them), some impossible, some zeros of either sign."""
+    """Log-probabilities with many ties (as in bf16), some -inf, some zeros of either sign."""
     values = torch.randn(rows, 2, size, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
     values[..., ::7] = -math.inf
     values[..., 3], values[..., 5] = -0.0, 0.0
@@ -245,7 +245,7 @@ def crowded(rows: int, size: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("count", [1, 5, 50])
 @pytest.mark.parametrize("size", [400, 3000])
-def test_the_likeliest_are_those_that_a_stable_sort_puts_first(size: int, count: int) -> None:
+def test_stable_topk_equals_a_stable_sort(size: int, count: int) -> None:
     values = crowded(3, size)
     expected = values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     assert torch.equal(stable_topk(values, count), expected)
@@ -255,7 +255,7 @@ def test_the_likeliest_are_those_that_a_stable_sort_puts_first(size: int, count:
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.5}, {"top_p": 0.9, "temperature": 0.3}, {"top_k": 20}, {}])
 @pytest.mark.parametrize("some", [16, 64])  # 16 are not enough for half of the probability, 64 are for some settings
-def test_what_is_kept_does_not_depend_on_how_it_was_found(
+def test_kept_tokens_do_not_depend_on_how_they_are_selected(
     monkeypatch: pytest.MonkeyPatch, some: int, settings: dict[str, float]
 ) -> None:
     logp, given = crowded(4, 2000).log_softmax(-1), DecodingSettings(method="sample", **settings)

@@ -99,7 +99,7 @@ def penalty(length: int, alpha: float) -> float:
 
 
 def logp(model: FakeModel, source: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
-    """Log-probabilities of tokens after the begin mark, in double precision."""
+    """Log-probabilities of tokens after BOS, in double precision."""
     history, result = [BOS], []
     for token in tokens:
         row = torch.tensor(model.logits(source, tuple(history)), dtype=torch.float64).log_softmax(-1)
@@ -161,7 +161,7 @@ def test_early_stopping_stops_when_nothing_better_can_come() -> None:
         assert model.steps == steps, (alpha, early)
 
 
-def test_a_finished_hypothesis_keeps_its_slot() -> None:
+def test_a_finished_hypothesis_counts_towards_the_beam() -> None:
     # Step 1: A .5, B .4, C .1                                               kept  A, B
     # Step 2: B END .36, A C .20, A D .15, A END .15, B C .04                kept  B END, A C
     # Step 3: B END .36, A C END .12, A C E .08                              kept  B END, A C END
@@ -178,7 +178,7 @@ def test_a_finished_hypothesis_keeps_its_slot() -> None:
     assert [h.score for h in found] == pytest.approx([math.log(0.36), math.log(0.12)], abs=1e-6)
 
 
-def test_of_equals_a_finished_hypothesis_comes_first() -> None:
+def test_a_finished_hypothesis_wins_a_tie() -> None:
     # A C, which the maximum length cuts, has the probability of B END: the cut one must not be handed back.
     rows = {BOS: {A: 0.5, B: 0.5}, A: {C: 1.0}, B: {EOS: 1.0}}
     for beam in (2, 3):
@@ -203,7 +203,7 @@ def test_a_tie_has_no_margin() -> None:
     assert report.margins == [0.0]
 
 
-# --- against trying everything --------------------------------------------------------------------------------------
+# --- exhaustive search ----------------------------------------------------------------------------------------------
 
 
 def exhaustive(model: FakeModel, source: tuple[int, ...], allowed: Sequence[int], limit: int, alpha: float) -> list:
@@ -306,7 +306,7 @@ def slow_beam(
     "rules",
     [{}, {"length_penalty": 2}, {"length_penalty": 0, "min_length": 3}, {"no_repeat_ngram": 1}, {"no_repeat_ngram": 2}],
 )
-def test_beam_search_is_its_slow_twin(beam: int, rules: dict) -> None:
+def test_beam_search_equals_its_slow_twin(beam: int, rules: dict) -> None:
     settings = DecodingSettings.model_validate({"beam": beam, "max_ratio": 1, "max_extra": 3, **rules})
     sources = [[*range(n % 5), n, EOS] for n in range(12)]
     found = search(
@@ -392,7 +392,7 @@ def test_margins_are_in_the_order_of_the_sentences() -> None:
     assert all(margin > 0 for margin in together.margins)
 
 
-def test_sentences_leave_as_soon_as_they_are_done() -> None:
+def test_sentences_leave_the_batch_when_they_are_done() -> None:
     # limits 2 and 6, no end mark: 2 steps of 2 sentences, 4 of 1, and beams of 2 after the first step
     model = table({BOS: {A: 0.6, B: 0.4}, A: {A: 0.6, B: 0.4}, B: {A: 0.6, B: 0.4}})
     found = search(
@@ -410,7 +410,7 @@ def test_no_sentences_give_no_results() -> None:
     assert search(hashed(5), SearchRequest(PackedTokens.from_lists([]), DecodingSettings())) == []
 
 
-# --- rules ----------------------------------------------------------------------------------------------------------
+# --- constraints ----------------------------------------------------------------------------------------------------
 
 
 def test_output_is_cut_at_the_maximum_length() -> None:
@@ -419,14 +419,14 @@ def test_output_is_cut_at_the_maximum_length() -> None:
     assert found == Hypothesis((A, A, A, A), (0.0,) * 4, 0.0, finished=False)
 
 
-def test_the_end_mark_counts_in_the_maximum_length() -> None:
+def test_eos_counts_towards_the_maximum_length() -> None:
     (found,) = one_sentence(table({BOS: {A: 1.0}, A: {EOS: 1.0}}), DecodingSettings(max_ratio=0.1, max_extra=2))
     assert found == Hypothesis((A,), (0.0, 0.0), 0.0, finished=True)
     (cut,) = one_sentence(table({BOS: {A: 1.0}, A: {EOS: 1.0}}), DecodingSettings(max_ratio=0.1, max_extra=1))
     assert cut == Hypothesis((A,), (0.0,), 0.0, finished=False)
 
 
-def test_no_end_mark_before_the_minimum_length() -> None:
+def test_no_eos_before_the_minimum_length() -> None:
     rows = {BOS: {EOS: 0.9, A: 0.1}, A: {EOS: 0.9, A: 0.1}}
     for least in range(4):
         (found,) = one_sentence(table(rows), DecodingSettings(beam=2, min_length=least, length_penalty=0))
@@ -435,7 +435,7 @@ def test_no_end_mark_before_the_minimum_length() -> None:
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0, [A] * 6), (1, [A, B]), (2, [A, A, B]), (3, [A, A, A, B])])
-def test_no_ngram_comes_twice(size: int, expected: list[int]) -> None:
+def test_no_ngram_is_repeated(size: int, expected: list[int]) -> None:
     # Always A if allowed, else B, else the end; a bigram A A once means A A B (A A A has it twice)
     rows = {BOS: {A: 1.0}, A: {A: 0.9, B: 0.09, EOS: 0.01}, B: {EOS: 1.0}}
     settings = DecodingSettings(beam=1, no_repeat_ngram=size, max_ratio=1e-9, max_extra=6)
@@ -453,7 +453,7 @@ def test_no_repeat_holds_for_every_hypothesis(size: int) -> None:
             assert len(grams) == len(set(grams))
 
 
-def test_forbidden_tokens_are_never_generated() -> None:
+def test_banned_tokens_are_never_generated() -> None:
     found = search(
         hashed(7),
         SearchRequest(
@@ -463,7 +463,7 @@ def test_forbidden_tokens_are_never_generated() -> None:
     assert {token for hypotheses in found for h in hypotheses for token in h.tokens} <= {4, 5, 6}
 
 
-def test_forbidding_leaves_the_log_probabilities_alone() -> None:
+def test_banning_tokens_does_not_change_log_probabilities() -> None:
     (found,) = one_sentence(table({BOS: {A: 0.8, B: 0.2}}), DecodingSettings(length_penalty=0), banned=[A])
     assert found.tokens == (B,)
     assert found.score == pytest.approx(math.log(0.2), abs=1e-6)
@@ -493,20 +493,20 @@ def test_beam_after_a_prefix_is_the_beam_of_the_rest() -> None:
     assert [h.tokens for h in found] == [tokens for _, tokens, _ in everything]
 
 
-def test_a_prefix_longer_than_the_maximum_leaves_room_to_end() -> None:
+def test_a_prefix_longer_than_the_maximum_is_followed_by_eos() -> None:
     settings = DecodingSettings(max_ratio=1e-9, max_extra=1)
     (found,) = one_sentence(table({BOS: {A: 1.0}, A: {EOS: 0.6, A: 0.4}}), settings, prefixes=[[A, A, A]])
     assert found.tokens == (A, A, A) and found.finished
 
 
-def test_an_impossible_prefix_is_followed_all_the_same() -> None:
+def test_a_prefix_of_probability_zero_is_followed() -> None:
     (found,) = one_sentence(table({BOS: {A: 1.0}, B: {D: 1.0}}), DecodingSettings(), prefixes=[[B]])
     assert found.tokens == (B, D) and found.finished
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_where_everything_is_forbidden_the_output_ends(method: str, beam: int) -> None:
+def test_output_ends_where_every_token_is_banned(method: str, beam: int) -> None:
     settings = DecodingSettings(method=method, beam=beam, min_length=5)  # type: ignore[arg-type]
     (found,) = one_sentence(hashed(4), settings, banned=[0, 1, 3])
     assert found.tokens == () and found.finished
@@ -515,7 +515,7 @@ def test_where_everything_is_forbidden_the_output_ends(method: str, beam: int) -
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_vocabulary_smaller_than_the_beam(size: int) -> None:
+def test_the_vocabulary_may_be_smaller_than_the_beam(size: int) -> None:
     (found,) = search(
         hashed(size),
         SearchRequest(PackedTokens.from_lists([[0, EOS]]), DecodingSettings(beam=16, max_extra=10), nbest=16),
@@ -523,7 +523,7 @@ def test_vocabulary_smaller_than_the_beam(size: int) -> None:
     assert len(found) == len({h.tokens for h in found}) == 16
 
 
-def test_more_outputs_than_beams_is_a_mistake() -> None:
+def test_more_outputs_than_beams_are_refused() -> None:
     with pytest.raises(UserError, match="beam must be at least 5"):
         one_sentence(hashed(5), DecodingSettings(beam=4), nbest=5)
 
@@ -542,7 +542,7 @@ def test_wrong_numbers_of_prefixes_and_lines() -> None:
         one_sentence(hashed(5), DecodingSettings(), lines=[3, 4])
 
 
-# --- what is handed back --------------------------------------------------------------------------------------------
+# --- scores ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [*VARIED, DecodingSettings(beam=5, max_extra=3)])

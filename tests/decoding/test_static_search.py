@@ -1,4 +1,4 @@
-"""A search in constant shapes, recorded or not, finds what the search that goes step by step finds."""
+"""Search with static shapes, captured or not, finds what the eager search finds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD
 
-WORDS = 24  # ids in the vocabulary, special ones counted
-CLOSE = 1e-5  # a decision by less than this may go either way in float32
+WORDS = 24  # size of the vocabulary, special tokens included
+CLOSE = 1e-5  # margin below which a decision may differ in float32
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -57,13 +57,13 @@ ENSEMBLES = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": dict(beam=1, max_extra=30),
     "beam": dict(beam=4, max_extra=30),
-    "to the end": dict(beam=4, early_stopping=False, length_penalty=1.0),
-    "at least": dict(beam=3, min_length=6),
-    "nothing twice": dict(beam=3, no_repeat_ngram=2),
-    "penalised": dict(beam=3, repetition_penalty=1.5),
-    "drawn": dict(method="sample"),
-    "drawn from few": dict(method="sample", top_k=5, temperature=0.7, max_extra=20),
-    "drawn from most": dict(method="sample", top_p=0.8, no_repeat_ngram=1),
+    "no early stopping": dict(beam=4, early_stopping=False, length_penalty=1.0),
+    "min length": dict(beam=3, min_length=6),
+    "no repeated bigrams": dict(beam=3, no_repeat_ngram=2),
+    "repetition penalty": dict(beam=3, repetition_penalty=1.5),
+    "sampling": dict(method="sample"),
+    "top-k": dict(method="sample", top_k=5, temperature=0.7, max_extra=20),
+    "top-p": dict(method="sample", top_p=0.8, no_repeat_ngram=1),
 }
 
 
@@ -105,7 +105,7 @@ def found(
 
 
 def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]]) -> None:
-    """The same hypotheses with the same scores by the same margins, but for what was decided by next to nothing."""
+    """Compare hypotheses, scores and margins, except for sentences decided by a margin below CLOSE."""
     assert len(got[0]) == len(expected[0])
     for some, others, margin, other in zip(*got[:1], *expected[:1], got[1], expected[1], strict=True):
         if other < CLOSE:
@@ -118,14 +118,14 @@ def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]])
         assert margin == pytest.approx(other, abs=1e-4)
 
 
-# -- in constant shapes ------------------------------------------------------------------------------------------------
+# -- static shapes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("name", [*MODELS, *ENSEMBLES])
 @pytest.mark.parametrize("device", DEVICES)
-def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device: str, name: str, how: str) -> None:
-    """With spare sentences, a board that grows twice, and sentences taken off it; and with none of that."""
+def test_static_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device: str, name: str, how: str) -> None:
+    """With sentences that fill the batch, a state that grows twice and a batch that shrinks; and with none of that."""
     model, lines = model_of(name).to(device), sources(7)
     expected = found(model, lines, SETTINGS[how], None, device)
     assert_same(found(model, lines, SETTINGS[how], StaticRunner(), device), expected)
@@ -136,16 +136,16 @@ def test_constant_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device:
 
 @pytest.mark.parametrize("name", ["transformer", "window", "heads"])
 @pytest.mark.parametrize("which", ["plain", "fused"])
-def test_every_kernel_sees_the_same_of_a_board(which: str, name: str) -> None:
+def test_every_attention_backend_reads_the_same_static_cache(which: str, name: str) -> None:
     model, lines = model_of(name), sources(5)
     expected = found(model, lines, SETTINGS["beam"], None)
     with use_backend(which):
         assert_same(found(model, lines, SETTINGS["beam"], StaticRunner(round_sizes=True)), expected)
 
 
-@pytest.mark.parametrize("how", ["beam", "nothing twice", "drawn"])
+@pytest.mark.parametrize("how", ["beam", "no repeated bigrams", "sampling"])
 @pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
-def test_forced_beginnings_are_kept(name: str, how: str) -> None:
+def test_forced_prefixes_are_kept(name: str, how: str) -> None:
     model, lines = model_of(name), sources(6)
     prefixes = [[4, 5, 6, 7][:n] for n in (0, 1, 2, 3, 4, 0)]
     expected = found(model, lines, SETTINGS[how], None, prefixes=prefixes)
@@ -156,7 +156,7 @@ def test_forced_beginnings_are_kept(name: str, how: str) -> None:
         assert all(list(h.tokens[: len(prefix)]) == prefix for h in hypotheses)
 
 
-def test_with_every_token_forbidden_it_ends() -> None:
+def test_output_ends_where_every_token_is_banned() -> None:
     model, lines = model_of("transformer"), sources(3)
     settings = DecodingSettings(beam=2)
     row = PackedTokens.from_lists(lines)
@@ -166,7 +166,7 @@ def test_with_every_token_forbidden_it_ends() -> None:
     assert [some[0].score for some in got] == pytest.approx([some[0].score for some in expected], abs=1e-5)
 
 
-def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
+def test_a_beam_may_be_wider_than_the_vocabulary() -> None:
     model, lines = model_of("transformer", size=6), sources(3, size=6)
     assert_same(
         found(model, lines, dict(beam=30, max_extra=3, max_ratio=0.1), StaticRunner(), nbest=12),
@@ -175,25 +175,25 @@ def test_a_beam_wider_than_the_vocabulary_fills_up_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt", "gru"])
-def test_a_sentence_does_not_notice_its_batch(name: str) -> None:
+def test_a_sentence_does_not_depend_on_its_batch(name: str) -> None:
     model, lines = model_of(name), sources(5)
     together = found(model, lines, SETTINGS["beam"], StaticRunner(round_sizes=True))
     alone = [found(model, [line], SETTINGS["beam"], StaticRunner(round_sizes=True)) for line in lines]
     assert_same(([one[0] for one, _ in alone], [margin for _, (margin,) in alone]), together)
 
 
-def test_prompts_of_different_lengths_and_of_none_go_on_alike() -> None:
+def test_prompts_may_have_different_lengths_or_be_empty() -> None:
     model = model_of("gpt")
     for prompts in ([[5, 6, 7, 8], [9], [], [10, 11]], [[], []]):
         options: dict[str, Any] = dict(begin=[4] * len(prompts), prompts=[[*p, 4] for p in prompts])
-        for how in ("greedy", "penalised", "drawn"):
+        for how in ("greedy", "repetition penalty", "sampling"):
             expected = found(model, prompts, SETTINGS[how], None, **options)
             assert_same(found(model, prompts, SETTINGS[how], StaticRunner(round_sizes=True), **options), expected)
 
 
-@pytest.mark.parametrize("how", ["greedy", "beam", "drawn"])
-def test_a_prompt_that_fills_the_context_may_stand_beside_a_short_one(how: str) -> None:
-    """It is done long before the other, and no place is asked for that the model does not have."""
+@pytest.mark.parametrize("how", ["greedy", "beam", "sampling"])
+def test_a_prompt_that_fills_the_context_may_share_a_batch_with_a_short_one(how: str) -> None:
+    """It is done long before the other, and no position beyond the context is used."""
     model, prompts = model_of("gpt"), [[5, 6] * 60, [7, 8]]
     options: dict[str, Any] = dict(max_length=[128 - len(p) for p in prompts])
     settings = {**SETTINGS[how], "max_extra": 126, "min_length": 126}
@@ -202,7 +202,7 @@ def test_a_prompt_that_fills_the_context_may_stand_beside_a_short_one(how: str) 
     assert [len(some[0].tokens) for some in expected[0]] == [8, 126]
 
 
-def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
     model, lines = model_of("transformer"), sources(6)
 
@@ -215,7 +215,7 @@ def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch
 
         return watch
 
-    for how in ("greedy", "beam", "drawn"):
+    for how in ("greedy", "beam", "sampling"):
         logs: list[list[object]] = [[], []]
         expected = found(model, lines, SETTINGS[how], None, watch=watcher(logs[0]))
         assert_same(
@@ -225,7 +225,7 @@ def test_whoever_watches_sees_and_stops_the_same(monkeypatch: pytest.MonkeyPatch
         assert any(not h.finished for some in expected[0] for h in some)  # some were stopped
 
 
-def test_the_greatest_of_many_are_those_of_topk() -> None:
+def test_two_stage_topk_equals_torch_topk() -> None:
     torch.manual_seed(0)
     for size in (5, 900, 4096, 5001):
         values = torch.randn(2, 2, size)
@@ -235,11 +235,11 @@ def test_the_greatest_of_many_are_those_of_topk() -> None:
             got, where = topk(values, count)
             torch.testing.assert_close(got, top.values, rtol=0, atol=0)
             assert torch.equal(values.gather(-1, where), got)
-            assert all(len(set(row)) == len(row) for row in where.flatten(0, 1).tolist())  # none comes twice
+            assert all(len(set(row)) == len(row) for row in where.flatten(0, 1).tolist())  # no duplicates
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_repetitions_are_found_in_histories_of_any_length(size: int) -> None:
+def test_repeated_ngrams_are_found_in_histories_of_any_length(size: int) -> None:
     torch.manual_seed(size)
     history, steps = torch.randint(0, 4, (13, 2, 12)), torch.arange(13)
     written = torch.where(torch.arange(12) < steps[:, None, None], history, NONE)
@@ -251,24 +251,24 @@ def test_repetitions_are_found_in_histories_of_any_length(size: int) -> None:
         assert got[n][k].tolist() == expected
 
 
-def test_sizes_are_rounded_to_few() -> None:
+def test_sizes_are_rounded_to_few_values() -> None:
     sizes = [rounded(n) for n in range(1, 1000)]
     assert all(n <= size < 1.5 * n + 1 for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) == 20 and sizes == sorted(sizes)
 
 
-# -- recorded ----------------------------------------------------------------------------------------------------------
+# -- captured ----------------------------------------------------------------------------------------------------------
 
 
 class Tape:
-    """Stands in for a CUDA graph where there is no GPU: what it plays is the action itself, on the tensors it knows."""
+    """Replaces a CUDA graph without a GPU: replaying it runs the captured action again."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.replay = action
 
 
 class Taped(CapturedRunner):
-    """Records on a tape; where there is a GPU, `CapturedRunner` itself is tried as well."""
+    """A runner that captures with `Tape`; with a GPU, `CapturedRunner` itself is tested too."""
 
     def _captured(self, action: Callable[[], None]) -> Tape:
         action()
@@ -280,11 +280,11 @@ recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 
 
 @recorders
-@pytest.mark.parametrize("how", ["beam", "penalised", "drawn from few"])
+@pytest.mark.parametrize("how", ["beam", "repetition penalty", "top-k"])
 @pytest.mark.parametrize(
     "name", ["transformer", "gpt", "window", "rotary", "relative", "lstm", "ensemble", "of two families"]
 )
-def test_what_was_recorded_for_one_batch_serves_others(
+def test_a_captured_step_serves_other_batches(
     monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str, name: str, how: str
 ) -> None:
     monkeypatch.setattr(static_search, "CAPACITY", 16)
@@ -301,7 +301,7 @@ def test_what_was_recorded_for_one_batch_serves_others(
 
 
 @recorders
-def test_sources_are_rounded_up_to_no_place_that_the_model_does_not_have(
+def test_rounded_source_lengths_stay_within_the_positions_of_the_model(
     monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str
 ) -> None:
     monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 20})
@@ -313,7 +313,9 @@ def test_sources_are_rounded_up_to_no_place_that_the_model_does_not_have(
 
 
 @recorders
-def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str) -> None:
+def test_the_number_of_captured_steps_is_limited(
+    monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str
+) -> None:
     monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 2)
     model, run = model_of("transformer").to(device), recorder(bf16=False)
     for count in (1, 2, 3, 4, 1):
@@ -327,8 +329,10 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch, recorder: type[C
 @recorders
 @pytest.mark.parametrize("name", ["transformer", "ensemble"])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_weights_are_those_of_now(recorder: type[CapturedRunner], device: str, bf16: bool, name: str) -> None:
-    """Trained on in place, or put elsewhere: the next search is with the new ones."""
+def test_a_captured_step_uses_the_current_weights(
+    recorder: type[CapturedRunner], device: str, bf16: bool, name: str
+) -> None:
+    """Weights may be changed in place or moved; the next search uses the new ones."""
     model, other = model_of(name, 1).to(device), model_of(name, 3).to(device)
     lines, run = sources(5), recorder(bf16)
     first = found(model, lines, SETTINGS["beam"], run, device)
@@ -345,8 +349,8 @@ def test_weights_are_those_of_now(recorder: type[CapturedRunner], device: str, b
 
 
 @recorders
-def test_bf16_rounds_what_fp32_finds(recorder: type[CapturedRunner], device: str) -> None:
-    """Matrices are rounded, to eight bits; norms, positions and sums are not. The model itself stays as it is."""
+def test_bf16_scores_are_close_to_fp32(recorder: type[CapturedRunner], device: str) -> None:
+    """Matrices are rounded to bf16; norms, positions and sums are not. The model itself is not changed."""
     model, lines = model_of("transformer").to(device), sources(8)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run = recorder(bf16=True)
@@ -362,8 +366,8 @@ def test_bf16_rounds_what_fp32_finds(recorder: type[CapturedRunner], device: str
         assert torch.equal(tensor, before[name]) and tensor.dtype == torch.float32
 
 
-def test_what_cannot_be_recorded_is_found_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said in one line, once."""
+def test_a_search_that_cannot_be_captured_runs_anyway(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is one line about it, once."""
 
     class Broken(CapturedRunner):
         def _captured(self, action: Callable[[], None]) -> None:
@@ -379,7 +383,7 @@ def test_what_cannot_be_recorded_is_found_all_the_same(capsys: pytest.CaptureFix
     assert said.count("\n") == 1 and "slower" in said and "operation not permitted" in said
 
 
-def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_out_of_gpu_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     class Full(CapturedRunner):
         def _captured(self, action: Callable[[], None]) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -389,8 +393,8 @@ def test_too_little_memory_is_no_failure(capsys: pytest.CaptureFixture[str]) -> 
     assert "memory" in capsys.readouterr().err and not run.failed
 
 
-def test_no_step_goes_past_the_last_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is taken before the host knows that it was the last, and the sentences that are left get a new board."""
+def test_no_step_exceeds_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is started before the host knows which sentences are done, and the batch shrinks."""
     monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
     monkeypatch.setitem(MODELS, "learned", {**MODELS["learned"], "max_positions": 9})
     model, lines = model_of("learned"), sources(8, longest=5)
@@ -402,9 +406,9 @@ def test_no_step_goes_past_the_last_place(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("room", [16, 64])
-@pytest.mark.parametrize("how", ["beam", "greedy", "drawn from few"])
+@pytest.mark.parametrize("how", ["beam", "greedy", "top-k"])
 @pytest.mark.parametrize("name", ["transformer", "gpt", "lstm"])
-def test_limits_of_all_kinds(monkeypatch: pytest.MonkeyPatch, name: str, how: str, room: int) -> None:
+def test_limits_and_capacities_of_all_sizes(monkeypatch: pytest.MonkeyPatch, name: str, how: str, room: int) -> None:
     monkeypatch.setattr(static_search, "MIN_BEAMS_TO_SHRINK", 0)
     monkeypatch.setattr(static_search, "CAPACITY", room)
     model, lines = model_of(name), sources(9, longest=6)
@@ -414,7 +418,7 @@ def test_limits_of_all_kinds(monkeypatch: pytest.MonkeyPatch, name: str, how: st
         assert_same(found(model, lines, settings, Taped(bf16=False), max_length=limits), expected)
 
 
-def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bf16_copy_is_retried_after_running_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
 
     class Scarce(cuda_graphs.Bf16Copy):
@@ -432,7 +436,7 @@ def test_a_copy_that_found_no_memory_is_made_the_next_time(monkeypatch: pytest.M
     assert_same(got, found(model, lines, SETTINGS["beam"], Taped(bf16=True)))
 
 
-def test_what_has_no_constant_shape_runs_eagerly_and_says_so_once(
+def test_models_without_static_states_run_eagerly_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(GPT, "has_static_state", False)
@@ -444,8 +448,8 @@ def test_what_has_no_constant_shape_runs_eagerly_and_says_so_once(
     assert said.count("\n") == 1 and "GPT has no decoding state with static shapes" in said
 
 
-def test_nobody_looks_into_a_recorded_step() -> None:
-    """Who listens, asks for a kernel, or trains gets every step as it is."""
+def test_taps_backends_and_training_mode_prevent_capturing() -> None:
+    """With a listener, a requested attention backend, or in training mode, every step runs eagerly."""
     model = model_of("transformer")
     assert all(obstacle(model_of(name)) is None for name in [*MODELS, *ENSEMBLES])
     assert obstacle(nn.Linear(2, 2)) == "Linear has no decoding state with static shapes"
@@ -458,5 +462,5 @@ def test_nobody_looks_into_a_recorded_step() -> None:
     assert not is_inference(model.train())
 
 
-def test_a_cpu_needs_no_recording() -> None:
+def test_searches_on_a_cpu_are_not_captured() -> None:
     assert select_runner(model_of("transformer")) is None

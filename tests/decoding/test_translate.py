@@ -18,7 +18,7 @@ LINES = ["a b c", "", "a " * 9, "b " * 11, "c " * 12, "d " * 40, "e"]
 
 
 class Endless(torch.nn.Module):
-    """A model whose output never ends: at every step the end mark is out of the question."""
+    """A model that never generates EOS."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def translator(positions="learned", family="gpt", **settings):
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_what_never_ends_fills_the_context_and_no_more(positions):
+def test_output_without_eos_fills_the_context(positions):
     answers = translator(positions)(LINES)
     assert [len(answer.source) for answer in answers] == [4, 0, 10, 12, 12, 12, 2]  # 12 of 16: room to write is left
     assert [answer.truncated for answer in answers] == [False, False, False, False, True, True, False]
@@ -54,7 +54,7 @@ def test_what_never_ends_fills_the_context_and_no_more(positions):
             assert len(answer.source) + len(hypothesis.tokens) == CONTEXT and not hypothesis.finished
 
 
-def test_what_a_translation_must_begin_with_leaves_room_for_its_end():
+def test_a_forced_prefix_leaves_a_position_for_eos():
     translate = translator()
     forced = ["b " * 40] * len(LINES)
     for answer in translate(LINES, prefixes=forced):
@@ -64,7 +64,7 @@ def test_what_a_translation_must_begin_with_leaves_room_for_its_end():
             assert len(hypothesis.tokens) == room
 
 
-def test_sampling_and_the_rest_of_the_batch_change_nothing():
+def test_a_sampled_translation_does_not_depend_on_the_batch():
     translate = replace(translator(method="sample"), seed=3)
     together = translate(LINES)
     for number, line in enumerate(LINES):
@@ -72,7 +72,7 @@ def test_sampling_and_the_rest_of_the_batch_change_nothing():
         assert (alone.texts, alone.source, alone.truncated) == (other.texts, other.source, other.truncated)
 
 
-def test_a_family_with_two_sides_has_the_longest_for_each():
+def test_an_encoder_decoder_has_the_maximum_length_on_each_side():
     answers = translator("sinusoidal", "transformer")(LINES)
     assert [len(answer.source) for answer in answers] == [4, 0, 10, 12, 13, 16, 2]
     assert {len(h.tokens) for answer in answers for h in answer.hypotheses} == {CONTEXT}

@@ -1,4 +1,4 @@
-"""Each test here is asked of every family, and fills a cell of the table that tests/conftest.py prints."""
+"""Each test here runs for every family and fills a cell of the table that tests/conftest.py prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from families import FAMILIES, INVARIANTS, NOT_ASKED, Case, make
+from families import FAMILIES, INVARIANTS, NOT_APPLICABLE, Case, make
 from small_training import tiny
 
 from regard.recipes.schema import Recipe
@@ -14,10 +14,10 @@ from regard.recipes.schema import Recipe
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
-        asks = next((mark.args[0] for mark in metafunc.definition.iter_markers("invariant")), None)
-        asked = [family for family in FAMILIES if (asks, family) not in NOT_ASKED]
-        silent = next(metafunc.definition.iter_markers("writes"), None) is not None
-        metafunc.parametrize("family", [family for family in asked if not (silent and "fill" in family)])
+        name = next((mark.args[0] for mark in metafunc.definition.iter_markers("invariant")), None)
+        families = [family for family in FAMILIES if (name, family) not in NOT_APPLICABLE]
+        generates = next(metafunc.definition.iter_markers("generates"), None) is not None
+        metafunc.parametrize("family", [family for family in families if not (generates and "fill" in family)])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,10 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         (name,) = marker.args
         if name not in INVARIANTS:
-            raise pytest.UsageError(f"{item.nodeid}: {name!r} is no row of the table; add it to INVARIANTS")
+            raise pytest.UsageError(f"{item.nodeid}: {name!r} is not a row of the table: add it to INVARIANTS")
         item.user_properties.append(("cell", [name, item.callspec.params["family"]]))  # type: ignore[attr-defined]
-        no_question = [[*cell, why] for cell, why in NOT_ASKED.items()]
-        item.user_properties.append(("table", [list(INVARIANTS), list(FAMILIES), no_question]))
+        not_applicable = [[*cell, why] for cell, why in NOT_APPLICABLE.items()]
+        item.user_properties.append(("table", [list(INVARIANTS), list(FAMILIES), not_applicable]))
 
 
 @pytest.fixture
@@ -41,5 +41,5 @@ def case(family: str) -> Callable[..., Case]:
 
 @pytest.fixture
 def recipe(family: str, tmp_path: Path) -> Callable[..., Recipe]:
-    """`recipe(seed, **training)`: a training run of a few quick steps."""
+    """`recipe(seed, **training)`: a recipe that trains a few quick steps."""
     return lambda seed, **training: tiny(family, seed, tmp_path, **training)

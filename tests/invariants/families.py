@@ -1,8 +1,8 @@
-"""The families that the invariants are asked of, and the tiny random models and sentences they are asked about.
+"""The families that the invariants are tested for, with tiny random models and sentences.
 
-A new family is one entry in FAMILIES: a function from a seed to the [model] section of a tiny recipe. What can differ
-in kind goes round with the seed, so that a handful of seeds sees all of it; sizes are drawn. NOT_ASKED says which
-invariants are no question to a family, and why.
+A new family is one entry in FAMILIES: a function from a seed to the [model] section of a tiny recipe. Options cycle
+with the seed, so that a few seeds cover all of them; sizes are random. NOT_APPLICABLE says which invariants do not
+apply to a family, and why.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from regard.text import BOS, EOS
 
 INVARIANTS = (
     "fused = plain",
-    "flat = padded = one by one",
-    "fill is never read",
+    "packed = padded = one by one",
+    "padding is never read",
     "cached = uncached",
     "beam of one = greedy",
     "widest beam = exhaustive search",
@@ -36,7 +36,7 @@ INVARIANTS = (
     "n lines in = n lines out",
 )
 SEEDS = range(6)
-FIRST_WORD = 4  # after the special ids
+FIRST_WORD = 4  # after the special tokens
 
 
 def transformer(seed: int) -> dict[str, Any]:
@@ -136,27 +136,27 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bert": bert,
     "bert (fill)": filler,
 }
-_SILENT = "writes nothing"
-NOT_ASKED: dict[tuple[str, str], str] = {
-    ("cached = uncached", "bert (fill)"): _SILENT,
-    ("beam of one = greedy", "bert (fill)"): _SILENT,
-    ("widest beam = exhaustive search", "bert (fill)"): _SILENT,
-    ("n lines in = n lines out", "bert (fill)"): _SILENT,
+_NO_OUTPUT = "generates nothing"
+NOT_APPLICABLE: dict[tuple[str, str], str] = {
+    ("cached = uncached", "bert (fill)"): _NO_OUTPUT,
+    ("beam of one = greedy", "bert (fill)"): _NO_OUTPUT,
+    ("widest beam = exhaustive search", "bert (fill)"): _NO_OUTPUT,
+    ("n lines in = n lines out", "bert (fill)"): _NO_OUTPUT,
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model with random weights, and random sentence pairs that carry their end marks."""
+    """A tiny model with random weights, and random sentence pairs with their EOS."""
 
     model: SequenceModel
     sources: list[list[int]]
     targets: list[list[int]]
     vocabulary: int  # of the target
-    fills: bool = False  # reads the source with gaps, and guesses what was there
+    fills: bool = False  # whether it is a masked language model
 
     def batch(self, spare: int = 0, only: list[int] | None = None) -> SeqBatch:
-        """All pairs in this order (or only some, in theirs), with `spare` places of fill in either row."""
+        """Pack all pairs (or only some, in this order), with `spare` positions of padding on each side."""
         chosen = range(len(self.sources)) if only is None else only
         sources, targets = [self.sources[i] for i in chosen], [self.targets[i] for i in chosen]
         sizes = [sum(map(len, side)) + spare for side in (sources, targets)]
@@ -169,7 +169,7 @@ class Case:
         return self.batch(only=only).source
 
     def next_logits(self, source: list[int], history: list[int]) -> Tensor:
-        """[V] by one full forward pass, for what follows `history` (which begins with the begin mark)."""
+        """[V] logits of the token after `history`, which begins with BOS, by one full forward pass."""
         return self.model.logits(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
 
 
@@ -179,7 +179,7 @@ def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
 
 
 def data_for(model: dict[str, Any]) -> dict[str, Any]:
-    """The [data] and [text] sections that suit a model."""
+    """Return the [data] and [text] sections for a model."""
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
     return {"data": {"corpus": "copy"}, "text": {"shared": model["family"] != "bert"}}
@@ -194,7 +194,7 @@ def make(
     vocabulary: int | None = None,
     **changes: Any,
 ) -> Case:
-    """A random model in evaluation mode; a `vocabulary` that is given serves both sides."""
+    """Make a random model in evaluation mode; `vocabulary`, if given, is the size for both sides."""
     random = Random(f"{family} {seed} sentences")
     fills = FAMILIES[family](seed).get("task") == "fill"
     shared = vocabulary is not None or fills or seed % 3 != 1
@@ -211,7 +211,7 @@ def make(
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
 
     made = Case(model, sentences(source_size), sentences(target_size), target_size, fills)
-    if any("running" in name for name, _ in model.named_buffers()):  # statistics that fit the model
+    if any("running" in name for name, _ in model.named_buffers()):  # running statistics of batch norm
         with torch.no_grad():
             for _ in range(20):
                 model.logits(made.batch())
@@ -220,13 +220,13 @@ def make(
 
 
 def gradients(model: SequenceModel, objective: Tensor) -> dict[str, Tensor]:
-    """By name; zeros for parameters that took no part."""
+    """Return gradients by parameter name; zeros for unused parameters."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(objective, parameters, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
+    grads = torch.autograd.grad(objective, parameters, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, grads, strict=True))
 
 
 def logits_of(case: Case, batch: SeqBatch) -> list[Tensor]:
-    """Per sentence of the batch, [its target's length, V]."""
+    """Return logits [length of the target, V] for each sentence of the batch."""
     with torch.no_grad():
         return batch.inputs.layout.split(case.model.logits(batch))

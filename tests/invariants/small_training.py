@@ -1,4 +1,4 @@
-"""Tiny training runs, and what it means that two of them are the same."""
+"""Tiny training runs, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 12
 
 
 def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
-    """A run of a few quick steps with everything in it that a run has to remember; held-out pairs go to `folder`."""
+    """Return a recipe of a few quick steps that uses every part of a run's state; held-out pairs go to `folder`."""
     model = {**FAMILIES[family](seed), "dropout": 0.2}
     return Recipe.model_validate(
         {
@@ -42,7 +42,7 @@ def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
 
 
 def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    """Pairs to copy; plain text for those that read it (GPT every other time), as documents or as one stream."""
+    """Pairs to copy, or plain text (for masked LMs and every other GPT), as documents or as one stream."""
     words = {"unit": "word", "vocabulary": 260}
     if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
         text, held_out = folder / "text", folder / "held-out"
@@ -67,7 +67,7 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
 
 
 def remembered(run: Path) -> dict[str, Tensor]:
-    """Every tensor of every weights file of a run."""
+    """Return every tensor of every weights file of a run."""
     files = sorted(run.glob("**/*.safetensors"))
     assert {"model.safetensors", "resume.safetensors"} <= {file.name for file in files}
     return {
@@ -76,7 +76,7 @@ def remembered(run: Path) -> dict[str, Tensor]:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics and samples, without the time they took."""
+    """Return the lines of metrics and samples, without times."""
     lines = [line for name in ("metrics.jsonl", "samples.jsonl") for line in (run / name).read_text().splitlines()]
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
@@ -88,5 +88,5 @@ def assert_same_runs(one: Path, other: Path) -> None:
         assert torch.equal(tensor, right[name]), name
     assert measured(one) == measured(other)
     about = [tensor_io.load(run / "resume.safetensors")[1] for run in (one, other)]
-    times = {"seconds": 0, "logs": {}}  # seconds are in the logs, too, which were compared without them
+    times = {"seconds": 0, "logs": {}}  # the logs contain times; they were compared without them
     assert {**about[0], **times} == {**about[1], **times}

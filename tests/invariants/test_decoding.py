@@ -129,7 +129,7 @@ def test_a_beam_as_wide_as_the_space_finds_and_ranks_everything(
 
 
 @pytest.mark.invariant("batch size and order change nothing")
-@pytest.mark.writes
+@pytest.mark.generates
 @pytest.mark.parametrize("beam", [1, 4])
 @seeds
 def test_a_sentence_does_not_notice_its_batch(
@@ -220,7 +220,7 @@ def test_as_many_lines_come_out_as_went_in(case: Any, seed: int, tokenizer: Toke
 
 
 @pytest.mark.invariant("batch size and order change nothing")
-@pytest.mark.writes
+@pytest.mark.generates
 @pytest.mark.parametrize("method", ["beam", "sample"])
 @seeds
 def test_a_line_does_not_notice_the_lines_around_it(case: Any, seed: int, tokenizer: Tokenizer, method: str) -> None:

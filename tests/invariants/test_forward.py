@@ -26,9 +26,7 @@ seeds = pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.invariant("fused = plain")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-11)], ids=["fp32", "fp64"])
 @seeds
-def test_the_fused_kernel_computes_what_the_plain_one_defines(
-    case: Any, seed: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_the_fused_backend_equals_the_plain_one(case: Any, seed: int, dtype: torch.dtype, tolerance: float) -> None:
     made: Case = case(seed)
     made.model.to(dtype)
     batch = made.batch(spare=3)
@@ -43,17 +41,17 @@ def test_the_fused_kernel_computes_what_the_plain_one_defines(
         torch.testing.assert_close(results[1][name], slow, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: n + m)
 
 
-@pytest.mark.invariant("flat = padded = one by one")
+@pytest.mark.invariant("packed = padded = one by one")
 @seeds
-def test_sentences_do_not_notice_how_they_are_laid(case: Any, seed: int) -> None:
+def test_logits_and_loss_do_not_depend_on_packing(case: Any, seed: int) -> None:
     made: Case = case(seed)
     together = logits_of(made, made.batch())
-    with_fill = logits_of(made, made.batch(spare=7))
+    with_padding = logits_of(made, made.batch(spare=7))
     alone = [logits_of(made, made.batch(only=[n]))[0] for n in range(len(together))]
-    for flat, filled, single in zip(together, with_fill, alone, strict=True):
-        torch.testing.assert_close(flat, filled, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(flat, single, atol=1e-5, rtol=1e-5)
-    assert len({len(part) for part in together}) > 1  # of several lengths, so that the padded view has padding
+    for packed, padded, single in zip(together, with_padding, alone, strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed, single, atol=1e-5, rtol=1e-5)
+    assert len({len(part) for part in together}) > 1  # several lengths, so that the padded view has padding
     with torch.no_grad():
         loss = made.model(made.batch(), 0.1).item()
         singly = [made.model(made.batch(only=[n]), 0.1).item() for n in range(len(together))]
@@ -61,30 +59,30 @@ def test_sentences_do_not_notice_how_they_are_laid(case: Any, seed: int) -> None
     assert sum(singly) == pytest.approx(loss, rel=1e-5)
 
 
-def with_other_fill(batch: SeqBatch, vocabulary: int) -> SeqBatch:
-    """The same batch with random tokens where the fill is, in source, input and labels."""
+def with_other_padding(batch: SeqBatch, vocabulary: int) -> SeqBatch:
+    """Replace the padding of source, inputs and labels by random tokens."""
 
-    def refill(ids: Tensor, real: Tensor) -> Tensor:
+    def replaced(ids: Tensor, real: Tensor) -> Tensor:
         return torch.where(real, ids, torch.randint(FIRST_WORD, vocabulary, ids.shape))
 
     source, inputs = batch.source, batch.inputs
     return replace(
         batch,
-        source=PackedTokens(refill(source.ids, source.layout.is_token), source.layout),
-        inputs=PackedTokens(refill(inputs.ids, inputs.layout.is_token), inputs.layout),
-        labels=refill(batch.labels, inputs.layout.is_token),
+        source=PackedTokens(replaced(source.ids, source.layout.is_token), source.layout),
+        inputs=PackedTokens(replaced(inputs.ids, inputs.layout.is_token), inputs.layout),
+        labels=replaced(batch.labels, inputs.layout.is_token),
     )
 
 
-@pytest.mark.invariant("fill is never read")
+@pytest.mark.invariant("padding is never read")
 @pytest.mark.parametrize("training", [True, False])
 @seeds
-def test_other_tokens_in_the_fill_change_nothing(case: Any, seed: int, training: bool) -> None:
+def test_other_tokens_in_the_padding_change_nothing(case: Any, seed: int, training: bool) -> None:
     made: Case = case(seed, dropout=0.2)
     made.model.train(training)
     batch = made.batch(spare=6)
     results = []
-    for chosen in (batch, with_other_fill(batch, 12)):
+    for chosen in (batch, with_other_padding(batch, 12)):
         torch.manual_seed(seed)
         loss = made.model(chosen, smoothing=0.1)
         results.append({"loss": loss, **gradients(made.model, loss)})
@@ -93,11 +91,11 @@ def test_other_tokens_in_the_fill_change_nothing(case: Any, seed: int, training:
     assert any(g.any() for g in results[0].values())
 
 
-@pytest.mark.invariant("fill is never read")
+@pytest.mark.invariant("padding is never read")
 @pytest.mark.parametrize("name", ["plain", "fused"])
 @pytest.mark.parametrize("training", [True, False])
 @seeds
-def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, training: bool, name: str) -> None:
+def test_nan_in_the_padding_of_every_stream_stays_there(case: Any, seed: int, training: bool, name: str) -> None:
     made: Case = case(seed, dropout=0.2)
     made.model.train(training)
     batch = made.batch(spare=6)
@@ -105,8 +103,8 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
     both = PackedLayout(
         [s + t for s, t in zip(*(rows.lengths for rows in sides), strict=True)], sum(r.size for r in sides)
     )
-    real = {rows.size: rows.is_token[:, None] for rows in (*sides, both)}  # some families lay both sides in one row
-    assert len(real) == 2 if made.fills else 3  # they can be told apart by their size
+    real = {rows.size: rows.is_token[:, None] for rows in (*sides, both)}  # some families pack both sides together
+    assert len(real) == 2 if made.fills else 3  # they are told apart by size
     poisoned = 0
 
     def poison(module: nn.Module, kind: str, value: Any) -> Tensor | None:
@@ -122,7 +120,7 @@ def test_poison_in_the_fill_of_every_stream_stays_there(case: Any, seed: int, tr
         torch.manual_seed(seed)
         with taps.listen(poison):
             dirty = made.model.logits(batch), made.model(batch)
-    assert poisoned >= 2 * len(list(made.model.children()))  # it was there to be read
+    assert poisoned >= 2 * len(list(made.model.children()))  # every stream had NaN in its padding
     tokens = batch.inputs.layout.tokens
     assert torch.equal(clean[0][:tokens], dirty[0][:tokens])
     assert torch.equal(clean[1], dirty[1]) and dirty[1].isfinite()
@@ -141,10 +139,10 @@ def test_a_recorder_changes_nothing(case: Any, seed: int, training: bool) -> Non
         if record:
             with Recorder(made.model) as seen:
                 logits, loss = made.model.logits(batch), made.model(batch, 0.1)
-                for attended in seen.attention.values():  # asked for in the midst of the run
+                for attended in seen.attention.values():  # read during the forward pass
                     attended.sentence(0)
                 found = gradients(made.model, loss)
-            without = getattr(made.model.settings, "attention", "") == "none"  # a recurrent model that looks at nothing
+            without = getattr(made.model.settings, "attention", "") == "none"  # a recurrent model without attention
             assert seen.values and bool(seen.attention) is not without
         else:
             logits, loss = made.model.logits(batch), made.model(batch, 0.1)
@@ -157,7 +155,7 @@ def test_a_recorder_changes_nothing(case: Any, seed: int, training: bool) -> Non
 
 @pytest.mark.invariant("recorder on = off")
 @seeds
-def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: int) -> None:
+def test_recorded_weights_are_those_of_the_backend(case: Any, family: str, seed: int) -> None:
     made: Case = case(seed)
     batch = made.batch(spare=2)
     with torch.no_grad(), Recorder(made.model) as seen:
@@ -176,9 +174,9 @@ def test_recorded_weights_are_those_of_the_kernel(case: Any, family: str, seed: 
 
 
 @pytest.mark.invariant("recorder on = off")
-@pytest.mark.writes
+@pytest.mark.generates
 @seeds
-def test_a_recorded_search_finds_the_same(case: Any, seed: int) -> None:
+def test_a_search_with_a_recorder_finds_the_same(case: Any, seed: int) -> None:
     made: Case = case(seed)
     off = search(made.model, SearchRequest(made.source(), DecodingSettings(beam=3), nbest=3))
     with Recorder(made.model):
@@ -188,7 +186,7 @@ def test_a_recorded_search_finds_the_same(case: Any, seed: int) -> None:
 
 @pytest.mark.invariant("checkpointed = plain")
 @seeds
-def test_recomputing_activations_gives_the_same_gradients(case: Any, seed: int) -> None:
+def test_activation_checkpointing_gives_the_same_gradients(case: Any, seed: int) -> None:
     results, runs = [], [0, 0]
     for recompute in (False, True):
         made: Case = case(seed, dropout=0.3)
@@ -207,6 +205,6 @@ def test_recomputing_activations_gives_the_same_gradients(case: Any, seed: int) 
         found = gradients(made.model, loss)
         random = {"random numbers": torch.random.get_rng_state()}
         results.append({"loss": loss, **found, **dict(made.model.named_buffers(prefix="buffers")), **random})
-    assert runs == [len(layers), 2 * len(layers)]  # every layer was run a second time
+    assert runs == [len(layers), 2 * len(layers)]  # every layer was run twice
     for name, tensor in results[0].items():
         assert torch.equal(tensor, results[1][name]), name

@@ -1,4 +1,4 @@
-"""Invariants of training: however it is cut into batches or sittings, the same weights come out."""
+"""Invariants of training: weights do not depend on interruptions or on how batches are accumulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Crash(Exception):
 @pytest.mark.invariant("resumed = uninterrupted")
 @pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(
+def test_an_interrupted_run_equals_an_uninterrupted_one(
     recipe: Any, seed: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = recipe(seed)
@@ -46,21 +46,21 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(
             os.kill(os.getpid(), getattr(signal, how))
 
     monkeypatch.setattr(Trainer, "_update", stopping)
-    sittings = 0
+    sessions = 0
     while True:
-        sittings += 1
+        sessions += 1
         try:
             train(settings, parts, device="cpu", quiet=True)
             break
         except (Crash, Interrupted):
-            assert sittings < 9
-    assert sittings == 5 and not stops
+            assert sessions < 9
+    assert sessions == 5 and not stops
     assert_same_runs(whole, parts)
 
 
 @pytest.mark.invariant("resumed = uninterrupted")
-def test_training_longer_is_training_on(recipe: Any, tmp_path: Path) -> None:
-    """A run that was finished at 8 steps and taken up to 12 has the weights of one of 12 steps."""
+def test_more_steps_continue_a_finished_run(recipe: Any, tmp_path: Path) -> None:
+    """A run that finished at 8 steps and was continued to 12 has the weights of a run of 12 steps."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe(0), whole, device="cpu", quiet=True)
     train(recipe(0, steps=8), parts, device="cpu", quiet=True)
@@ -70,7 +70,7 @@ def test_training_longer_is_training_on(recipe: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.invariant("resumed = uninterrupted")
-def test_a_finished_run_is_left_alone(recipe: Any, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(recipe: Any, tmp_path: Path) -> None:
     train(recipe(0), tmp_path / "run", device="cpu", quiet=True)
     before = {file: file.read_bytes() for file in sorted((tmp_path / "run").rglob("*")) if file.is_file()}
     train(recipe(0), tmp_path / "run", device="cpu", quiet=True)
@@ -78,20 +78,22 @@ def test_a_finished_run_is_left_alone(recipe: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.invariant("accumulated = one big batch")
-@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 3 != 2])  # batch norm: another batch, another mean
-def test_k_small_batches_make_the_update_of_one_large(case: Any, recipe: Any, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 3 != 2])  # batch norm depends on the batch
+def test_accumulated_batches_give_the_gradients_of_one_large_batch(
+    case: Any, recipe: Any, seed: int, tmp_path: Path
+) -> None:
     made: Case = case(seed, pairs=9)
     run = RunDir.create(tmp_path / "run", recipe(seed, max_grad_norm=0.0, label_smoothing=0.1))
 
     def gradients(batches: list[SeqBatch]) -> dict[str, Tensor]:
-        """What the optimiser is given by one update on these batches."""
+        """Return the gradients that the optimizer gets for these batches."""
         trainer = Trainer(run, made.model, None, None, None, torch.device("cpu"))  # type: ignore[arg-type]
         given: dict[str, Tensor] = {}
 
-        def look(*_: Any) -> None:
+        def read_grads(*_: Any) -> None:
             given.update({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
 
-        trainer.optimizer.step = look  # type: ignore[method-assign]
+        trainer.optimizer.step = read_grads  # type: ignore[method-assign]
         trainer._update(dict(enumerate(batches)))
         return given
 
@@ -103,10 +105,10 @@ def test_k_small_batches_make_the_update_of_one_large(case: Any, recipe: Any, se
 
 
 @pytest.mark.invariant("accumulated = one big batch")
-def test_the_loop_feeds_as_many_batches_as_it_is_told(
+def test_each_update_gets_the_next_batches_of_the_stream(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Update s of k batches is made of batches (s - 1) k ... s k - 1 of the stream, and of no others."""
+    """Update s of k batches gets batches (s - 1) k ... s k - 1 of the stream."""
     seen: list[list[list[int]]] = []
     monkeypatch.setattr(
         Trainer, "_update", lambda self, batches: seen.append([batch.labels.tolist() for batch in batches.values()])
@@ -136,7 +138,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
 
         def drawing(*arguments: Any) -> Tensor:
             state = torch.random.get_rng_state()
-            drawn.append(tuple(torch.rand(4).tolist()))  # what dropout is about to be drawn from
+            drawn.append(tuple(torch.rand(4).tolist()))  # the numbers that dropout would draw
             torch.random.set_rng_state(state)
             return loss(*arguments)
 
