@@ -1,4 +1,4 @@
-"""The Python front door: load, train, translate, score, and see."""
+"""The Python API: load, train, translate, score, attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYERS, HEADS = 2, 4
 
 
 def make(folder: Path, unit: str = "word", **data: str | bool) -> Model:
-    """A model that has learnt a little, so that what it says is not all one word."""
+    """Train a model a little, so that its outputs differ."""
     recipe = Recipe.model_validate(
         {
             "data": {"corpus": "copy", "count": 500, **data},
@@ -69,7 +69,7 @@ def test_importing_regard_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "pydantic", "tokenizers", "typer", "rich"} & set(modules)
 
 
-def test_there_is_nothing_else_at_the_front_door() -> None:
+def test_the_package_exports_only_the_public_names() -> None:
     assert set(regard.__all__) == {"Model", "Translation", "__version__", "load", "train"}
     assert all(hasattr(regard, name) for name in regard.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
@@ -83,7 +83,7 @@ def test_a_recipe_may_be_a_name_with_changes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
 
 
-def test_a_loaded_model_is_the_trained_one(model: Model) -> None:
+def test_a_loaded_model_equals_the_trained_one(model: Model) -> None:
     loaded = regard.load(model.run.path, device="cpu")
     assert [found.text for found in loaded.translate(LINES)] == [found.text for found in model.translate(LINES)]
     snapshot = regard.load(str(model.run.path), device="cpu", weights=str(model.run.snapshot(60)))
@@ -110,7 +110,7 @@ def test_one_sentence_or_many(model: Model) -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_a_score_is_the_sum_of_logprobs_over_the_penalty(model: Model, alpha: float) -> None:
-    """Wu et al. 2016, equation 14: ((5 + n) / 6) ^ alpha for n tokens, the end mark counted."""
+    """Wu et al. 2016, equation 14: ((5 + n) / 6) ^ alpha for n tokens, EOS counted."""
     for found in model.translate(LINES, nbest=3, beam=4, length_penalty=alpha):
         hypotheses = found._answer.hypotheses
         scores = [sum(h.logprobs) / ((5 + len(h.logprobs)) / 6) ** alpha for h in hypotheses]
@@ -147,7 +147,7 @@ def test_results_are_pictures_in_a_notebook(model: Model) -> None:
     assert "<iframe" in (model.trace("a b c")._repr_html_() or "")
 
 
-def test_attention_does_not_change_what_follows(model: Model) -> None:
+def test_computing_attention_does_not_change_later_results(model: Model) -> None:
     before = model.score([("a b c", "c b a")])
     _ = model.translate("a b c").attention
     assert model.score([("a b c", "c b a")]) == before
@@ -171,7 +171,7 @@ def test_scores_are_in_the_order_of_the_pairs(model: Model) -> None:
     assert model.score([]) == []
 
 
-def test_a_given_translation_is_seen_as_if_the_model_had_made_it(model: Model) -> None:
+def test_a_forced_translation_equals_the_models_own(model: Model) -> None:
     for own in model.translate(LINES):
         forced = model.forced(own.source, own.text)
         assert (forced.text, forced.tokens, forced.source_tokens) == (own.text, own.tokens, own.source_tokens)
@@ -181,19 +181,19 @@ def test_a_given_translation_is_seen_as_if_the_model_had_made_it(model: Model) -
     assert other.tokens == ("c", " b", "</s>") and other.attention.weights.shape == (LAYERS, HEADS, 3, 4)
 
 
-def test_a_given_translation_has_the_score_the_search_gave_it(model: Model) -> None:
+def test_a_forced_translation_has_the_score_of_the_search(model: Model) -> None:
     for own in model.translate(LINES):
         assert model.forced(own.source, own.text).score == pytest.approx(own.score, abs=1e-4)
 
 
-def test_tags_are_there_in_use(tagged: Model) -> None:
+def test_tags_are_added_to_source_and_target(tagged: Model) -> None:
     found = tagged.translate("a b c")
     assert found.source_tokens[0] == "<from>" and found.tokens[0] == "<to>" and "<" not in found.text
     (logprobs,) = tagged.score([("a b c", found.text)])
     assert logprobs == pytest.approx(found._answer.hypotheses[0].logprobs, abs=1e-4)
 
 
-def test_a_given_translation_has_its_tag(tagged: Model) -> None:
+def test_a_forced_translation_has_its_tag(tagged: Model) -> None:
     own = tagged.translate("a b c")
     forced = tagged.forced("a b c", own.text)
     assert forced.tokens == own.tokens
@@ -201,13 +201,13 @@ def test_a_given_translation_has_its_tag(tagged: Model) -> None:
     np.testing.assert_allclose(forced.attention.weights, own.attention.weights, atol=1e-5)
 
 
-def test_lower_case_is_for_scores_too(tmp_path: Path) -> None:
+def test_scores_lowercase_their_texts_too(tmp_path: Path) -> None:
     found = make(tmp_path, lowercase=True)
     assert found.translate("A B").text == found.translate("a b").text
     assert found.score([("A B", "A b")])[0] == pytest.approx(found.score([("a b", "a b")])[0], abs=1e-5)
 
 
-def test_a_blank_line_stays_one(model: Model) -> None:
+def test_a_blank_line_is_translated_to_a_blank_line(model: Model) -> None:
     found = model.translate(["a", " ", "b"])
     assert [line.text for line in found][1] == "" and found[1].tokens == () and found[1].score == 0.0
     assert found[1].attention.weights.size == 0
@@ -215,13 +215,13 @@ def test_a_blank_line_stays_one(model: Model) -> None:
     assert forced.tokens == ("</s>",) and forced.attention.weights.shape == (LAYERS, HEADS, 1, 2)
 
 
-def test_a_blank_source_can_be_looked_at(model: Model) -> None:
+def test_the_attention_of_a_blank_source_is_empty(model: Model) -> None:
     forced = model.forced("", "a")
     assert forced.tokens == ("a", "</s>")
     assert forced.attention.weights.shape[2] in (0, 2)
 
 
-def test_weights_go_by_name_or_file(model: Model) -> None:
+def test_weights_are_chosen_by_name_or_file(model: Model) -> None:
     best = regard.load(model.run.path, device="cpu", weights="best")
     snapshot = regard.load(model.run.path, device="cpu", weights="step-60")
     assert (best.step, snapshot.step) == (60, 60)
@@ -230,14 +230,14 @@ def test_weights_go_by_name_or_file(model: Model) -> None:
         regard.load(model.run.path, weights="newest")
 
 
-# -- what a stranger would try ----------------------------------------------------------------------------------------
+# -- arguments, copies, processes --------------------------------------------------------------------------------------
 
 
-def test_the_front_door_is_listed() -> None:
+def test_dir_lists_the_public_names() -> None:
     assert set(regard.__all__) <= set(dir(regard))
 
 
-def test_a_model_says_what_it_is(model: Model) -> None:
+def test_the_repr_of_a_model_describes_it(model: Model) -> None:
     said = repr(model)
     count = sum(p.numel() for p in model.module.parameters())
     for part in (str(model.run.path), "transformer", f"{count:,} parameters", "best weights, step 60", "fp32 on cpu"):
@@ -259,7 +259,9 @@ def test_long_input_is_truncated_with_a_warning_that_names_it(model: Model) -> N
     assert not model.forced("a", "a").truncated
 
 
-def test_a_translation_is_pickled_copied_and_made_a_dict(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_translation_can_be_pickled_copied_and_converted_to_a_dict(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = model.translate("a b c", nbest=2)
     for copied in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
         assert copied == found and copied.attention.weights.tolist() == found.attention.weights.tolist()
@@ -280,7 +282,7 @@ def test_a_pickled_model_is_loaded_again(model: Model) -> None:
     assert copy.deepcopy(loaded).module is not loaded.module
 
 
-def test_a_pickle_is_not_of_other_weights(model: Model, tmp_path: Path) -> None:
+def test_unpickling_refuses_other_weights(model: Model, tmp_path: Path) -> None:
     shutil.copytree(model.run.path, tmp_path / "run")
     found = pickle.dumps(regard.load(tmp_path / "run", device="cpu").translate("a b"))
     tensors, about = tensor_io.load(tmp_path / "run" / "model.safetensors")
@@ -291,7 +293,7 @@ def test_a_pickle_is_not_of_other_weights(model: Model, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_processes_translate(model: Model, start: str) -> None:
-    """With more threads than one, what is forked would wait for threads that it does not have."""
+    """A forked process with several threads would wait for threads of its parent."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -321,7 +323,7 @@ def test_threads_share_a_model(model: Model) -> None:
             assert [one.text for one in found] == expected
 
 
-def test_sampling_repeats_with_a_seed_and_only_then(model: Model) -> None:
+def test_sampling_is_a_function_of_the_seed(model: Model) -> None:
     def drawn(seed: int | None) -> list[str]:
         return [found.text for found in model.translate(LINES * 4, method="sample", temperature=3.0, seed=seed)]
 
@@ -329,7 +331,7 @@ def test_sampling_repeats_with_a_seed_and_only_then(model: Model) -> None:
     assert drawn(None) != drawn(None)
 
 
-def test_a_prefix_is_kept(model: Model) -> None:
+def test_a_translation_begins_with_its_prefix(model: Model) -> None:
     assert all(found.text.startswith("k l") for found in model.translate(LINES, prefix="k l"))
     assert [found.text[0] for found in model.translate(LINES[:2], prefix=["r", "s"])] == ["r", "s"]
     with pytest.raises(UserError, match="1 prefixes for 2 texts"):
@@ -344,7 +346,7 @@ def test_tags_can_be_chosen(tagged: Model) -> None:
         tagged.translate("a", target_tag="<2fr>")
 
 
-def test_more_translations_have_more_beams(model: Model) -> None:
+def test_nbest_raises_the_number_of_beams(model: Model) -> None:
     assert len(model.translate("a b", nbest=6).alternatives) == 5
     with pytest.raises(UserError, match="beam must be at least 6"):
         model.translate("a b", nbest=6, beam=2)
@@ -386,7 +388,7 @@ def test_arguments_of_other_functions_are_checked_too(model: Model) -> None:
         (["a", float("nan")], r"input 1 must be a string, not float \(nan\)"),
     ],
 )
-def test_what_is_no_text_is_named(model: Model, given: Any, message: str) -> None:
+def test_inputs_that_are_not_text_are_named(model: Model, given: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         model.translate(given)
 

@@ -54,7 +54,7 @@ def recipe(kind: str, **data: Any) -> Recipe:
 
 
 def made(settings: Recipe, tokens: Tokenizer) -> SequenceModel:
-    """A model with large random weights, so that it looks here and there and not everywhere alike."""
+    """A model with large random weights, so that its attention is uneven."""
     torch.manual_seed(3)
     model = build(settings.model, len(tokens), len(tokens), True).eval()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def made(settings: Recipe, tokens: Tokenizer) -> SequenceModel:
 
 
 def aligned(*texts: tuple[str, str]) -> list[Aligned]:
-    """Pairs in which word n is linked with word n, and doubtfully with the next."""
+    """Pairs in which word n is surely linked with word n, and possibly with the next."""
     pairs = []
     for source, target in texts:
         i, j = len(source.split()), len(target.split())
@@ -73,13 +73,13 @@ def aligned(*texts: tuple[str, str]) -> list[Aligned]:
     return pairs
 
 
-# -- pieces and words -------------------------------------------------------------------------------------------------
+# -- tokens and words -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", ["bpe", "char", "word"])
 @pytest.mark.parametrize("longest", [100, 6])
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit, longest, lowercase):
+def test_tokens_equal_those_of_the_whole_text_and_belong_to_its_words(unit, longest, lowercase):
     tokens = tokenizer(unit, ("<2es>",))
     settings: dict[str, Any] = {"tag": "<2es>", "max_len": longest, "lowercase": lowercase}
     whole, cut = encode_side(tokens, TEXTS, tag="<2es>", max_len=longest, lowercase=lowercase)
@@ -94,7 +94,7 @@ def test_tokens_are_those_of_the_whole_text_and_their_pieces_are_its_words(unit,
             assert tokens.decode(ids).strip() == word
 
 
-def test_a_word_weighs_the_sum_of_its_source_pieces_and_the_mean_of_its_target_rows():
+def test_word_weights_are_sums_over_source_tokens_and_means_over_target_rows():
     # source: a tag, word 0 in two pieces, word 1, the end mark; target: word 0, word 1 in two pieces, the end mark
     source, target = (
         WordTokens([9, 1, 2, 3, 2], [-1, 0, 0, 1, -1], 2, False),
@@ -106,14 +106,14 @@ def test_a_word_weighs_the_sum_of_its_source_pieces_and_the_mean_of_its_target_r
     assert reading == pytest.approx(np.array([[0.5, 0.5], [0.3, 0.05]]))
 
 
-def test_words_beyond_what_the_model_reads_are_linked_with_nothing():
+def test_words_beyond_a_truncation_are_not_linked():
     source, target = WordTokens([4, 5, 2], [0, 1, -1], 3, True), WordTokens([4, 2], [0, -1], 2, True)
     weights = word_weights(np.full((1, 1, 2, 3), 1 / 3), source, target)
     assert weights.shape == (2, 1, 1, 2, 3)
     assert linked(weights)[0, 0, 0].tolist() == [[True, False, False], [False, False, False]]
 
 
-def test_a_word_is_linked_where_most_weight_is_or_wherever_there_is_enough():
+def test_a_link_is_the_greatest_weight_or_any_above_the_threshold():
     weights = np.array([[0.2, 0.5, 0.3], [0.4, 0.1, 0.4], [0.0, 0.0, 0.0]])
     assert np.argwhere(linked(weights)).tolist() == [[0, 1], [1, 0]]
     assert np.argwhere(linked(weights, 0.3)).tolist() == [[0, 1], [0, 2], [1, 0], [1, 2]]
@@ -123,7 +123,7 @@ def test_a_word_is_linked_where_most_weight_is_or_wherever_there_is_enough():
 
 
 def diagonal(weights: torch.Tensor) -> torch.Tensor:
-    """Row t looks at source token t alone."""
+    """Row t attends to source token t alone."""
     return torch.eye(*weights.shape[-2:]).expand_as(weights)
 
 
@@ -184,7 +184,7 @@ PAIRS = [
 def slow(
     model: SequenceModel, tokens: Tokenizer, view: AttentionView, source: str, target: str
 ) -> set[tuple[int, int]]:
-    """One pair by itself, its pieces joined as in the pictures, links drawn in plain Python."""
+    """One pair at a time, tokens merged as in the pictures, links found in plain Python."""
     sides, _ = encode_side(tokens, [source, target], tag=None, max_len=40, lowercase=False)
     with torch.inference_mode(), Recorder(model) as seen:
         model.logits(SeqBatch.from_lists([sides[0]], [sides[1]], bos=BOS))
@@ -215,7 +215,7 @@ def test_every_view_of_every_family_scores_as_one_pair_at_a_time(kind, unit):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "additive"])
-def test_weights_do_not_depend_on_what_else_is_in_the_batch(kind):
+def test_weights_are_independent_of_the_rest_of_the_batch(kind):
     tokens, settings = tokenizer(), recipe(kind)
     model = made(settings, tokens)
     together = {n: weights for n, weights, _ in attended_words(model, (tokens, tokens), settings, PAIRS)}
@@ -226,7 +226,7 @@ def test_weights_do_not_depend_on_what_else_is_in_the_batch(kind):
         assert alone.shape[-2:] == tuple(len(PAIRS[n][side].split()) for side in (1, 0))
 
 
-def test_sentences_longer_than_the_model_reads_are_counted_and_lower_case_is_heeded():
+def test_truncated_sentences_are_counted_and_texts_are_lowercased():
     tokens, settings = tokenizer("word"), recipe("dot", lowercase=True)
     corpus = aligned(("the cats " * 30, "the"), ("THE CATS", "SAT"))
     found = measure(made(settings, tokens), (tokens, tokens), settings, corpus)
@@ -237,7 +237,7 @@ def test_sentences_longer_than_the_model_reads_are_counted_and_lower_case_is_hee
 
 
 @pytest.mark.parametrize("kind", ["none", "gpt"])
-def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
+def test_a_model_without_cross_attention_is_refused(kind):
     tokens, settings = tokenizer(), recipe(kind)
     with pytest.raises(UserError, match="does not attend to its source"):
         measure(made(settings, tokens), (tokens, tokens), settings, aligned(*PAIRS))
@@ -249,7 +249,7 @@ def test_a_model_that_does_not_look_at_its_source_is_refused(kind):
 
 
 class Echo(SequenceModel):
-    """Says what its source holds, in any order: every token of it is likelier than all others, wherever it stands."""
+    """Predicts the tokens of its source, in any order, with higher probability than all others."""
 
     def __init__(self, size: int, louder: float = 4.0) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def test_explanations_link_the_words_that_a_planted_model_depends_on(how: Any, m
     assert (found.aer, found.precision, found.recall, found.links) == (0, 100, 100, 8)
 
 
-def test_a_word_that_nothing_speaks_for_is_linked_with_nothing_and_shares_add_up() -> None:
+def test_a_word_without_positive_importances_is_not_linked_and_shares_sum_to_one() -> None:
     tokens = tokenizer("word")
     settings: dict[str, Any] = {"tag": None, "max_len": 40, "lowercase": False}
     (source,), (target,) = (split_words(tokens, [text], **settings) for text in ("a the", "cats the a"))
@@ -291,7 +291,7 @@ def test_a_word_that_nothing_speaks_for_is_linked_with_nothing_and_shares_add_up
     assert shares[1:].sum(1) == pytest.approx(1) and linked(shares)[1:].tolist() == [[False, True], [True, False]]
 
 
-def test_words_beyond_what_the_model_reads_are_not_hidden_and_explain_nothing() -> None:
+def test_words_beyond_a_truncation_are_not_masked_and_have_no_importance() -> None:
     tokens = tokenizer("word")
     (source,) = split_words(tokens, ["the cats sat"], tag=None, max_len=3, lowercase=False)
     (target,) = split_words(tokens, ["sat the"], tag=None, max_len=40, lowercase=False)

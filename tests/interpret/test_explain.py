@@ -57,13 +57,13 @@ def by_definition(game: Game, players: int, keep: float = 0.5) -> list[float]:
 
 
 def random_game(players: int, seed: int) -> Game:
-    """A table of independent numbers: all kinds of interactions, of every order."""
+    """A random value for each set: interactions of every order."""
     table = np.random.default_rng(seed).normal(size=2**players)
     return lambda chosen: float(table[sum(1 << i for i in chosen)])
 
 
 def rugged(players: int) -> Game:
-    """Single effects, pairs that help or hinder one another, and triples."""
+    """Single effects and interactions of pairs and triples."""
 
     def game(chosen: frozenset[int]) -> float:
         alone = sum((i % 4) - 1.2 for i in chosen)
@@ -74,7 +74,7 @@ def rugged(players: int) -> Game:
     return game
 
 
-# -- exactly ----------------------------------------------------------------------------------------------------------
+# -- exact ------------------------------------------------------------------------------------------------------------
 
 
 def test_and_and_or_of_two_by_hand() -> None:
@@ -102,7 +102,7 @@ def test_enumeration_is_the_definition(players: int, keep: float) -> None:
     assert played(game, players, keep=keep).importance == pytest.approx(by_definition(game, players, keep), abs=1e-12)
 
 
-def test_masks_are_enumerated_where_that_costs_no_more_and_refused_where_it_cannot_be() -> None:
+def test_masks_are_enumerated_if_that_takes_no_more_calls() -> None:
     assert played(len, 4, masks=16).exact and not played(len, 4, masks=14).exact
     assert played(len, 4, masks=4, exact=True).exact and not played(len, 4, exact=False).exact
     with pytest.raises(UserError, match="13 parts"):
@@ -120,7 +120,7 @@ def test_a_mask_depends_on_its_seed_and_number_alone() -> None:
     assert (together != draw_masks(range(200), 9, Sampling(seed=8))).any()
 
 
-def test_masks_are_kept_as_often_as_they_should_and_independently() -> None:
+def test_parts_are_kept_independently_and_with_the_given_probability() -> None:
     for keep, antithetic in itertools.product([0.5, 0.3], [True, False]):
         masks = draw_masks(range(20000), 6, Sampling(keep=keep, antithetic=antithetic))
         assert masks.mean(0) == pytest.approx([keep] * 6, abs=0.02)
@@ -148,7 +148,7 @@ def test_the_estimate_agrees_with_the_enumeration_within_its_error_bars(
 
 
 @pytest.mark.parametrize(("keep", "antithetic"), [(0.5, True), (0.5, False), (0.3, True)])
-def test_error_bars_are_as_long_as_the_errors_are(keep: float, antithetic: bool) -> None:
+def test_standard_errors_match_the_errors(keep: float, antithetic: bool) -> None:
     """Over many seeds, error / standard error has mean square 1."""
     game = rugged(7)
     truth = played(game, 7, keep=keep, exact=True).importance
@@ -170,7 +170,7 @@ def test_pairs_are_no_worse_than_as_many_single_masks() -> None:
         assert spread[True] <= spread[False]
 
 
-def test_what_only_adds_up_is_found_without_error() -> None:
+def test_an_additive_function_is_explained_without_error() -> None:
     found = played(lambda s: 3.0 + sum(i - 4 for i in s), 20, masks=300)
     assert found.importance == pytest.approx(np.arange(20) - 4.0, abs=1e-9)
     assert found.error.max() < 1e-6
@@ -207,7 +207,7 @@ def test_batch_size_changes_nothing() -> None:
                 assert other.calls == found[0].calls
 
 
-def test_inputs_are_made_a_batch_at_a_time() -> None:
+def test_inputs_are_made_batch_by_batch() -> None:
     sizes: list[int] = []
 
     def asked(inputs: list[Any]) -> list[float]:
@@ -218,7 +218,7 @@ def test_inputs_are_made_a_batch_at_a_time() -> None:
     assert max(sizes) == 50 and sum(sizes) == 1002
 
 
-def test_error_bars_run_along_and_end_the_asking_when_short_enough() -> None:
+def test_sampling_stops_when_the_standard_errors_reach_the_tolerance() -> None:
     game = rugged(14)
     box = BlackBox.of(lambda sets: [game(frozenset(one)) for one in sets], range(14))
     running = list(stream(box, Sampling(masks=2000)))
@@ -231,7 +231,7 @@ def test_error_bars_run_along_and_end_the_asking_when_short_enough() -> None:
     assert explain(box, masks=400, tolerance=1e-9).calls == 402
 
 
-def test_several_outputs_are_explained_at_once_and_together() -> None:
+def test_several_outputs_are_explained_at_once() -> None:
     def two(sets: list[list[int]]) -> np.ndarray:
         return np.array([[len(one), 3.0 * (0 in one)] for one in sets])
 
@@ -265,12 +265,12 @@ def test_hidden_words_are_left_out_or_replaced() -> None:
         (lambda inputs: 1.0, "shape"),
     ],
 )
-def test_answers_that_cannot_be_used(answer: Callable, complaint: str) -> None:
+def test_invalid_scores_are_refused(answer: Callable, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         explain(answer, "a b c")
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_settings_are_refused() -> None:
     for settings in ({"keep": 0.0}, {"keep": 1.0}, {"masks": 3}, {"batch": 0}, {"tolerance": 0.0}):
         with pytest.raises(UserError):
             Sampling(**settings)
@@ -309,7 +309,7 @@ LINES = ["the cat sat on the mat", "a small bird sang", "the dog ran", "cats and
 
 
 def made(path: Path, model: dict[str, Any], unit: str = "bpe", tags: Sequence[str] = (), **data: Any) -> Model:
-    """A run with random weights, far from even so that what words do differs."""
+    """A run with large random weights, so that words have different effects."""
     shared = model.get("task") != "classify"
     sections = {"data": {"corpus": "copy", **data} if "text" not in data else data, "model": model}
     recipe = Recipe.model_validate(
@@ -341,7 +341,7 @@ def translating(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("how", ["unknown", "drop"])
-def test_a_word_is_hidden_with_all_its_pieces_and_marks_never_are(translating: Model, how: str) -> None:
+def test_a_word_is_hidden_with_all_its_tokens_and_special_tokens_never_are(translating: Model, how: str) -> None:
     tokenizer = translating.run.tokenizers[0]
     sentence = "the zebra ran <from> </s>"  # what looks like a mark is text
     tokens = translating.translator().encode([sentence])[0][0]
@@ -359,7 +359,7 @@ def test_a_word_is_hidden_with_all_its_pieces_and_marks_never_are(translating: M
     assert without == [tag, *before, *([] if how == "drop" else [UNK] * pieces), *after, end]
 
 
-def test_words_whose_pieces_share_a_character_are_written_whole(translating: Model) -> None:
+def test_words_whose_tokens_share_a_character_are_labelled_whole(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = tokenizer.encode("naïve café 😀 мир\u3000世界 ⟨c3⟩⟨af⟩")
     words = MaskedInput.of(tokens, tokenizer, MaskingMode())
@@ -368,7 +368,7 @@ def test_words_whose_pieces_share_a_character_are_written_whole(translating: Mod
     assert pieces.names[tokenizer.decode(tokens[:3]).index("\ufffd") :][:2] == ("⟨c3⟩", "⟨af⟩")
 
 
-def test_pieces_and_spans_instead_of_words(translating: Model) -> None:
+def test_tokens_and_spans_instead_of_words(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = translating.translator().encode(["the cat sat on zebras"])[0][0]
     pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="pieces"))
@@ -378,7 +378,7 @@ def test_pieces_and_spans_instead_of_words(translating: Model) -> None:
     assert [place for group in spans.groups for place in group] == list(range(1, len(tokens) - 1))
 
 
-def test_words_that_were_never_learnt_are_words(tmp_path: Path) -> None:
+def test_unknown_words_are_words(tmp_path: Path) -> None:
     model = made(tmp_path / "run", TRANSFORMER, unit="word")
     tokens = model.translator().encode(["the xyzzy cat"])[0][0]
     assert tokens[1] == UNK
@@ -429,14 +429,14 @@ def test_the_matrix_of_a_translation_equals_a_slow_loop(translating: Model, how:
     assert found.nothing == pytest.approx(scores[False, False, False].sum(), abs=1e-4)
 
 
-def test_batch_size_changes_what_is_said_of_a_model_only_by_rounding(translating: Model) -> None:
+def test_batch_size_changes_explanations_only_by_rounding(translating: Model) -> None:
     found = [translating.explain("the cat sat on the mat", exact=False, masks=60, batch=b) for b in (1, 5, 60)]
     for other in found[1:]:
         assert other.importance == pytest.approx(found[0].importance, abs=1e-4)
         assert other.error == pytest.approx(found[0].error, abs=1e-4)
 
 
-def test_the_models_own_output_is_what_is_explained_unless_another_is_given(translating: Model) -> None:
+def test_the_models_own_output_is_explained_unless_a_target_is_given(translating: Model) -> None:
     asked = ask(translating, "the cat sat")
     translation = translating.translate("the cat sat")
     assert asked.output == translation.text
@@ -503,7 +503,7 @@ def test_text_by_class(tmp_path: Path) -> None:
         model.explain("the dog ran", target="bleak")
 
 
-def test_text_by_gap(tmp_path: Path) -> None:
+def test_text_by_mask(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(LINES), encoding="utf-8")
     model = made(tmp_path / "run", {**BERT, "task": "fill"}, tags=["<mask>"], text=str(tmp_path / "text.txt"))
     sentence = "the [MASK] ran and [MASK]"
@@ -515,7 +515,7 @@ def test_text_by_gap(tmp_path: Path) -> None:
         model.explain("the cat")
 
 
-def test_what_cannot_be_explained_is_said(translating: Model) -> None:
+def test_inputs_that_cannot_be_explained_are_refused(translating: Model) -> None:
     with pytest.raises(UserError, match="blank"):
         translating.explain("  ")
     with pytest.raises(UserError, match="how = 'erase'"):
@@ -536,11 +536,11 @@ def small(exact: bool = True) -> Explanation:
     )  # fmt: skip
 
 
-def test_shares_of_what_spoke_for_each_output() -> None:
+def test_shares_are_normalised_positive_importances() -> None:
     assert small().shares() == pytest.approx(np.array([[1, 0, 0], [0, 1 / 3, 2 / 3]]))
 
 
-def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> None:
+def test_signed_colours_and_numbers() -> None:
     assert signed_rgb(1.0) == (0x00, 0x72, 0xB2) and signed_rgb(-1.0) == (0xD5, 0x5E, 0x00)
     assert signed_rgb(0.0) == NEUTRAL and signed_rgb(-7.0) == signed_rgb(-1.0)
     assert (explanations.number(1.239), explanations.number(-0.5), explanations.number(-0.001)) == (
@@ -555,7 +555,7 @@ def test_the_ends_of_the_scale_are_its_greatest_number_and_zero_is_neither() -> 
     )
 
 
-def test_the_matrix_has_a_cell_a_number_in_its_colour() -> None:
+def test_the_matrix_has_a_coloured_cell_for_each_number() -> None:
     root = ElementTree.fromstring(explanations.draw(small()))
     cells = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if len(r)]
     assert len(cells) == 6
@@ -565,14 +565,14 @@ def test_the_matrix_has_a_cell_a_number_in_its_colour() -> None:
     assert "<b>&" in {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_a_long_title_is_cut_to_the_card() -> None:
+def test_a_long_title_is_shortened_to_the_card() -> None:
     for drawing in (lambda found: scene(explanations.matrix(found)), explanations.bars):
         root = ElementTree.fromstring(drawing(replace(small(), title="a very long story " * 30)).svg())
         title = next(t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text"))
         assert title.startswith("a very long") and title.endswith("…") and float(root.get("width", "")) < 900
 
 
-def test_bars_carry_their_error_bars_and_pictures_can_be_stacked() -> None:
+def test_bars_have_error_bars_and_pictures_can_be_stacked() -> None:
     drawn = explanations.bars(small(exact=False))
     whiskers = [item for item in drawn.items if isinstance(item, Line) and item.stroke == "card"]
     assert len(whiskers) == 3 and "two standard errors" in drawn.svg()
@@ -606,7 +606,7 @@ def test_bars_in_a_terminal_keep_to_its_width(exact: bool) -> None:
         assert all(("± 0.40" in line) == ("░" in line) == (not exact) for line in lines)
 
 
-def test_a_bar_points_where_its_sign_does() -> None:
+def test_a_bar_points_in_the_direction_of_its_sign() -> None:
     found = Explanation(("up", "down"), *(np.array([2.0, -1.0]), np.zeros(2)) * 2, 1.0, 0.0, 4, True)
     up, down = explanation_text.bars(found, width=60, colour="none").splitlines()
     assert up.index("│") < up.index("█") and down.index("│") > down.index("█")

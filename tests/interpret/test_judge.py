@@ -35,7 +35,7 @@ ORDERLY = Function(lambda a, b: amount(a) < amount(b))
 
 
 def typing(*lines: str) -> tuple[Callable[[str], str], list[str]]:
-    """Somebody who types these lines and then leaves, and what they were shown."""
+    """Simulate a person who types these lines, and collect what is shown."""
     waiting, shown = list(lines), []
 
     def read(prompt: str) -> str:
@@ -85,7 +85,7 @@ def test_equals_keep_their_order() -> None:
     assert sort_by(Function(lambda a, b: a[0] < b[0]), ["b1", "a1", "b2", "a2"]).things == ("a1", "a2", "b1", "b2")
 
 
-def test_anything_that_prefers_will_do() -> None:
+def test_any_object_with_prefers_can_sort() -> None:
     class Whim:
         def prefers(self, a: int, b: int) -> bool:
             return a > b
@@ -93,7 +93,7 @@ def test_anything_that_prefers_will_do() -> None:
     assert sort_by(Whim(), [1, 3, 2]).things == (3, 2, 1)
 
 
-def test_contradictions_do_not_keep_it_from_ending() -> None:
+def test_sorting_ends_in_spite_of_contradictions() -> None:
     draw = random.Random(1)
     found = sort_by(Function(lambda a, b: draw.random() < 0.5), range(50))
     assert sorted(found.things) == list(range(50)) and found.questions <= most_questions(50)
@@ -102,7 +102,7 @@ def test_contradictions_do_not_keep_it_from_ending() -> None:
 # -- judges -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_person_is_asked_until_they_say_yes_or_no() -> None:
+def test_a_question_is_repeated_until_the_answer_is_yes_or_no() -> None:
     read, shown = typing("maybe", "Y", " no ")
     said: list[str] = []
     person = Person("Is {} larger than {}?", read, said.append)
@@ -113,7 +113,7 @@ def test_a_person_is_asked_until_they_say_yes_or_no() -> None:
     assert Person(read=read).answer("Is {} a bird?", "an owl") is True and shown == ["Is 'an owl' a bird? (y/n) "]
 
 
-def test_a_person_who_leaves_is_an_error_in_a_line() -> None:
+def test_the_end_of_input_is_a_user_error() -> None:
     read, _ = typing("y")
     with pytest.raises(UserError, match="no answer to: Does 1 come before"):
         sort_by(Person(read=read), [3, 2, 1])
@@ -125,7 +125,7 @@ def test_a_person_at_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out.count("Does 'a' come before 'b'? (y/n)") == 2
 
 
-def test_an_unreliable_person_errs_as_often_as_said_and_the_same_each_time() -> None:
+def test_an_unreliable_judge_errs_at_its_rate_and_reproducibly() -> None:
     truth = Function(lambda a, b: True)
     for rate in (0.0, 0.1, 0.5, 1.0):
         person = Unreliable(truth, error=rate, seed=3)
@@ -145,7 +145,7 @@ def test_a_scorer_prefers_the_higher_score() -> None:
     assert isinstance(judge, Judge)
 
 
-def test_a_model_is_a_judge_of_what_is_likely(tmp_path: Path) -> None:
+def test_a_model_judges_by_log_probability(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b c\n")
     gpt = {"family": "gpt", "width": 8, "heads": 1, "layers": 1, "ffn_width": 8, "max_positions": 20}
     recipe = Recipe.model_validate({"data": {"text": str(tmp_path / "text.txt")}, "model": gpt})
@@ -160,10 +160,10 @@ def test_a_model_is_a_judge_of_what_is_likely(tmp_path: Path) -> None:
     assert list(sort_by(Scorer.of(model), texts).things) == sorted(texts, key=lambda text: -likely[text])
 
 
-# -- why --------------------------------------------------------------------------------------------------------------
+# -- reasons ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_answer_hung_on_by_hand() -> None:
+def test_the_explanation_of_an_answer_by_hand() -> None:
     # "large" in the first speaks for it wherever it stands; one "large" in each cancels
     judge = Function(lambda a, b: a.split().count("large") > b.split().count("large"))
     found = explain_answer(judge, "a large cat", "large dog")
@@ -188,7 +188,7 @@ def test_properties_and_single_things() -> None:
     assert hidden.importance.tolist() == [-0.5, -0.5, 0.0]
 
 
-def test_an_unreliable_judges_reasons_are_found_in_spite_of_errors() -> None:
+def test_the_reasons_of_an_unreliable_judge_are_found() -> None:
     judge = Unreliable(Function(lambda a, b: "large" in a), error=0.2, seed=5)
     found = explain_answer(judge, "the very large cat", "one dog", exact=False, masks=2000)
     # an answer is right with chance 0.8: 0.8 with the word, 0.2 without

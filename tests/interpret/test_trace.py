@@ -50,12 +50,12 @@ def ids(trace: Trace, side: str) -> list[int]:
     return [token["id"] for token in trace.header["tokens"][side]]
 
 
-# -- what was recorded ------------------------------------------------------------------------------------------------
+# -- recorded values -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_weights_times_values_are_what_the_kernel_gave(model: Get, family: str) -> None:
-    """Run once more by hand over the trace's own tokens, the fused kernel's heads are weights @ values."""
+def test_weights_times_values_equal_the_output_of_the_kernel(model: Get, family: str) -> None:
+    """In a pass over the trace's tokens, the heads of the fused kernel are weights @ values."""
     one = model(family)
     trace = one.trace(text_for(family))
     batch = _by_hand(one, trace)
@@ -70,7 +70,7 @@ def test_weights_times_values_are_what_the_kernel_gave(model: Get, family: str) 
 
 
 def _by_hand(one: Model, trace: Trace) -> SeqBatch:
-    """The pass of a trace, laid out from its tokens alone."""
+    """Make the batch of a trace from its tokens."""
     from regard.packed import PackedTokens
 
     source, inputs, target = (ids(trace, side) for side in ("source", "inputs", "target"))
@@ -85,7 +85,7 @@ def _by_hand(one: Model, trace: Trace) -> SeqBatch:
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_rows_sum_to_one_and_nothing_looks_ahead(model: Get, family: str) -> None:
+def test_rows_sum_to_one_and_causal_attention_is_causal(model: Get, family: str) -> None:
     trace = model(family).trace(text_for(family))
     for entry in trace.header["attention"]:
         found = trace.array(entry["array"])
@@ -120,8 +120,8 @@ def test_everything_is_described_and_is_plain_json(model: Get, family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_output_is_what_the_model_says_of_itself(model: Get, family: str) -> None:
-    """Probabilities are the softmax of the logits, the likeliest first; the last layer says what the output says."""
+def test_output_probabilities_are_the_softmax_of_the_logits(model: Get, family: str) -> None:
+    """The most probable tokens come first, and the logit lens of the last layer gives the output."""
     trace = model(family).trace(text_for(family))
     output, target = trace.header["output"], ids(trace, "target")
     logits = torch.from_numpy(trace.array("output.logits"))
@@ -141,8 +141,8 @@ def test_the_output_is_what_the_model_says_of_itself(model: Get, family: str) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_each_layer_would_say_is_its_stream_through_the_last_layer(model: Get, family: str) -> None:
-    """One place after the other, by the model's own reading; the header names the places, and says no more of them."""
+def test_the_logit_lens_applies_the_output_layer_to_each_stream(model: Get, family: str) -> None:
+    """Layer by layer, with the model's own output layer; the header holds only the names of the layers."""
     one = model(family)
     trace = one.trace(text_for(family))
     assert [{key: layer[key] for key in layer if key != "top"} for layer in trace.layers] == trace.header["layers"]
@@ -159,7 +159,7 @@ def test_what_each_layer_would_say_is_its_stream_through_the_last_layer(model: G
             assert [float(row[each["id"]]) for each in top] == pytest.approx([each["p"] for each in top], rel=1e-4)
 
 
-def test_layers_are_read_off_when_asked_for_and_once(model: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logit_lens_is_computed_once_on_access(model: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     one, asked = model("gpt"), []
     read_off = type(one.module).logit_lens
     monkeypatch.setattr(type(one.module), "logit_lens", lambda *given: asked.append(given[1].shape) or read_off(*given))
@@ -196,7 +196,7 @@ def test_a_text_is_continued_greedily(model: Get) -> None:
     assert ids(trace, "inputs")[1:] == ids(trace, "target")[:-1]  # each place predicts the next
 
 
-def test_gaps_are_filled_as_fill_does(model: Get) -> None:
+def test_masks_are_filled_as_fill_does(model: Get) -> None:
     one = model("bert (fill)")
     trace = one.trace("Once [MASK] a [MASK] there")
     assert trace.header["text"]["target"] == one.fill("Once [MASK] a [MASK] there").text
@@ -216,7 +216,7 @@ def test_a_class_is_named_as_translate_does(model: Get) -> None:
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)"])
-def test_a_given_target_is_scored_as_it_stands(model: Get, family: str) -> None:
+def test_a_given_target_is_scored_unchanged(model: Get, family: str) -> None:
     one = model(family)
     trace = one.trace("this cat is very large", "este gato es muy grande")
     assert trace.header["output"]["logp"] == pytest.approx(
@@ -228,8 +228,8 @@ def test_a_given_target_is_scored_as_it_stands(model: Get, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", WRITING)
-def test_going_on_token_by_token_is_the_greedy_output(model: Get, family: str) -> None:
-    """`after` holds the output so far: one token more each time gives what a greedy search gives."""
+def test_extending_token_by_token_gives_the_greedy_output(model: Get, family: str) -> None:
+    """`after` holds the output so far; one more token each time gives the output of greedy search."""
     one, text = model(family), text_for(family)
     so_far: list[int] = []
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_going_on_token_by_token_is_the_greedy_output(model: Get, family: str) -
     assert tuple(so_far) == tuple(greedy[:3])
 
 
-def test_what_cannot_go_on_is_refused(model: Get) -> None:
+def test_outputs_that_cannot_be_extended_are_refused(model: Get) -> None:
     one = model("transformer")
     for after, why in (([EOS], "no token follows EOS"), ([99999], "no token 99999"), ([5] * 60, "the model can write")):
         with pytest.raises(UserError, match=why):
@@ -264,7 +264,7 @@ def test_what_cannot_go_on_is_refused(model: Get) -> None:
 # -- tokens, words, heads ---------------------------------------------------------------------------------------------
 
 
-def test_tokens_say_what_they_are(model: Get) -> None:
+def test_tokens_are_described(model: Get) -> None:
     tokens = model("transformer").trace("this cat, very large").header["tokens"]["source"]
     assert tokens[-1] | {"id": EOS, "mark": True, "word": -1} == tokens[-1]
     assert "".join(token["piece"] for token in tokens[:-1]) == "this cat, very large"
@@ -273,13 +273,13 @@ def test_tokens_say_what_they_are(model: Get) -> None:
     assert tokens[0]["word"] == 0 and tokens[-2]["word"] == 3
 
 
-def test_text_that_looks_like_a_mark_is_text(model: Get) -> None:
+def test_text_that_looks_like_a_special_token_is_text(model: Get) -> None:
     tokens = model("transformer").trace("a </s> b").header["tokens"]["source"]
     assert [token["mark"] for token in tokens] == [False] * (len(tokens) - 1) + [True]
     assert max(token["word"] for token in tokens) == 2
 
 
-def test_the_four_numbers_of_many_heads_are_their_sums_cell_by_cell() -> None:
+def test_head_statistics_equal_their_sums_cell_by_cell() -> None:
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(7, 0.1), (3, 5))  # [H, Q, K], of which some are next to nothing
     weights[0, 2], weights[1, :, 4] = 0.0, 0.0  # a row that looks at nothing, a key that nobody looks at
@@ -297,8 +297,8 @@ def test_the_four_numbers_of_many_heads_are_their_sums_cell_by_cell() -> None:
         assert told == {name: pytest.approx(value / len(rows), rel=1e-4) for name, value in expected.items()}
 
 
-def test_a_head_in_four_numbers() -> None:
-    """By hand: one head that looks straight, one that looks everywhere, over two words and an end mark."""
+def test_head_statistics_by_hand() -> None:
+    """One head on the diagonal and one with equal weights, over two words and EOS."""
     straight, even, third = np.eye(3), np.full((3, 3), 1 / 3), pytest.approx(1 / 3, rel=1e-5)
     marks, points = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
     one, other = describe(torch.tensor(np.stack([straight, even])), marks, points)
@@ -311,7 +311,7 @@ def test_a_head_in_four_numbers() -> None:
 
 
 def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> None:
-    """The corpus's own translation, force-decoded: every head's AER is what `evaluate --alignment` counts."""
+    """For the reference, force-decoded, the AER of every head is that of `evaluate --alignment`."""
     run = make_run(tmp_path / "run", "transformer")
     one = Model(run, "cpu")
     pair = next(pairs("en-es", "test"))
@@ -333,7 +333,7 @@ def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> Non
     assert one.trace("no such sentence").header["text"]["reference"] is None
 
 
-# -- carriers ---------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "gpt", "bert (fill)"])
@@ -357,7 +357,7 @@ def test_a_file_holds_the_trace_to_its_stated_precision(model: Get, family: str,
     assert all(np.array_equal(again.display(name), trace.display(name)) for name in trace.names)
 
 
-def test_numbers_too_large_for_half_a_float_are_carried_whole(tmp_path: Path) -> None:
+def test_values_beyond_float16_are_stored_as_float32(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "transformer")
     one = Model(run, "cpu")
     with torch.no_grad():
@@ -388,14 +388,14 @@ def test_a_file_that_is_no_trace_is_named(model: Get, tmp_path: Path) -> None:
             trace.array(name)
 
 
-def test_snapshots_say_their_step(tmp_path: Path) -> None:
+def test_a_trace_of_a_snapshot_has_its_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "transformer")
     best, early = Model(run, "cpu"), Model(run, "cpu", run.snapshot(10))
     assert (best.trace("this cat").header["model"]["step"], early.trace("this cat").header["model"]["step"]) == (20, 10)
 
 
 def test_a_request_is_one_string_in_python_and_in_the_page() -> None:
-    """As JSON.stringify writes it: no blanks, nothing escaped that need not be, 1.0 as 1."""
+    """As JSON.stringify writes it: no spaces, no needless escapes, 1.0 as 1."""
     changes = [{"kind": "row", "weights": [1.0, 0.25]}]
     assert request_key("en-es", None, 'é "', None, [3], changes) == (
         '["en-es",null,"é \\"",null,[3],[{"kind":"row","weights":[1,0.25]}]]'
@@ -409,7 +409,7 @@ def test_a_map_can_be_made_of_any_attention(model: Get) -> None:
     assert Map(trace.array(entry["array"])[0], labels, labels).weights.shape == (len(labels), len(labels))
 
 
-# -- changes ----------------------------------------------------------------------------------------------------------
+# -- interventions ----------------------------------------------------------------------------------------------------
 
 
 def head(attention: str, number: int) -> dict[str, Any]:
@@ -417,7 +417,7 @@ def head(attention: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_a_head_off_is_what_intervening_by_hand_gives(model: Get, family: str) -> None:
+def test_ablating_a_head_equals_intervening_by_hand(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     plain = one.trace(text)
     name = plain.header["attention"][-1]["name"]
@@ -441,7 +441,7 @@ def test_a_head_off_is_what_intervening_by_hand_gives(model: Get, family: str) -
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "recurrent (heads)", "gpt on pairs"])
-def test_the_changed_model_says_what_it_says_under_intervention(model: Get, family: str) -> None:
+def test_the_output_under_ablation_is_that_of_the_search_under_intervention(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     name = one.trace(text).header["attention"][-1]["name"]
 
@@ -456,7 +456,7 @@ def test_the_changed_model_says_what_it_says_under_intervention(model: Get, fami
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "gpt on pairs"])
-def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family: str) -> None:
+def test_masking_a_word_equals_translating_with_the_unknown_token(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     plain = one.trace(text)
     side = "source" if plain.header["tokens"]["source"] else "inputs"
@@ -475,7 +475,7 @@ def test_a_hidden_word_is_translating_with_the_unknown_token(model: Get, family:
     assert changed.header["held"]["logp"][-len(said) :] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_hidden_word_of_a_prompt(model: Get) -> None:
+def test_masking_a_word_of_a_prompt(model: Get) -> None:
     one = model("gpt")
     changed = one.trace("Once upon a time", changes=[{"kind": "word", "side": "inputs", "token": 2}])
     assert ids(changed, "inputs")[2] == UNK and ids(changed, "target")[1] == UNK
@@ -486,7 +486,7 @@ def test_a_hidden_word_of_a_prompt(model: Get) -> None:
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_a_row_replaced_is_looked_at_and_the_output_is_held(model: Get, family: str) -> None:
+def test_a_replaced_row_is_used_and_the_output_is_forced(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     plain = one.trace(text)
     entry = plain.header["attention"][-1]
@@ -514,7 +514,7 @@ def test_a_row_replaced_is_looked_at_and_the_output_is_held(model: Get, family: 
     np.testing.assert_allclose(exact, logits.numpy(), atol=1e-4, rtol=1e-4)
 
 
-def test_a_row_never_sees_what_it_may_not(model: Get) -> None:
+def test_a_replaced_row_respects_the_mask(model: Get) -> None:
     one = model("gpt")
     trace = one.trace("Once upon a time")
     entry = trace.header["attention"][0]
@@ -566,26 +566,26 @@ def test_no_changes_change_nothing(model: Get) -> None:
         ),
     ],
 )
-def test_a_change_that_is_none_is_refused_in_a_line(model: Get, change: dict[str, Any], why: str) -> None:
+def test_an_invalid_intervention_is_refused(model: Get, change: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
         model("transformer").trace("this cat is very large", changes=[change])
     assert "\n" not in str(refused.value)
 
 
-def test_marks_cannot_be_hidden(model: Get) -> None:
+def test_special_tokens_cannot_be_masked(model: Get) -> None:
     one = model("transformer")
     end = len(one.trace("this cat").header["tokens"]["source"]) - 1
     with pytest.raises(UserError, match="is a special token"):
         one.trace("this cat", changes=[{"kind": "word", "side": "source", "token": end}])
 
 
-def test_changes_are_read_once_and_written_back() -> None:
+def test_interventions_survive_a_round_trip_through_json() -> None:
     row = {"kind": "row", "attention": "a", "head": None, "query": 0, "weights": [1.0, 2.0]}
     (read,) = parse([row])
     assert parse([read]) == (read,)
 
 
-def test_looking_changes_nothing(model: Get) -> None:
+def test_tracing_does_not_change_later_results(model: Get) -> None:
     one = model("transformer")
     before = one.translate("this cat is very large")
     one.trace("this cat is very large", changes=[head("decoder.0.cross_attn", 0)])
@@ -593,8 +593,8 @@ def test_looking_changes_nothing(model: Get) -> None:
     assert (before.text, before.score) == (after.text, after.score)
 
 
-def test_a_long_text_of_many_heads_is_kept_small(tmp_path: Path) -> None:
-    """512 tokens, 12 layers of 12 heads: what is held for the page is one byte a weight."""
+def test_a_trace_of_a_long_text_and_many_heads_is_small(tmp_path: Path) -> None:
+    """512 tokens, 12 layers of 12 heads: one byte per weight."""
     run = make_run(tmp_path / "run", "gpt", width=24, heads=12, layers=12, max_positions=560)
     trace = Model(run, "cpu").trace("Once upon a time there was a cat. " * 45)
     tokens = len(trace.header["tokens"]["inputs"])
@@ -607,7 +607,7 @@ def test_a_long_text_of_many_heads_is_kept_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["transformer", "gpt", "bert (fill)"])
-def test_a_mask_says_which_keys_a_query_sees(model: Get, family: str) -> None:
+def test_a_mask_lists_the_keys_of_each_query(model: Get, family: str) -> None:
     trace = model(family).trace(text_for(family))
     causal = 0
     for entry in trace.header["attention"]:
@@ -626,7 +626,7 @@ def test_a_mask_says_which_keys_a_query_sees(model: Get, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["transformer", "gpt"])
-def test_a_row_forces_the_output_and_the_free_one_stands_beside_it(model: Get, family: str) -> None:
+def test_a_replaced_row_forces_the_output_and_the_free_one_is_recorded_too(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     plain = one.trace(text)
     assert not plain.header["forced"] and plain.header["free"] is None
@@ -659,7 +659,7 @@ def test_a_row_forces_the_output_and_the_free_one_stands_beside_it(model: Get, f
     assert not one.trace(text, changes=[off]).header["forced"]
 
 
-def test_the_vocabulary_spells_every_token_and_travels_with_the_trace(model: Get, tmp_path: Path) -> None:
+def test_the_vocabulary_holds_every_token_and_is_saved_with_the_trace(model: Get, tmp_path: Path) -> None:
     trace = model("gpt").trace("Once upon")
     assert len(trace.vocabulary) == trace.header["model"]["vocabulary"]
     for top in trace.header["output"]["top"]:
