@@ -189,7 +189,7 @@ def test_a_score_that_is_not_a_dot_product_is_computed_by_the_plain_backend(back
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match="no kernel 'fast'"), use_backend("fast"):
+    with pytest.raises(ValueError, match="unknown attention backend 'fast'"), use_backend("fast"):
         pass
 
 
@@ -511,6 +511,6 @@ def test_one_head_can_be_put_out() -> None:
 
 def test_a_tap_that_was_never_passed_is_an_error_that_names_those_that_were() -> None:
     layer, rows = MultiHeadAttention(8, 2), PackedLayout([4])
-    message = r"no tap 'wieghts' was passed; there were: heads, weights"
+    message = r"no tap 'wieghts' was reached; there were: heads, weights"
     with pytest.raises(KeyError, match=message), intervene(layer, {"wieghts": lambda w: w}):
         layer(torch.randn(4, 8), PackedQK(rows, rows))

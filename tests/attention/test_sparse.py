@@ -125,7 +125,7 @@ def test_the_blocks_kernel_computes_what_the_plain_one_defines(name: str, which:
     score = scores(2)[which].double()
     rows = PackedLayout(lengths, size=sum(lengths) + 2)
     query, key, value = (torch.randn(rows.size, 2, 6, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    layout, cause = PackedQK(rows, rows, MASKS[name], lot=8), torch.randn(rows.size, 2, 6, dtype=torch.float64)
+    layout, cause = PackedQK(rows, rows, MASKS[name], query_block=8), torch.randn(rows.size, 2, 6, dtype=torch.float64)
     found = []
     for how in ("plain", "block_sparse"):
         with use_backend(how):
@@ -186,7 +186,7 @@ def test_a_pattern_found_while_only_looking_serves_training_too() -> None:
     rows = PackedLayout([40])
     query, key, value = (torch.randn(40, 1, 4, requires_grad=True) for _ in range(3))
     with torch.inference_mode(), use_backend("block_sparse"):
-        attend(query, key, value, PackedQK(rows, rows, Strided(7), lot=8))
+        attend(query, key, value, PackedQK(rows, rows, Strided(7), query_block=8))
     with use_backend("block_sparse"):
-        attend(query, key, value, PackedQK(rows, rows, Strided(7), lot=8)).sum().backward()
+        attend(query, key, value, PackedQK(rows, rows, Strided(7), query_block=8)).sum().backward()
     assert value.grad is not None and value.grad.any()

@@ -106,7 +106,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
     assert isinstance(sparse, SegmentMask)
     q, k, v = (drawn(32, 2, 16).requires_grad_() for _ in range(3))
-    torch.library.opcheck(varlen_attention, (q, k, v, *sparse.places, True, 0.25))
+    torch.library.opcheck(varlen_attention, (q, k, v, *sparse.segments, True, 0.25))
     x, table, labels = drawn(5, 16), drawn(40, 16), torch.arange(5, device=DEVICE)
     torch.library.opcheck(cross_entropy_with_grad, (x, table, drawn(40), labels, labels > 1, 0.1, True))
     seeds = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
@@ -146,7 +146,7 @@ def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.Mon
     from torch._dynamo.testing import CompileCounterWithBackend
 
     monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "varlen")
-    monkeypatch.setattr(SegmentMask, "prepare", lambda self: self.places and None)
+    monkeypatch.setattr(SegmentMask, "prepare", lambda self: self.segments and None)
     counted = CompileCounterWithBackend("aot_eager")
 
     def called(block: nn.Module, *arguments: object) -> Tensor:
@@ -286,7 +286,7 @@ def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
     sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
     assert isinstance(sparse, SegmentMask)
     x = drawn(32, 32).requires_grad_()
-    means, _ = varlen_attention(*[x.view(32, 2, 16)] * 3, *sparse.places, True, 0.25)
+    means, _ = varlen_attention(*[x.view(32, 2, 16)] * 3, *sparse.segments, True, 0.25)
     last = add_and_norm(LayerNorm(32).to(DEVICE), PendingResidual(x, means.flatten(1), None))[1]
     with Listens():
         last.backward(torch.ones_like(last))

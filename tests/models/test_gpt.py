@@ -182,7 +182,7 @@ def test_with_distances_alone_a_text_may_stand_anywhere(positions: str) -> None:
 
 def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end() -> None:
     tokens = text(5)[0]
-    with pytest.raises(UserError, match="5 tokens in one sequence are too many: this model has places for 4"):
+    with pytest.raises(UserError, match="a sequence of 5 tokens is too long: this model has 4 positions"):
         alone(model(max_positions=4), tokens)
     made = model(max_positions=4)
     state = made.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
@@ -198,7 +198,7 @@ def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, lot=4))  # 4 queries at a time
+    monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, query_block=4))  # 4 queries at a time
     made = model(mask=mask, positions="relative")
     batch = SeqBatch.from_lists(text(3, 11, 7), text(9, 1, 12, seed=2), bos=BOS, source_size=25, target_size=30)
     found = []
@@ -245,7 +245,7 @@ def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
 def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model()
     rows = []
-    monkeypatch.setattr(made, "_through", lambda x, r: rows.append(r) or x)
+    monkeypatch.setattr(made, "_decode", lambda x, r: rows.append(r) or x)
     batch = SeqBatch.from_lists([[], []], [[5, EOS], [6, 7, EOS]], bos=BOS, source_size=3, target_size=7)
     made.logits(batch)
     assert rows == [batch.inputs.layout]

@@ -1,9 +1,9 @@
-"""Blocks that leave their residual sums to the next norm: sum, dropout and norm are one kernel (`kernels.add_norm`).
+"""Blocks in which a residual sum, its dropout and the next norm are one kernel (`kernels.add_norm`).
 
-Each class computes what the plain one of `regard.nn.blocks` does, with the same parameters under the same names, and is
-the plain one wherever the kernel does not apply or something listens at the taps (values between the kernels would be
-missing there). In training, the bias of a sub-layer's last linear layer is added in the kernel too, since its gradient
-costs little there. T tokens, D width.
+Each class computes the same as its base class in `regard.nn.blocks`, with the same parameters and names. It falls back
+to the base class if the kernel does not support the input, or if a tap has listeners: the kernel never stores the
+values that they would read. In training, the kernel also adds the bias of a sub-layer's last linear layer, because it
+computes that gradient at little cost. T tokens, D width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from regard.packed import PackedLayout
 
 
 class PendingResidual(NamedTuple):
-    """x + dropout(added + bias), a residual sum that the next norm's kernel computes."""
+    """x + dropout(added + bias): a residual sum, to be computed by the kernel of the next norm."""
 
     x: Tensor  # [T, D]
     added: Tensor  # [T, D]
@@ -42,7 +42,7 @@ def can_fuse(x: Tensor, norm: nn.Module) -> bool:
 
 
 def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """The sum, and its norm in this dtype; None: in that of matrix products."""
+    """Return the sum [T, D], and its norm [T, D] in this dtype (default: the dtype of matmuls)."""
     from regard.kernels.add_norm import add_norm
 
     assert isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None
@@ -56,9 +56,9 @@ def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype |
 
 
 def start_pending(x: Tensor, block: nn.Module) -> PendingResidual:
-    """What the first of such blocks is given: to a compiler the same as what blocks hand on, so that it traces once.
+    """Wrap the input of the first block like the output of a block, so that all blocks are compiled once.
 
-    In training, the sums are in the precision of matrix products: norms are bound by memory.
+    In training, the sums have the precision of matmuls, since norms are bound by memory bandwidth.
     """
     assert isinstance(block, FusedEncoderBlock | FusedDecoderBlock)
     zeros = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
@@ -72,14 +72,14 @@ def _dropout(residual: Residual) -> float:
 
 
 def _last_bias(feed_forward: FeedForward) -> nn.Parameter | None:
-    """The bias that is added last of all; None where a gate follows."""
+    """The bias that is added last; None if a gate follows."""
     return feed_forward.w_out.bias if feed_forward.squeeze_excite is None else None
 
 
 def _residual(
     residual: Residual, x: ResidualStream, hidden: Callable[[Tensor], Tensor], out: nn.Linear | None
 ) -> ResidualStream:
-    """As `Residual` around f(x) = out(hidden(x)), where `out` is None if f(x) = hidden(x)."""
+    """Compute `residual` around f(x) = out(hidden(x)); if `out` is None, around f(x) = hidden(x)."""
 
     def pending(x: Tensor, h: Tensor) -> PendingResidual:
         if out is None or not residual.training:
@@ -100,7 +100,7 @@ def _feed_forward(block: EncoderBlock | DecoderBlock, x: ResidualStream, rows: P
 
 
 def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
-    """With norms first, a stack decides for all of its blocks; with norms after, each block decides for itself."""
+    """Whether to use the kernel: with norms first, the stack has decided; with norms after, each block decides."""
     if isinstance(x, PendingResidual):
         return True
     first = block.self_attn_residual
@@ -110,13 +110,13 @@ def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
 class FusedEncoderBlock(EncoderBlock):
     """`EncoderBlock` with residual sums and norms in one kernel."""
 
-    def forward(self, x: Any, own: AttentionLayout, real: Tensor | None = None) -> Any:
+    def forward(self, x: Any, self_layout: AttentionLayout, is_token: Tensor | None = None) -> Any:
         if not _fuses(self, x):
-            return super().forward(x, own, real)
+            return super().forward(x, self_layout, is_token)
         x = _residual(
-            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, own), self.self_attn.out_proj
+            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, self_layout), self.self_attn.out_proj
         )
-        return _feed_forward(self, x, own.queries if isinstance(own, PackedQK) else None)
+        return _feed_forward(self, x, self_layout.queries if isinstance(self_layout, PackedQK) else None)
 
 
 class FusedDecoderBlock(DecoderBlock):
@@ -125,40 +125,40 @@ class FusedDecoderBlock(DecoderBlock):
     def forward(
         self,
         x: Any,
-        own: AttentionLayout,
-        cross: AttentionLayout,
+        self_layout: AttentionLayout,
+        cross_layout: AttentionLayout,
         source: Tensor | None = None,
-        real: Tensor | None = None,
+        is_token: Tensor | None = None,
     ) -> Any:
         if not _fuses(self, x):
-            return super().forward(x, own, cross, source, real)
+            return super().forward(x, self_layout, cross_layout, source, is_token)
         x = _residual(
-            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, own), self.self_attn.out_proj
+            self.self_attn_residual, x, lambda h: self.self_attn.joined_heads(h, self_layout), self.self_attn.out_proj
         )
         x = _residual(
             self.cross_attn_residual,
             x,
-            lambda h: self.cross_attn.joined_heads(h, cross, source),
+            lambda h: self.cross_attn.joined_heads(h, cross_layout, source),
             self.cross_attn.out_proj,
         )
         return _feed_forward(self, x, None)
 
 
 class FusedBlockStack(BlockStack):
-    """`BlockStack` whose blocks hand on residual sums that are still to be added up."""
+    """`BlockStack` whose blocks return pending residual sums."""
 
     def forward(
         self,
         x: Tensor,
         *layouts: AttentionLayout | Sequence[AttentionLayout],
-        real: Tensor | None = None,
-        **given: Tensor,
+        is_token: Tensor | None = None,
+        **inputs: Tensor,
     ) -> Tensor:
         if self.norm is None or not can_fuse(x, self.norm):
-            return super().forward(x, *layouts, real=real, **given)
+            return super().forward(x, *layouts, is_token=is_token, **inputs)
         pending = start_pending(x, self[0])
-        for block, each in zip(self, self._per_block(layouts), strict=False):
-            pending = block(pending, *each, real=real, **given)
+        for block, block_layouts in zip(self, self._per_block(layouts), strict=False):
+            pending = block(pending, *block_layouts, is_token=is_token, **inputs)
         return add_and_norm(self.norm, pending)[1]
 
 

@@ -1,4 +1,4 @@
-"""The one attention: score, mask, weigh, sum. Every model goes through `attend`."""
+"""Attention: score, mask, softmax, weighted sum. Every model calls `attend`."""
 
 from regard.attention.backends import attend, plain_weights, use_backend
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache

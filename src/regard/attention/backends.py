@@ -1,6 +1,7 @@
-"""The entry point and its kernels.
+"""`attend`, the one attention function of all models, and its backends.
 
-`plain` is the definition of attention; every other kernel is held equal to it, values and gradients, by the tests.
+`plain` is the definition of attention; tests compare every other backend with it, values and gradients. Shapes: Q
+queries, K keys, H heads, D features of a head; leading dimensions (sentences, heads) are written "...".
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ _SCALED_DOT = ScaledDot()
 
 
 def plain_weights(query: Tensor, key: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """softmax over the allowed scores, [..., Q, K]: exactly zero where not allowed, and a row with nothing is zeros."""
+    """softmax(score(q, k)) over the allowed keys, [..., Q, K]; zeros for a query without allowed keys."""
     scores = score.compare(query, key)
     table = allowed.to_dense(scores.shape[-2], scores.shape[-1], scores.device)
     if table is None:
         return scores.softmax(-1)
-    lowest = torch.finfo(scores.dtype).min  # finite, so that an empty row has no NaN even in its gradient
+    lowest = torch.finfo(scores.dtype).min  # finite, so that a row without allowed keys has no NaN in its gradient
     return scores.masked_fill(~table, lowest).softmax(-1).masked_fill(~table, 0.0)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """Score, mask, weigh, sum: softmax(score(q, k)) @ v."""
+    """softmax(score(q, k)) @ v: queries [..., Q, D], keys [..., K, D] and values [..., K, E] -> [..., Q, E]."""
     return plain_weights(query, key, allowed, score) @ value
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """PyTorch's fused dense kernel, for scores that come down to a dot product."""
+    """PyTorch's `scaled_dot_product_attention`, for scores that are dot products."""
     return _fused(*score.as_dot(query, key), value, allowed)
 
 
 def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable) -> Tensor:
-    anything = allowed.table is None and allowed.sparse is None
-    if anything and not (allowed.causal and q.shape[-2] != k.shape[-2]):
+    without_table = allowed.table is None and allowed.sparse is None
+    if without_table and not (allowed.causal and q.shape[-2] != k.shape[-2]):
         return F.scaled_dot_product_attention(q, k, value, is_causal=allowed.causal, scale=scale)
     table = allowed.to_dense(q.shape[-2], k.shape[-2], q.device)
     assert table is not None
     if allowed.no_empty_rows:
         mask = table if allowed.bias is None else allowed.bias
         return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=scale)
-    something = table.any(-1, keepdim=True)  # an empty row looks everywhere, then its result is put to zero
-    out = F.scaled_dot_product_attention(q, k, value, attn_mask=table | ~something, scale=scale)
-    return torch.where(something, out, 0.0)
+    has_keys = table.any(-1, keepdim=True)  # a query without allowed keys attends to all, then its result is zeroed
+    out = F.scaled_dot_product_attention(q, k, value, attn_mask=table | ~has_keys, scale=scale)
+    return torch.where(has_keys, out, 0.0)
 
 
 def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
@@ -67,17 +68,18 @@ def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, 
     if not isinstance(allowed.sparse, BlockSparseMask):
         return fused(query, key, value, allowed, score)
     q, k, scale = score.as_dot(query, key)  # for the whole sequence: a score may depend on positions
-    parts = []
-    for lot, may in allowed.sparse.blocks:
-        parts.append(_fused(_pick(q, lot.queries), _pick(k, lot.keys), scale, _pick(value, lot.keys), may))
-    back = allowed.sparse.pattern.inverse_order
-    out = torch.cat(parts, dim=-2)
-    return out if back is None else out.index_select(-2, back)
+    outputs = []
+    for block, mask in allowed.sparse.blocks:
+        keys, values = _select(k, block.keys), _select(value, block.keys)
+        outputs.append(_fused(_select(q, block.queries), keys, scale, values, mask))
+    inverse_order = allowed.sparse.pattern.inverse_order
+    out = torch.cat(outputs, dim=-2)
+    return out if inverse_order is None else out.index_select(-2, inverse_order)
 
 
-def _pick(x: Tensor, places: slice | Tensor) -> Tensor:
+def _select(x: Tensor, positions: slice | Tensor) -> Tensor:
     """Select these positions of [..., L, D]."""
-    return x[..., places, :] if isinstance(places, slice) else x.index_select(-2, places)
+    return x[..., positions, :] if isinstance(positions, slice) else x.index_select(-2, positions)
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
@@ -87,7 +89,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score:
     assert isinstance(allowed.sparse, SegmentMask)
     q, k, scale = score.as_dot(query, key)
     q, k, v = (x.to(value.dtype).transpose(0, 1) for x in (q, k, value))  # [H, L, D] -> [L, H, D]
-    out, _ = ours.varlen_attention(q, k, v, *allowed.sparse.places, allowed.sparse.causal, scale)
+    out, _ = ours.varlen_attention(q, k, v, *allowed.sparse.segments, allowed.sparse.causal, scale)
     return out.transpose(0, 1)
 
 
@@ -117,36 +119,39 @@ def _softmax(scores: Tensor) -> Tensor:
     PyTorch processes rows shorter than a vector element by element, up to 6 times slower. All short rows are padded, so
     that a sentence is rounded the same way alone and in a batch; padding has no weight and no gradient.
     """
-    lacking = LANES - scores.shape[-1]
-    if lacking <= 0 or not scores.is_cpu:
+    missing = LANES - scores.shape[-1]
+    if missing <= 0 or not scores.is_cpu:
         return scores.softmax(-1)
-    return F.pad(scores, (0, lacking), value=-math.inf).softmax(-1)[..., :-lacking]
+    return F.pad(scores, (0, missing), value=-math.inf).softmax(-1)[..., :-missing]
 
 
 def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> bool:
     """Return whether the Triton decode kernel supports these inputs."""
-    wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > WIDEST
-    return kernels.supports(query) and allowed.bias is not None and not wide and not torch.is_grad_enabled()
+    too_wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > MAX_HEAD_BYTES
+    return kernels.supports(query) and allowed.bias is not None and not too_wide and not torch.is_grad_enabled()
 
 
-WIDEST = 256  # bytes per head: with more, a tile of keys and one of values exceed the shared memory of some GPUs
+MAX_HEAD_BYTES = 256  # with more, a tile of keys and one of values exceed the shared memory of some GPUs
 LANES = 16  # float32 elements of the widest CPU vectors
-FEW = 8  # queries
-SHORT = 64  # tokens of a sentence
-LONG = 1024  # tokens from which on skipping blocks is worth the splitting
-SPARSE = 0.4  # of all pairs; a causal table is one half
+MAX_DECODING_QUERIES = 8  # up to which `small` is used without gradients
+MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
+MIN_SPARSE_LENGTH = 1024  # from which `block_sparse` is worth its overhead ...
+MAX_SPARSE_SHARE = 0.4  # ... if it computes at most this share of all pairs (a causal mask allows half of them)
 
 
 def _select_backend(allowed: MaskTable, score: Score, query: Tensor, keys: int) -> str:
     """Return the name of the fastest backend that supports these inputs."""
     sparse, length = allowed.sparse, query.shape[-2]
-    if length <= FEW and not torch.is_grad_enabled() and (query.is_cpu or allowed.bias is not None):
+    decoding = length <= MAX_DECODING_QUERIES and not torch.is_grad_enabled()
+    if decoding and (query.is_cpu or allowed.bias is not None):
         return "small"
-    if query.is_cpu and sparse is None and max(length, keys) <= SHORT:
+    if query.is_cpu and sparse is None and max(length, keys) <= MAX_SHORT_LENGTH:
         return "small"
     if isinstance(sparse, SegmentMask):
         return "varlen" if kernels.supports(query) else "fused"
-    return "block_sparse" if sparse is not None and length >= LONG and sparse.pattern.share < SPARSE else "fused"
+    if sparse is not None and length >= MIN_SPARSE_LENGTH and sparse.pattern.share < MAX_SPARSE_SHARE:
+        return "block_sparse"
+    return "fused"
 
 
 BACKENDS: dict[str, Backend] = {
@@ -156,24 +161,24 @@ BACKENDS: dict[str, Backend] = {
     "block_sparse": block_sparse,
     "varlen": varlen,
 }
-_chosen: ContextVar[str] = ContextVar("regard_kernel", default="auto")
+_requested: ContextVar[str] = ContextVar("regard_backend", default="auto")
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Compute attention with this backend (one of `BACKENDS`, or "auto") while the context lasts."""
     if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"no kernel {name!r}; there are: auto, {', '.join(BACKENDS)}")
-    token = _chosen.set(name)
+        raise ValueError(f"unknown attention backend {name!r}: must be auto, {', '.join(BACKENDS)}")
+    token = _requested.set(name)
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _requested.reset(token)
 
 
 def requested_backend() -> str:
     """Return the requested backend; "auto" if none was requested, and in compiled code."""
-    return "auto" if torch.compiler.is_compiling() else _chosen.get()
+    return "auto" if torch.compiler.is_compiling() else _requested.get()
 
 
 @dataclass(frozen=True)
@@ -193,11 +198,9 @@ class AttentionWeights:
 
     def __call__(self) -> Tensor:
         """[..., Q, K]; for packed batches in the padded view, [N, H, Q, K]."""
-        return (
-            self.override
-            if self.override is not None
-            else plain_weights(self.query, self.key, self.allowed, self.score)
-        )
+        if self.override is not None:
+            return self.override
+        return plain_weights(self.query, self.key, self.allowed, self.score)
 
 
 def attend(
@@ -211,8 +214,9 @@ def attend(
 ) -> Tensor:
     """Attention: each query gets the mean of the values that it may attend to, weighted by softmax(score(query, key)).
 
-    The layout defines how tensors are stored and which pairs are allowed; `owner` is the module whose tap offers the
-    weights. If a listener replaces the weights [..., Q, K], the result is `weights @ values`.
+    Queries [T, H, D], keys [S, H, D] and values [S, H, E] -> [T, H, E]; keys and values are None if the layout caches
+    them. The layout defines how tensors are stored and which pairs are allowed. `owner` is the module whose tap offers
+    the weights; if a listener replaces them, the result is `weights @ values`.
     """
     positions = layout.positions(query)
     if key is not None:
@@ -221,9 +225,9 @@ def attend(
             query, key, score = score.at(query, key, positions)
     q, k, v, allowed = layout.open(query, key, value)
     if owner is not None and taps.has_listeners():
-        written = taps.offer(owner, "weights", AttentionWeights(q, k, v, allowed, score, layout))
-        if written is not None:
-            return layout.close(written.to(v.dtype) @ v)
+        replaced = taps.offer(owner, "weights", AttentionWeights(q, k, v, allowed, score, layout))
+        if replaced is not None:
+            return layout.close(replaced.to(v.dtype) @ v)
     name = requested_backend() if score.is_dot else "plain"
     if name == "auto":
         name = _select_backend(allowed, score, q, k.shape[-2])

@@ -1,8 +1,8 @@
-"""How queries, keys and values lie in memory, and which of them may meet.
+"""Attention layouts: how queries, keys and values are stored, and which pairs may attend.
 
-A layout opens [T, H, D] tensors into what the dense kernels take, [..., H, L, D], with what is allowed, and closes the
-result again. Training (flat rows), a decoding step (a growing cache), and a look at stored source keys are three
-layouts of the same attention, so a block is written once for all of them.
+A layout opens tensors [T, H, D] into the form of the dense kernels, [..., H, L, D], together with a mask, and closes
+the result again. Packed batches (training), a KV cache (a decoding step) and cached source keys (cross-attention) are
+layouts of the same attention, so that a block is written once for all of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from regard.attention.masks import Causal, Full, Mask, SameSegment, SegmentPosit
 from regard.attention.scores import TokenPositions
 from regard.packed import PackedLayout, StaticPackedLayout
 
-QUERY_BLOCK = 128  # queries that a sparse kernel takes at a time
+QUERY_BLOCK = 128  # queries per block of the block-sparse backend
 
 
 class AttentionLayout(Protocol):
     """Opens queries, keys and values for a dense kernel and closes its result."""
 
     def positions(self, query: Tensor) -> TokenPositions | None:
-        """Where the tokens of `query` stand, if keys are cached with their positions; None: as they lie when opened."""
+        """Positions of the tokens of `query`, if cached keys include theirs; None: the index in the opened tensors."""
         ...
 
     def open(
@@ -34,12 +34,12 @@ class AttentionLayout(Protocol):
     def close(self, out: Tensor) -> Tensor: ...
 
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Real queries and keys of each opened sentence; None: all of them."""
+        """Numbers of queries and keys of each sentence, without padding; None: there is no padding."""
         ...
 
 
 class DenseQK:
-    """Tensors that already are [..., H, L, D], with a table of booleans."""
+    """Tensors that are already [..., H, L, D], with an optional table of booleans [..., Q, K]."""
 
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
         self.allowed = MaskTable(table, causal)
@@ -59,18 +59,17 @@ class DenseQK:
 
 
 class PackedQK:
-    """Flat rows: queries of one row look at the keys of the same sentence in another (or the same) row.
+    """Packed batches: queries attend to the keys of the same sentence, in another batch or in the same one.
 
-    Made once a batch and shared by all layers, so the maps and tables are built once. `lot` is how many queries a
-    sparse kernel takes at a time.
+    It is created once per batch and shared by all layers, so that indices and masks are computed once.
     """
 
     def __init__(
-        self, queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None, lot: int = QUERY_BLOCK
+        self, queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None, query_block: int = QUERY_BLOCK
     ) -> None:
         self.queries, self.keys = queries, keys
         self.mask = mask if mask is not None else Full()
-        self.lot = lot
+        self.query_block = query_block
 
     def positions(self, query: Tensor) -> None:
         return None
@@ -79,20 +78,18 @@ class PackedQK:
     def allowed(self) -> MaskTable:
         """The cheapest form of "same sentence, and the mask", in the padded view.
 
-        Padded queries may do as they like: closing drops them. Sentences have at least one token, so a row that only
-        avoids padding, or looks back from where it stands, is never empty.
+        Queries that are padding may attend to anything: `close` drops them. Sentences have at least one token, so
+        masking padding or later tokens leaves at least one key to every query.
         """
-        own = self.queries is self.keys
-        if own and self.mask == Causal():
-            return MaskTable(
-                causal=True, no_empty_rows=True
-            )  # padding lies behind every real query, so causality hides it
+        is_self = self.queries is self.keys
+        if is_self and self.mask == Causal():  # which hides padding too: it comes after all tokens
+            return MaskTable(causal=True, no_empty_rows=True)
         if self.mask == Full():
             if self.keys.equal_lengths:
                 return MaskTable(no_empty_rows=True)
             return MaskTable(self.keys.padded_is_token[:, None, None, :], no_empty_rows=min(self.keys.lengths) > 0)
-        if own:
-            return MaskTable(sparse=BlockSparseMask(self.mask, self.keys, self.lot))
+        if is_self:
+            return MaskTable(sparse=BlockSparseMask(self.mask, self.keys, self.query_block))
         table = (self.mask & SameSegment()).table(
             SegmentPositions.padded(self.queries), SegmentPositions.padded(self.keys)
         )
@@ -113,10 +110,10 @@ class PackedQK:
 
 
 class StaticQK(PackedQK):
-    """Static rows, as they lie: queries [H, T, D] against keys [H, S, D] of all sentences at once.
+    """Packed batches of static shapes, without padding them: queries [H, T, D] and keys [H, S, D] of all sentences.
 
-    Nothing depends on where the sentences begin but numbers on the device, so one compiled step serves all batches.
-    Those numbers are made at once: they are for all blocks, and a compiler sees the blocks one by one.
+    Only tensors on the device depend on the sentence lengths, so one compiled step serves all batches. The mask is
+    computed in the constructor, since blocks share it but are compiled one by one.
     """
 
     queries: StaticPackedLayout
@@ -125,10 +122,10 @@ class StaticQK(PackedQK):
     def __init__(self, queries: StaticPackedLayout, keys: StaticPackedLayout, mask: Mask | None = None) -> None:
         super().__init__(queries, keys, mask)
         if self.mask not in (Causal(), Full()):
-            raise TypeError(f"static rows cannot be seen through {self.mask}")
-        ranges = SegmentMask(queries, keys, self.mask == Causal())
-        self.allowed = MaskTable(sparse=ranges)
-        ranges.prepare()
+            raise TypeError(f"static batches support full and causal masks, not {self.mask}")
+        segments = SegmentMask(queries, keys, self.mask == Causal())
+        self.allowed = MaskTable(sparse=segments)
+        segments.prepare()
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
@@ -142,9 +139,9 @@ class StaticQK(PackedQK):
 
 
 def pack(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:
-    """The layout for queries of one row that look at the same sentences in another (or the same) row."""
+    """The layout for queries of one packed batch that attend to the same sentences of another (or the same) one."""
     if isinstance(queries, StaticPackedLayout) and isinstance(keys, StaticPackedLayout):
         return StaticQK(queries, keys, mask)
     packed = PackedQK(queries, keys, mask)
-    _ = packed.allowed  # made now: a compiler of blocks should find it there
+    _ = packed.allowed  # computed outside the blocks, which are compiled one by one
     return packed

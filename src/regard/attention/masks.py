@@ -1,6 +1,6 @@
-"""Who may look at whom. One convention everywhere: True = may attend.
+"""Attention masks. One convention everywhere: True = may attend.
 
-A mask is a small object that answers for any two places; masks combine with `&`, `|` and `~`.
+A mask decides for any two positions whether the query may attend to the key; masks combine with `&`, `|` and `~`.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from torch import Tensor
 from regard.packed import PackedLayout
 from regard.registry import MASKS
 
-NO_POSITION = -1  # the sentence number of padding and fill
+NO_POSITION = -1  # the sentence number of padding
 
 
 @dataclass(frozen=True)
 class SegmentPositions:
-    """Where tokens stand: place within the sentence and which sentence, both [..., L]; NOWHERE for padding."""
+    """Position of each token within its sentence, and the number of the sentence (-1 for padding), both [..., L]."""
 
     position: Tensor
     sentence: Tensor
 
     @classmethod
-    def flat(cls, rows: PackedLayout) -> SegmentPositions:
-        """The T places of a flat row."""
-        return cls(rows.position, torch.where(rows.is_token, rows.segment_ids, NO_POSITION))
+    def flat(cls, layout: PackedLayout) -> SegmentPositions:
+        """The positions [T] of a packed batch."""
+        return cls(layout.position, torch.where(layout.is_token, layout.segment_ids, NO_POSITION))
 
     @classmethod
-    def padded(cls, rows: PackedLayout) -> SegmentPositions:
-        """The [N, L] places of the padded view."""
-        position = torch.arange(rows.max_len, device=rows.device).expand(len(rows), -1)
-        sentence = torch.arange(len(rows), device=rows.device)[:, None]
-        return cls(position, torch.where(rows.padded_is_token, sentence, NO_POSITION))
+    def padded(cls, layout: PackedLayout) -> SegmentPositions:
+        """The positions [N, L] of the padded view."""
+        position = torch.arange(layout.max_len, device=layout.device).expand(len(layout), -1)
+        sentence = torch.arange(len(layout), device=layout.device)[:, None]
+        return cls(position, torch.where(layout.padded_is_token, sentence, NO_POSITION))
 
     def __getitem__(self, index: tuple[object, ...]) -> SegmentPositions:
         return SegmentPositions(self.position[index], self.sentence[index])  # type: ignore[index]
 
 
 class Mask:
-    """Base of all masks: `allows(query, key)` broadcasts over places."""
+    """Base class of masks: `allows(query, key)` broadcasts over positions."""
 
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
-        raise NotImplementedError  # each mask's own
+        raise NotImplementedError  # implemented by each mask
 
     def table(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
-        """Every query of [..., Q] against every key of [..., K]: booleans [..., Q, K]."""
+        """Queries [..., Q] and keys [..., K] -> booleans [..., Q, K]."""
         return self.allows(query[..., :, None], key[..., None, :])
 
     @classmethod
@@ -56,10 +56,10 @@ class Mask:
         """Create the mask that a recipe selects by name, from its settings `mask_size` and `memory_size`."""
         return cls(size)  # type: ignore[call-arg]
 
-    def order(self, length: int, lot: int) -> Tensor | None:
-        """The order in which to take the queries of a sentence so that `lot` neighbours share most of their keys.
+    def order(self, length: int, block: int) -> Tensor | None:
+        """An order of the queries of a sentence in which blocks of `block` queries share most of their keys.
 
-        It only matters to the speed of a sparse kernel. None: the order in which they stand.
+        It only affects the speed of the block-sparse backend. None: the order of the sentence.
         """
         return None
 
@@ -84,7 +84,7 @@ class Full(Mask):
 @MASKS.register("causal")
 @dataclass(frozen=True)
 class Causal(Mask):
-    """A token sees itself and what came before."""
+    """A token attends to itself and to earlier tokens."""
 
     @classmethod
     def of_size(cls, size: int, memory: int) -> Causal:
@@ -97,7 +97,7 @@ class Causal(Mask):
 @MASKS.register("window")
 @dataclass(frozen=True)
 class Window(Mask):
-    """A token sees `before` places back and `after` places ahead."""
+    """A token attends to `before` earlier and `after` later tokens, and to itself."""
 
     before: int
     after: int = 0
@@ -114,9 +114,9 @@ class Window(Mask):
 @MASKS.register("strided")
 @dataclass(frozen=True)
 class Strided(Mask):
-    """The last `stride` tokens, itself among them, and every stride-th one before (Child et al. 2019).
+    """The last `stride` tokens, including itself, and every stride-th one before (Child et al. 2019).
 
-    The two heads of "Generating Long Sequences with Sparse Transformers" in one mask. It never looks ahead. Stride 3:
+    The union of the two heads of "Generating Long Sequences with Sparse Transformers"; causal. Stride 3:
 
         0 #
         1 ##
@@ -134,18 +134,18 @@ class Strided(Mask):
         back = query.position - key.position
         return (back >= 0) & ((back < self.stride) | (back % self.stride == 0))
 
-    def order(self, length: int, lot: int) -> Tensor:
-        """Tiles: the sentence written in lines of `stride` tokens, a few columns of a few lines at a time.
+    def order(self, length: int, block: int) -> Tensor:
+        """Arrange the sentence in lines of `stride` tokens, and take tiles of a few columns by a few lines.
 
-        A tile of c columns sees all of its lines and the one before, and its c columns of all lines above: with n
-        lines in all, lot / c lines a tile and n / 2 lines above it on average, that is least for c = sqrt(2 lot s / n);
-        the nearest power of two, so that tiles of a lot fill it.
+        A tile of c columns attends to all of its lines and the one before, and to its c columns of all lines above.
+        With n lines in all, block / c lines per tile and n / 2 lines above it on average, the number of keys is least
+        for c = sqrt(2 block stride / n); c is the nearest power of two, so that tiles fill a block.
         """
         lines = -(-length // self.stride)
-        columns = min(2 ** max(round(math.log2(2 * lot * self.stride / lines) / 2), 0), self.stride, lot)
-        place = torch.arange(length)
-        line, column = place // self.stride, place % self.stride
-        tile = (line // -(-lot // columns)) * self.stride + column // columns
+        columns = min(2 ** max(round(math.log2(2 * block * self.stride / lines) / 2), 0), self.stride, block)
+        position = torch.arange(length)
+        line, column = position // self.stride, position % self.stride
+        tile = (line // -(-block // columns)) * self.stride + column // columns
         return tile.argsort(stable=True)
 
 
@@ -154,7 +154,7 @@ class Strided(Mask):
 class FixedBlocks(Mask):
     """Its own block of `block` tokens up to itself, and the last token of every earlier block (Child et al. 2019).
 
-    The last one of a block sums it up for all that come later. It never looks ahead. Block 3:
+    The last token of a block summarises it for all later ones; causal. Block 3:
 
         0 #
         1 ##
@@ -179,7 +179,7 @@ class FixedBlocks(Mask):
 class Segments(Mask):
     """Its own segment of `length` tokens up to itself, and `memory` tokens before the segment (Dai et al. 2019).
 
-    What Transformer-XL sees, a layer. It never looks ahead. Length 3, memory 1:
+    One layer of Transformer-XL; causal. Length 3, memory 1:
 
         0 #
         1 ##
@@ -205,7 +205,7 @@ class Segments(Mask):
 
 @dataclass(frozen=True)
 class SameSegment(Mask):
-    """Tokens of one sentence see each other; padding and fill are seen by none and see nothing."""
+    """Tokens attend to tokens of the same sentence; padding attends to nothing, and nothing attends to it."""
 
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
         return (query.sentence == key.sentence) & (key.sentence != NO_POSITION)
@@ -213,7 +213,7 @@ class SameSegment(Mask):
 
 @dataclass(frozen=True, eq=False)
 class TableMask(Mask):
-    """Any table of booleans [..., Q, K], read by place within the sentence."""
+    """Any table of booleans [..., Q, K], indexed by position within the sentence."""
 
     booleans: Tensor
 
@@ -225,14 +225,14 @@ class TableMask(Mask):
 class _Combined(Mask):
     left: Mask
     right: Mask
-    how: Callable[[Tensor, Tensor], Tensor]
+    operator: Callable[[Tensor, Tensor], Tensor]
 
     def allows(self, query: SegmentPositions, key: SegmentPositions) -> Tensor:
-        return self.how(self.left.allows(query, key), self.right.allows(query, key))
+        return self.operator(self.left.allows(query, key), self.right.allows(query, key))
 
-    def order(self, length: int, lot: int) -> Tensor | None:
-        order = self.left.order(length, lot)
-        return order if order is not None else self.right.order(length, lot)
+    def order(self, length: int, block: int) -> Tensor | None:
+        order = self.left.order(length, block)
+        return order if order is not None else self.right.order(length, block)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from regard.attention.layouts import AttentionLayout, PackedQK
 from regard.attention.scores import ScaledDot, Score
 from regard.packed import PackedLayout
 
-TINY = torch.finfo(torch.float32).eps  # added to a mean square, of which the root is taken
+QK_NORM_EPS = torch.finfo(torch.float32).eps
 
 
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 ... head_H) W_O with head_h = attend(x W_Q, s W_K, s W_V).
 
-    Self-attention when `source_width` is None (s = x); else cross-attention over a source of that width. Whether it
-    trains on flat rows or takes one decoding step is the layout's affair. With `qk_norm` each head's queries and keys
-    are divided by their root mean square and multiplied by learnt gains; with `zero_init` W_O begins as zeros.
+    Self-attention (s = x) if `source_width` is None; else cross-attention to a source of that width. The layout says
+    whether x is a packed batch or one decoding step. With `qk_norm`, queries and keys are RMS-normalised per head;
+    with `zero_init`, W_O starts as zeros. T tokens, S source tokens, D width, H heads.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class MultiHeadAttention(nn.Module):
         self._initialise()
         self.qk_norm = qk_norm
         if qk_norm:
-            self.q_norm, self.k_norm = (nn.RMSNorm(width // heads, eps=TINY) for _ in range(2))
+            self.q_norm, self.k_norm = (nn.RMSNorm(width // heads, eps=QK_NORM_EPS) for _ in range(2))
         if zero_init:
             nn.init.zeros_(self.out_proj.weight)
 
     def _initialise(self) -> None:
-        """Xavier for each [width, width] matrix on its own, however they are stacked; biases zero."""
+        """Xavier for each [width, width] matrix, also within stacked ones; zeros for biases."""
         for name, parameter in self.named_parameters():
             if name.startswith("score"):
-                continue
+                continue  # scores initialise their own parameters
             if parameter.dim() < 2:
                 nn.init.zeros_(parameter)
             else:
@@ -64,11 +64,11 @@ class MultiHeadAttention(nn.Module):
                     nn.init.xavier_uniform_(matrix)
 
     def _project(self, linear: nn.Linear, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """x [T, D], through a layer with parts * D outputs -> parts x [T, H, D / H]."""
+        """Apply a layer with parts * D outputs to x [T, D] -> `parts` tensors [T, H, D / H]."""
         return linear(x).unflatten(-1, (parts, self.heads, -1)).unbind(-3)
 
     def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, D]. Cross-attention takes the source [S, Ds], or None where the layout caches its keys."""
+        """x [T, D] -> [T, D]. Cross-attention takes the source [S, Ds], or None if the layout caches its keys."""
         return self.out_proj(self.joined_heads(x, layout, source))
 
     def joined_heads(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
@@ -87,23 +87,23 @@ class MultiHeadAttention(nn.Module):
         return taps.tap(self, "heads", heads).flatten(-2)
 
     def cached_like(self) -> tuple[Tensor, Tensor]:
-        """Empty keys and values [0, H, 0, D], as a cache of self-attention keeps them."""
+        """Empty keys and values [0, H, 0, D] with the shape and dtype of those in a KV cache."""
         weight, width = self.qkv_proj.weight, self.width // self.heads
         widths = self.score.cached_width(width), width
         key, value = (weight.new_empty(0, self.heads, 0, each) for each in widths)
         return key, value
 
-    def source_kv(self, source: Tensor, rows: PackedLayout) -> SourceCache:
-        """The source's keys and values, computed once a sentence, for decoding."""
+    def source_kv(self, source: Tensor, layout: PackedLayout) -> SourceCache:
+        """Compute the keys and values of the source [S, Ds] once, for all decoding steps."""
         key, value = self._project(self.kv_proj, source, 2)
         if self.qk_norm:
             key = _norm_per_head(self.k_norm, key)
         key = self.score.project_keys(key)
-        key, value = (rows.pad(t).transpose(1, 2).contiguous() for t in (key, value))
-        return SourceCache(key, value, PackedQK(rows, rows).allowed)
+        key, value = (layout.pad(t).transpose(1, 2).contiguous() for t in (key, value))  # [N, H, L, D / H]
+        return SourceCache(key, value, PackedQK(layout, layout).allowed)
 
 
 def _norm_per_head(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """x [T, H, E] with each head's features normalised, in the precision that they came in, whatever autocast does."""
-    found: Tensor = norm(x).type_as(x)
-    return found
+    """Normalise the features of each head of x [T, H, E]; autocast must not change its dtype."""
+    normed: Tensor = norm(x).type_as(x)
+    return normed

@@ -130,7 +130,7 @@ class Bert(SequenceModel):
         rows, most = source.layout, self.settings.max_positions
         if self.settings.positions == "learned" and rows.max_len > most:
             raise UserError(f"a text of {rows.max_len} tokens is too long: this model has places for {most}")
-        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), real=rows.is_token)
+        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), is_token=rows.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def logits(self, batch: SeqBatch) -> Tensor:

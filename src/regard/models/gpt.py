@@ -1,7 +1,7 @@
-"""GPT: the Transformer's decoder alone, which continues what it is given (Radford et al. 2018, 2019).
+"""GPT: a Transformer decoder without an encoder (Radford et al. 2018, 2019).
 
-Text is continued; a pair is one text, the source and then the target. T target tokens and S source tokens in flat rows,
-D width, V vocabulary, N sentences, K beams, B = N * K rows of a cache, P places of a prompt.
+It models plain text, or pairs as one text: the source, then the target. Shapes: T target tokens and S source tokens of
+packed batches, D width, V vocabulary, N sentences, K beams.
 """
 
 from __future__ import annotations
@@ -26,50 +26,47 @@ from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayo
 from regard.recipes.schema import GPTSettings
 from regard.registry import MASKS, MODELS
 
-NEG_LOGIT = -1e4  # the logit of what is never predicted; finite, so that smoothed losses are
-INIT_STD = 0.02  # standard deviation that weights begin with, as GPT-2's
+NEG_LOGIT = -1e4  # of tokens that are never predicted; finite, so that losses with label smoothing are finite
+INIT_STD = 0.02  # standard deviation of initial weights, as in GPT-2
 
 
 def sparse_mask(settings: GPTSettings) -> Mask | None:
-    """What a token sees of what came before; None: all of it."""
+    """The mask that the settings select; None: causal."""
     mask: Mask = MASKS[settings.mask].of_size(settings.mask_size, settings.memory_size)
     return None if mask == Causal() else mask
 
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Two flat rows laid as one: each sentence's source, then its target; the fill of both at the end.
+    """Two packed batches as one: the source of each sentence, then its target; the padding of both at the end.
 
-    `order` [S + T] is which place of [source row, target row] each joined place holds, `target` [T] the joined place
-    of each target place.
+    `order` [S + T] indexes [source tokens, target tokens] in the order of the joint batch; `target` [T] is the index of
+    each target token in the joint batch.
     """
 
-    rows: PackedLayout
+    layout: PackedLayout
     order: Tensor
     target: Tensor
 
     @classmethod
     def of(cls, source: PackedLayout, target: PackedLayout) -> Concatenated:
         size = source.size + target.size
+        layout: PackedLayout
         if isinstance(source, StaticPackedLayout) and isinstance(target, StaticPackedLayout):
-            rows: PackedLayout = StaticPackedLayout(
-                source.offsets + target.offsets, size, source.max_len + target.max_len
-            )
+            layout = StaticPackedLayout(source.offsets + target.offsets, size, source.max_len + target.max_len)
         else:
-            rows = PackedLayout(
-                [s + t for s, t in zip(source.lengths, target.lengths, strict=True)], size, target.device
-            )
-        order = torch.cat([source.segment_ids, target.segment_ids]).argsort(
-            stable=True
-        )  # fill is of the last sentence + 1
-        return cls(rows, order, order.argsort()[source.size :])
+            lengths = [s + t for s, t in zip(source.lengths, target.lengths, strict=True)]
+            layout = PackedLayout(lengths, size, target.device)
+        # Padding has the largest segment id, so a stable sort by segment moves it to the end.
+        order = torch.cat([source.segment_ids, target.segment_ids]).argsort(stable=True)
+        return cls(layout, order, order.argsort()[source.size :])
 
 
 @MODELS.register("gpt")
 class GPT(SequenceModel):
-    """softmax(W · decoder(source and target so far)), normalised before each sub-layer and at the end.
+    """p(next token) = softmax(W · decoder(source and target so far)), with norms before each sub-layer and at the end.
 
-    One embedding table serves input and output when they are tied; a source with a vocabulary of its own has its own.
+    If embeddings are tied, W is the embedding table. A source with a separate vocabulary has a separate embedding.
     """
 
     Settings = GPTSettings
@@ -83,58 +80,55 @@ class GPT(SequenceModel):
         block = BlockConfig.from_settings(settings)
         self.embedding = TokenEmbedding(target_size, settings)
         self.source_embedding = self.embedding if shared else TokenEmbedding(source_size, settings)
-        self.source_embedding.positions = self.embedding.positions  # places are counted through both
+        self.source_embedding.positions = self.embedding.positions  # positions continue from source to target
         self.decoder = BlockStack.of(block, EncoderBlock, settings.layers)
-        self.static_shapes = self.mask is None and block.only_dot_scores  # sparse masks are laid out on the host
+        self.static_shapes = self.mask is None and block.only_dot_scores  # sparse masks are computed on the host
         if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
         self.register_buffer("unused", torch.tensor(settings.unused, dtype=torch.long), persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
-        """Small and normal; what is added to the stream is smaller the more layers add to it; biases stay zero."""
+        """Normal with a small deviation, smaller for projections into the residual stream; biases stay zero."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2 or ".score." in name:
                 continue  # scores initialise their own parameters
             if self.settings.scale_embeddings and name.endswith("embedding.table"):
-                continue  # scaled token vectors begin as the Transformer's
-            added = name.endswith(("self_attn.out_proj.weight", "feed_forward.w_out.weight"))
-            nn.init.normal_(parameter, std=INIT_STD / math.sqrt(2 * self.settings.layers) if added else INIT_STD)
+                continue  # as in `Transformer`
+            into_stream = name.endswith(("self_attn.out_proj.weight", "feed_forward.w_out.weight"))
+            nn.init.normal_(parameter, std=INIT_STD / math.sqrt(2 * self.settings.layers) if into_stream else INIT_STD)
 
     def features(self, batch: SeqBatch) -> Tensor:
         source, inputs = batch.source, batch.inputs
         if source.layout.empty:  # plain text
-            self._fits(inputs.layout)
-            x = self._through(self._embed(self.embedding, inputs.ids, inputs.layout.position), inputs.layout)
+            self._check_length(inputs.layout)
+            x = self._decode(self._embed(self.embedding, inputs.ids, inputs.layout.position), inputs.layout)
         else:
-            joined = Concatenated.of(source.layout, inputs.layout)
-            self._fits(joined.rows)
-            before = F.pad(source.layout.length, (0, 1))[inputs.layout.segment_ids]  # [T] source tokens of the sentence
-            both = [
-                self._embed(self.source_embedding, source.ids, source.layout.position),
-                self._embed(self.embedding, inputs.ids, inputs.layout.position + before),
-            ]
-            x = self._through(torch.cat(both).index_select(0, joined.order), joined.rows).index_select(0, joined.target)
+            joint = Concatenated.of(source.layout, inputs.layout)
+            self._check_length(joint.layout)
+            source_length = F.pad(source.layout.length, (0, 1))[inputs.layout.segment_ids]  # [T]
+            source_x = self._embed(self.source_embedding, source.ids, source.layout.position)  # [S, D]
+            target_x = self._embed(self.embedding, inputs.ids, inputs.layout.position + source_length)  # [T, D]
+            x = torch.cat([source_x, target_x]).index_select(0, joint.order)  # [S + T, D]
+            x = self._decode(x, joint.layout).index_select(0, joint.target)  # [T, D]
         return inputs.layout.zero_padding(x)
 
     def _embed(self, embedding: nn.Module, ids: Tensor, position: Tensor) -> Tensor:
-        return embedding(ids, position, position)  # none of its kinds of positions reads a length
+        return embedding(ids, position, position)  # its position encodings do not read the length
 
-    def _through(self, embedded: Tensor, rows: PackedLayout) -> Tensor:
-        """All blocks and the last norm over whole sentences, [T, D] -> [T, D]."""
-        own = pack(rows, rows, Causal() if self.mask is None else self.mask)
-        return self.decoder(embedded, own, real=rows.is_token)
+    def _decode(self, x: Tensor, layout: PackedLayout) -> Tensor:
+        """All blocks and the last norm, [T, D] -> [T, D]."""
+        self_layout = pack(layout, layout, Causal() if self.mask is None else self.mask)
+        return self.decoder(x, self_layout, is_token=layout.is_token)
 
-    def _fits(self, rows: PackedLayout) -> None:
-        if not isinstance(
-            rows, StaticPackedLayout
-        ):  # of which only a bound is known; they are made of sentences that fit
-            self._has_places(rows.max_len)
+    def _check_length(self, layout: PackedLayout) -> None:
+        if not isinstance(layout, StaticPackedLayout):  # whose `max_len` is only a bound
+            self._check_position(layout.max_len)
 
-    def _has_places(self, longest: int) -> None:
-        most = self.settings.max_positions
-        if self.settings.positions == "learned" and longest > most:
-            raise UserError(f"{longest} tokens in one sequence are too many: this model has places for {most}")
+    def _check_position(self, length: int) -> None:
+        longest = self.settings.max_positions
+        if self.settings.positions == "learned" and length > longest:
+            raise UserError(f"a sequence of {length} tokens is too long: this model has {longest} positions")
 
     def _table(self) -> Tensor:
         return self.embedding.table if self.settings.tie_embeddings else self.output
@@ -152,14 +146,14 @@ class GPT(SequenceModel):
         return self.project(self.decoder.last_norm(stream))
 
     def start(self, source: PackedTokens) -> DecoderState:
-        """The prompts go in together, the shorter ones with padding before them, so that all end together."""
-        rows = source.layout
-        padding = None if rows.equal_lengths else rows.max_len - rows.length
-        state = DecoderState.start(len(self.decoder), BeamTree(len(rows), self.mask, padding))
-        if rows.max_len:
-            state.tree.enter(rows.max_len, rows.device)
+        """Prefill: all prompts at once, padded on the left, so that all end at the same position."""
+        layout = source.layout
+        padding = None if layout.equal_lengths else layout.max_len - layout.length
+        state = DecoderState.start(len(self.decoder), BeamTree(len(layout), self.mask, padding))
+        if layout.max_len:
+            state.tree.enter(layout.max_len, layout.device)
             position = state.tree.position.index.clamp(min=0)
-            ids = rows.pad(source.ids).gather(1, position.expand(len(rows), -1))
+            ids = layout.pad(source.ids).gather(1, position.expand(len(layout), -1))
             self._extend(state, self.source_embedding, ids)
         return state
 
@@ -172,20 +166,20 @@ class GPT(SequenceModel):
         return self.project(x).unflatten(0, tokens.shape), state
 
     def _extend(self, state: DecoderState, embedding: nn.Module, ids: Tensor) -> Tensor:
-        """Feed tokens that the tree knows of, [N*K] of a step or [N, T] of prompts: [..., D]."""
-        tree, most = state.tree, self.settings.max_positions
+        """Feed the tokens of a step [N*K] or of prompts [N, T], which the tree has entered: [..., D]."""
+        tree, longest = state.tree, self.settings.max_positions
         position = tree.position.index.clamp(min=0)
-        if tree.cursor is None and tree.length > most:  # then some sentence may have run out of positions
-            self._has_places(int(position.max()) + 1)
-        if self.settings.positions == "learned":  # in constant shapes, sentences that are done are still fed, to no end
-            position = position.clamp(max=most - 1)
+        if tree.cursor is None and tree.length > longest:
+            self._check_position(int(position.max()) + 1)
+        if self.settings.positions == "learned":  # with static shapes, finished sentences are still fed
+            position = position.clamp(max=longest - 1)
         return self.decoder(self._embed(embedding, ids, position.expand_as(ids)), state.own)
 
     def segments(self, ids: Tensor) -> Iterator[Tensor]:
-        """A long text segment by segment: [B, L] tokens -> logits [B, at most `reach`, V], one after the other.
+        """Process long texts in segments of `mask_size` tokens: ids [B, L] -> logits [B, at most `mask_size`, V] each.
 
-        Each layer keeps the last `memory` keys of the segments before, as Transformer-XL does, so memory does not grow
-        with the text. The logits are those of one pass under the mask "segments".
+        Each layer keeps the last `memory_size` keys of earlier segments, as Transformer-XL does, so memory does not
+        grow with the text. The logits equal those of one pass with the mask "segments".
         """
         if not isinstance(self.mask, Segments):
             raise UserError(

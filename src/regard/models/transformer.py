@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017): encoder and decoder.
 
-T target tokens and S source tokens in flat rows, D width, V vocabulary, N sentences, K beams.
+Shapes: T target tokens and S source tokens of packed batches, D width, V vocabulary, N sentences, K beams.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from regard.registry import MODELS
 
 @MODELS.register("transformer")
 class Transformer(SequenceModel):
-    """softmax(W · decoder(target so far, encoder(source))).
+    """p(next token) = softmax(W · decoder(target so far, encoder(source))).
 
-    One embedding table serves source, target and output when the vocabulary is shared and the weights are tied.
+    If the vocabulary is shared and embeddings are tied, source embedding, target embedding and W are one table.
     """
 
     Settings = TransformerSettings
@@ -50,17 +50,18 @@ class Transformer(SequenceModel):
             self.output_bias = nn.Parameter(torch.zeros(target_size))
 
     def encode(self, source: PackedTokens) -> Tensor:
-        """[S] tokens -> [S, D]."""
-        rows = source.layout
-        x = self.source_embedding(source.ids, rows.position, _lengths(rows, rows))
-        return self.encoder(x, pack(rows, rows), real=rows.is_token)
+        """Source tokens [S] -> [S, D]."""
+        layout = source.layout
+        x = self.source_embedding(source.ids, layout.position, _lengths(layout, layout))
+        return self.encoder(x, pack(layout, layout), is_token=layout.is_token)
 
     def features(self, batch: SeqBatch) -> Tensor:
-        memory = self.encode(batch.source)
-        rows = batch.inputs.layout
-        x = self.target_embedding(batch.inputs.ids, rows.position, _lengths(rows, batch.source.layout))
-        own, cross = pack(rows, rows, Causal()), pack(rows, batch.source.layout)
-        return rows.zero_padding(self.decoder(x, own, cross, source=memory, real=rows.is_token))
+        encoded = self.encode(batch.source)  # [S, D]
+        layout, source_layout = batch.inputs.layout, batch.source.layout
+        x = self.target_embedding(batch.inputs.ids, layout.position, _lengths(layout, source_layout))  # [T, D]
+        self_layout, cross_layout = pack(layout, layout, Causal()), pack(layout, source_layout)
+        x = self.decoder(x, self_layout, cross_layout, source=encoded, is_token=layout.is_token)
+        return layout.zero_padding(x)
 
     def lm_head(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tie_embeddings else self.output
@@ -73,8 +74,8 @@ class Transformer(SequenceModel):
         return self.project(self.decoder.last_norm(stream))
 
     def start(self, source: PackedTokens) -> DecoderState:
-        memory = self.encode(source)
-        cross = [cast(DecoderBlock, block).cross_attn.source_kv(memory, source.layout) for block in self.decoder]
+        encoded = self.encode(source)
+        cross = [cast(DecoderBlock, block).cross_attn.source_kv(encoded, source.layout) for block in self.decoder]
         return DecoderState.start(len(self.decoder), BeamTree(len(source.layout)), cross, source.layout.length)
 
     def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
@@ -93,6 +94,6 @@ class Transformer(SequenceModel):
         return self.project(x).unflatten(0, tokens.shape), state
 
 
-def _lengths(rows: PackedLayout, of: PackedLayout) -> Tensor:
-    """[T] for each place of `rows` the length of its sentence in `of`; 1 for fill."""
-    return F.pad(of.length, (0, 1), value=1)[rows.segment_ids]
+def _lengths(layout: PackedLayout, lengths_from: PackedLayout) -> Tensor:
+    """[T] for each token of `layout` the length of its sentence in `lengths_from`; 1 for padding."""
+    return F.pad(lengths_from.length, (0, 1), value=1)[layout.segment_ids]

@@ -1,6 +1,7 @@
 """Residual connections, feed-forward layers, the two Transformer blocks, and stacks of them.
 
-This is the definition, as the papers' figures show it. What makes it faster on a device is in `regard.accelerate`.
+This is the definition, as in the papers' figures; `regard.accelerate` replaces parts of it by faster equivalents.
+Shapes: T tokens of a packed batch, S source tokens, D width, F inner width of the feed-forward layer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from regard.registry import ACTIVATIONS, NORMS, POSITIONS, SCORES
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What a Transformer block is made of."""
+    """The hyperparameters of a Transformer block. Names are those of the registries (`regard.registry`)."""
 
     width: int
     heads: int
@@ -35,12 +36,12 @@ class BlockConfig:
     norm: str = "layer"
     norm_first: bool = True
     norm_eps: float = 1e-5
-    se_dim: int = 0  # of the encoder's feed-forward layers; 0: none
+    se_dim: int = 0  # squeezed features of the gate after an encoder's feed-forward layer; 0: no gate
     qk_norm: bool = False
     zero_init: bool = False
     score: str = "scaled-dot"
     cross_score: str | None = None  # of cross-attention; None: as `score`
-    positions: str = "none"  # rotary and relative positions are the score of self-attention
+    positions: str = "none"  # rotary and relative positions replace the score of self-attention
     position_base: float = 10000.0
 
     @classmethod
@@ -64,8 +65,9 @@ class BlockConfig:
         return self._make_attn(self._make_score(self.cross_score or self.score), source_width)
 
     def _make_attn(self, score: Score, source_width: int | None = None) -> MultiHeadAttention:
-        flags = {"qk_norm": self.qk_norm, "zero_init": self.zero_init}
-        return MultiHeadAttention(self.width, self.heads, source_width, score, **flags)
+        return MultiHeadAttention(
+            self.width, self.heads, source_width, score, qk_norm=self.qk_norm, zero_init=self.zero_init
+        )
 
     def _make_score(self, name: str) -> Score:
         score: Score = SCORES[name](self.width // self.heads, self.width // self.heads, self.heads)
@@ -86,30 +88,29 @@ ACTIVATIONS.register("gated")(F.silu)  # of a gate beside the hidden features (S
 class FeedForward(nn.Module):
     """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (silu(W_g x) * W_1 x).
 
-    With `squeeze`, the output passes a squeeze-and-excite gate over its features, one per sentence.
+    With `se_dim`, the output passes a squeeze-and-excite gate over its features, one per sentence.
     """
 
-    def __init__(self, settings: BlockConfig, squeeze: int = 0) -> None:
+    def __init__(self, config: BlockConfig, se_dim: int = 0) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[settings.activation]
-        self.gated = settings.activation == "gated"
-        self.squeeze_excite = SqueezeExcite(settings.width, squeeze) if squeeze else None
-        hidden = settings.ffn_width * (2 if self.gated else 1)
-        self.w_in = nn.Linear(settings.width, hidden)
-        self.w_out = nn.Linear(settings.ffn_width, settings.width)
+        self.activation = ACTIVATIONS[config.activation]
+        self.gated = config.activation == "gated"
+        self.squeeze_excite = SqueezeExcite(config.width, se_dim) if se_dim else None
+        self.w_in = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1))  # gated: W_g, then W_1
+        self.w_out = nn.Linear(config.ffn_width, config.width)
         for linear in (self.w_in, self.w_out):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
-        if settings.zero_init:
+        if config.zero_init:
             nn.init.zeros_(self.w_out.weight)
 
-    def forward(self, x: Tensor, rows: PackedLayout | None = None) -> Tensor:
-        """x [T, D] -> [T, D]."""
+    def forward(self, x: Tensor, layout: PackedLayout | None = None) -> Tensor:
+        """x [T, D] -> [T, D]; the layout of the batch is for the gate."""
         x = self.w_out(self.hidden(x))
-        return x if self.squeeze_excite is None or rows is None else self.squeeze_excite(x, rows)
+        return x if self.squeeze_excite is None or layout is None else self.squeeze_excite(x, layout)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """f(W_1 x): [T, D] -> [T, inner]."""
+        """f(W_1 x): [T, D] -> [T, F]."""
         hidden = self.w_in(x)
         if not self.gated:
             return self.activation(hidden)
@@ -118,75 +119,76 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual connection around a sub-layer f, with dropout on what f adds.
+    """A residual connection around a sub-layer f.
 
-    x + dropout(f(norm(x))), or norm(x + dropout(f(x))) as in "Attention Is All You Need".
+    x + dropout(f(norm(x))) if `norm_first`, which trains more stably; else, as in "Attention Is All You Need",
+    norm(x + dropout(f(x))).
     """
 
-    def __init__(self, settings: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.norm = settings.make_norm()
-        self.norm_first = settings.norm_first
-        self.dropout = settings.dropout
+        self.norm = config.make_norm()
+        self.norm_first = config.norm_first
+        self.dropout = config.dropout
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], real: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, D]; `real` [T] is False at padding."""
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], is_token: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]; `is_token` [T] is False for padding."""
         if self.norm_first:
-            x = x + dropout(f(self.norm(x, real)), self.dropout, self.training)
+            x = x + dropout(f(self.norm(x, is_token)), self.dropout, self.training)
         else:
-            x = self.norm(x + dropout(f(x), self.dropout, self.training), real)
+            x = self.norm(x + dropout(f(x), self.dropout, self.training), is_token)
         return taps.tap(self, "stream", x)
 
 
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with a residual connection."""
 
-    def __init__(self, settings: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.self_attn = settings.make_self_attn()
-        self.self_attn_residual = Residual(settings)
-        self.feed_forward = FeedForward(settings, settings.se_dim)
-        self.feed_forward_residual = Residual(settings)
+        self.self_attn = config.make_self_attn()
+        self.self_attn_residual = Residual(config)
+        self.feed_forward = FeedForward(config, config.se_dim)
+        self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, own: AttentionLayout, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, self_layout: AttentionLayout, is_token: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]."""
-        rows = own.queries if isinstance(own, PackedQK) else None
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, own), real)
-        x = self.feed_forward_residual(x, lambda h: self.feed_forward(h, rows), real)
+        packed = self_layout.queries if isinstance(self_layout, PackedQK) else None
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, self_layout), is_token)
+        x = self.feed_forward_residual(x, lambda h: self.feed_forward(h, packed), is_token)
         return x
 
 
 class DecoderBlock(nn.Module):
     """Masked self-attention, cross-attention over the source, then feed-forward."""
 
-    def __init__(self, settings: BlockConfig, source_width: int | None = None) -> None:
+    def __init__(self, config: BlockConfig, source_width: int | None = None) -> None:
         super().__init__()
-        self.self_attn = settings.make_self_attn()
-        self.self_attn_residual = Residual(settings)
-        self.cross_attn = settings.make_cross_attn(source_width or settings.width)
-        self.cross_attn_residual = Residual(settings)
-        self.feed_forward = FeedForward(settings)
-        self.feed_forward_residual = Residual(settings)
+        self.self_attn = config.make_self_attn()
+        self.self_attn_residual = Residual(config)
+        self.cross_attn = config.make_cross_attn(source_width or config.width)
+        self.cross_attn_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
 
     def forward(
         self,
         x: Tensor,
-        own: AttentionLayout,
-        cross: AttentionLayout,
+        self_layout: AttentionLayout,
+        cross_layout: AttentionLayout,
         source: Tensor | None = None,
-        real: Tensor | None = None,
+        is_token: Tensor | None = None,
     ) -> Tensor:
-        """x [T, D] and source [S, Ds] -> [T, D]; source is None where the cross layout caches its keys and values."""
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, own), real)
-        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, cross, source), real)
-        x = self.feed_forward_residual(x, self.feed_forward, real)
+        """x [T, D] and source [S, Ds] -> [T, D]; source is None if `cross_layout` caches its keys and values."""
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, self_layout), is_token)
+        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, cross_layout, source), is_token)
+        x = self.feed_forward_residual(x, self.feed_forward, is_token)
         return x
 
 
 class BlockStack(nn.Module):
-    """Blocks one after the other and, where norms come first, the norm after the last one.
+    """Blocks in sequence and, if norms come first, a norm after the last block.
 
-    It is indexed and iterated over as a list of its blocks, and names them "0", "1", ...
+    Indexing and iteration yield the blocks, whose names are "0", "1", ...
     """
 
     norm: LayerNorm | RMSNorm | BatchNorm | None
@@ -200,10 +202,10 @@ class BlockStack(nn.Module):
         self.norm = norm
 
     @classmethod
-    def of(cls, settings: BlockConfig, kind: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
-        """So many fresh blocks. Where norms come first, nothing else normalises what the last block hands on."""
-        blocks = [kind(settings) for _ in range(depth)]
-        return cls(blocks, settings.make_norm() if settings.norm_first else None)
+    def of(cls, config: BlockConfig, block: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
+        """Create `depth` blocks. If norms come first, the output of the last block still needs one."""
+        blocks = [block(config) for _ in range(depth)]
+        return cls(blocks, config.make_norm() if config.norm_first else None)
 
     def __len__(self) -> int:
         return self.depth
@@ -218,17 +220,17 @@ class BlockStack(nn.Module):
         self,
         x: Tensor,
         *layouts: AttentionLayout | Sequence[AttentionLayout],
-        real: Tensor | None = None,
-        **given: Tensor,
+        is_token: Tensor | None = None,
+        **inputs: Tensor,
     ) -> Tensor:
         """x [T, D] -> [T, D]. A layout is the same for every block, or a list with one per block (KV caches)."""
-        for block, each in zip(self, self._per_block(layouts), strict=False):
-            x = block(x, *each, real=real, **given)
-        return self.last_norm(x, real)
+        for block, block_layouts in zip(self, self._per_block(layouts), strict=False):
+            x = block(x, *block_layouts, is_token=is_token, **inputs)
+        return self.last_norm(x, is_token)
 
-    def last_norm(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """The norm after the last block, where there is one."""
-        return x if self.norm is None else self.norm(x, real)
+    def last_norm(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
+        """Apply the norm after the last block, if there is one: [T, D] -> [T, D]."""
+        return x if self.norm is None else self.norm(x, is_token)
 
     def _per_block(
         self, layouts: Sequence[AttentionLayout | Sequence[AttentionLayout]]

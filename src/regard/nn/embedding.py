@@ -1,4 +1,4 @@
-"""What a token brings into a model: its vector, and where it stands."""
+"""Token embeddings with positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.recipes.schema import GPTSettings, TransformerSettings
 
 
 class TokenEmbedding(nn.Module):
-    """Token vectors times sqrt(D) (unless not `scaled`), plus where each token stands, with dropout."""
+    """dropout(E[id] · sqrt(D) + position encoding); the factor only with `scale_embeddings`."""
 
     def __init__(self, vocabulary: int, settings: TransformerSettings | GPTSettings) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class TokenEmbedding(nn.Module):
         self.scale = math.sqrt(settings.width) if settings.scale_embeddings else 1.0
 
     def forward(self, ids: Tensor, position: Tensor, length: Tensor) -> Tensor:
-        """ids, position and length [...] -> [..., D]."""
+        """Token ids, positions, and lengths of their sentences, [...] each -> [..., D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
-        places = taps.tap(self, "positions", self.positions(position, length))
-        return taps.tap(self, "stream", dropout(tokens + places, self.dropout, self.training))
+        positions = taps.tap(self, "positions", self.positions(position, length))
+        return taps.tap(self, "stream", dropout(tokens + positions, self.dropout, self.training))

@@ -1,4 +1,4 @@
-"""Norms. All take x [T, D] and, since batch statistics must leave padding out, which rows are tokens [T]."""
+"""Norms: x [T, D] -> [T, D]. `is_token` [T] is False for padding, which batch statistics leave out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from regard.registry import NORMS
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / deviation over the features of each token."""
 
-    mixes_tokens = False
+    mixes_tokens = False  # whether the output of a token depends on other tokens
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
@@ -24,16 +24,15 @@ class RMSNorm(nn.RMSNorm):
 
     mixes_tokens = False
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
 @NORMS.register("batch")
 class BatchNorm(nn.Module):
-    """(x - mean) / deviation of each feature over the tokens of the batch, for comparison.
+    """(x - mean) / deviation of each feature over the tokens of the batch; for comparison.
 
-    Statistics leave padding out. A token's output depends on the rest of its batch in training; in evaluation, running
-    statistics are used.
+    In training, the output of a token depends on the rest of its batch; in evaluation, running statistics are used.
     """
 
     running_mean: Tensor
@@ -49,14 +48,14 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_variance", torch.ones(width))
         self.momentum, self.eps = momentum, eps
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
         if not self.training:
             mean, variance = self.running_mean, self.running_variance
         else:
-            tokens = x.float() if real is None else torch.where(real[:, None], x.float(), 0.0)
-            n = x.new_tensor(len(x), dtype=torch.float32) if real is None else real.sum().clamp(min=1)
+            tokens = x.float() if is_token is None else torch.where(is_token[:, None], x.float(), 0.0)
+            n = x.new_tensor(len(x), dtype=torch.float32) if is_token is None else is_token.sum().clamp(min=1)
             mean = tokens.sum(0) / n
-            centred = tokens - mean if real is None else torch.where(real[:, None], tokens - mean, 0.0)
+            centred = tokens - mean if is_token is None else torch.where(is_token[:, None], tokens - mean, 0.0)
             variance = centred.square().sum(0) / n
             if self.track_running_stats:
                 with torch.no_grad():
