@@ -30,8 +30,8 @@ from regard.data.packing import Packer, fill_ratio
 from regard.data.token_cache import CorpusReport, Ragged, TokenStore
 from regard.devices import held_memory
 from regard.models import build
+from regard.models.transformer import TransformerSettings
 from regard.packed import SeqBatch
-from regard.recipes.schema import TransformerSettings
 from regard.special_tokens import EOS
 
 VOCABULARY, BUDGET, SMOOTHING, DROPOUT = 8000, 4096, 0.1, 0.1

@@ -32,8 +32,10 @@ from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
 from regard.models import SequenceModel, build
+from regard.models.gpt import GPTSettings
+from regard.models.transformer import TransformerSettings
 from regard.packed import PackedTokens
-from regard.recipes.schema import DecodingSettings, GPTSettings, TransformerSettings
+from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS, PAD
 
 

@@ -138,8 +138,8 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
 
 
 def transformer(budget: int, kind: str) -> Callable[[], int]:
-    from regard.models.transformer import Transformer
-    from regard.recipes.schema import TrainingSettings, TransformerSettings
+    from regard.models.transformer import Transformer, TransformerSettings
+    from regard.recipes.schema import TrainingSettings
     from regard.training.static_batch import StaticBatchShape
 
     torch.manual_seed(1)
@@ -154,9 +154,9 @@ def transformer(budget: int, kind: str) -> Callable[[], int]:
 
 
 def gpt2(windows: int, kind: str) -> Callable[[], int]:
-    from regard.models.gpt import GPT
+    from regard.models.gpt import GPT, GPTSettings
     from regard.packed import PackedLayout, PackedTokens, SeqBatch
-    from regard.recipes.schema import GPTSettings, TrainingSettings
+    from regard.recipes.schema import TrainingSettings
     from regard.training.static_batch import StaticBatchShape
 
     torch.manual_seed(1)

@@ -38,9 +38,8 @@ def measure(mask: str, length: int, threads: int, kernel: str) -> dict[str, floa
     import torch
 
     from regard import attention
-    from regard.models.gpt import GPT
+    from regard.models.gpt import GPT, GPTSettings
     from regard.packed import PackedTokens, SeqBatch
-    from regard.recipes.schema import GPTSettings
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)

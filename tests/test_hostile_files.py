@@ -19,8 +19,10 @@ from regard.api import load
 from regard.errors import UserError
 from regard.files import checksum, json_checksum
 from regard.models import build, sizes
+from regard.models.gpt import GPTSettings
+from regard.models.recurrent import RecurrentSettings
+from regard.models.transformer import TransformerSettings
 from regard.recipes import load as load_recipe
-from regard.recipes.schema import GPTSettings, RecurrentSettings, TransformerSettings
 from regard.run_dir import RunDir
 from regard.text import Tokenizer
 from regard.training.checkpoint import TrainingProgress

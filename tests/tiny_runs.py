@@ -94,6 +94,6 @@ def _tokenizers(recipe: Recipe, corpus: str) -> tuple[Tokenizer, Tokenizer]:
     sources, targets = [pair.source for pair in some], [pair.target for pair in some]
     unit, size = recipe.text.unit, recipe.text.vocabulary
     if recipe.text.shared:
-        both = train(sources + targets, unit, size, tags=[MASK] if recipe.fills else [])
+        both = train(sources + targets, unit, size, tags=[MASK] if recipe.task == "masked-lm" else [])
         return both, both
-    return train(sources, unit, size), train(targets, "word" if recipe.classifies else unit, size)
+    return train(sources, unit, size), train(targets, "word" if recipe.task == "classification" else unit, size)

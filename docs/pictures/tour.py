@@ -44,7 +44,9 @@ from regard.decoding.sampling import kept
 from regard.models import build
 from regard.nn.blocks import BlockConfig, EncoderBlock
 from regard.packed import PackedLayout, SeqBatch
-from regard.recipes.schema import DecodingSettings, RecurrentSettings, TransformerSettings
+from regard.models.recurrent import RecurrentSettings
+from regard.models.transformer import TransformerSettings
+from regard.recipes.schema import DecodingSettings
 from regard.registry import ACTIVATIONS
 from regard.text import BOS, EOS
 from regard.viz import charts, grid, scene

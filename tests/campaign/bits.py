@@ -73,8 +73,8 @@ def _used(run: Path, family: str) -> Any:
 
     model = load(run, device="cpu")
     if "fill" in family:
-        return [[(guess.text, guess.probability) for guess in mask] for mask in model.fill("a [MASK] c", top=3).guesses]
-    if model.run.recipe.data.is_text:
+        return [[(guess.text, guess.probability) for guess in gap] for gap in model.fill("a [MASK] c", top=3).guesses]
+    if model.run.recipe.data.kind == "text":
         return model.generate("a b", tokens=5, seed=1).text
     return [(one.text, one.score) for one in model.translate(["a b c", "t s"])]
 

@@ -103,7 +103,7 @@ def test_a_language_model_is_trained_on_texts(tmp_path: Path) -> None:
     texts = [f"line {n}\nand more" for n in range(30)]
     settings = {**TINY, "model.ffn_width": 16, "model.layers": 1}
     model = regard.train("stories", tmp_path / "run", texts=texts, valid=texts[:3], settings=settings, quiet=True)
-    assert model.run.recipe.data.is_text and model.generate("line", tokens=2).text
+    assert model.run.recipe.data.kind == "text" and model.generate("line", tokens=2).text
 
 
 def test_settings_change_a_recipe_that_is_an_object(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import torch
 
 from regard.decoding.translate import Translator
 from regard.models import build
-from regard.recipes.schema import DecodingSettings, GPTSettings, Recipe, TransformerSettings
+from regard.models.gpt import GPTSettings
+from regard.models.transformer import TransformerSettings
+from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import EOS, train
 
 CONTEXT = 16

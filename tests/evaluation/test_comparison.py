@@ -24,7 +24,8 @@ from regard.evaluation.compare import (
     rows,
     wilson,
 )
-from regard.recipes.schema import RecurrentSettings, TransformerSettings
+from regard.models.recurrent import RecurrentSettings
+from regard.models.transformer import TransformerSettings
 
 
 def words(*lengths: int) -> list[str]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.errors import UserError
 from regard.metrics.perplexity import TextScore, text_perplexity, windows
 from regard.models import SequenceModel, build
+from regard.models.gpt import GPTSettings
 from regard.packed import PackedTokens, SeqBatch
-from regard.recipes.schema import GPTSettings
 from regard.text import BOS, EOS, Tokenizer, encode_stream, train
 
 LETTERS = train([], "char", 300)

@@ -237,7 +237,7 @@ def test_extending_token_by_token_gives_the_greedy_output(model: Get, family: st
         written = [token["id"] for token in trace.header["tokens"]["target"] if not token["given"]]
         assert len(written) == 1 and len(trace.header["output"]["p"]) == len(trace.header["tokens"]["inputs"])
         so_far = [*so_far, *written]
-    if one.run.recipe.data.is_text:
+    if one.run.recipe.data.kind == "text":
         greedy = one.generate(text, tokens=3, method="beam", beam=1).hypotheses[0].tokens
     else:
         greedy = one.translator(beam=1)([text])[0].hypotheses[0].tokens

@@ -22,11 +22,13 @@ from regard.attention.backends import plain
 from regard.attention.mask_tables import SegmentMask
 from regard.dropout import hashed, new_seeds
 from regard.interpret.recorder import Recorder
+from regard.models.bert import BertSettings
+from regard.models.gpt import GPTSettings
+from regard.models.transformer import TransformerSettings
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.losses import cross_entropy
 from regard.nn.norms import LayerNorm
 from regard.packed import SeqBatch, StaticPackedLayout
-from regard.recipes.schema import BertSettings, GPTSettings, TransformerSettings
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")

@@ -15,9 +15,9 @@ from regard.decoding import SearchRequest, search
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder
 from regard.models import SequenceModel, build
-from regard.models.bert import Bert
+from regard.models.bert import Bert, BertSettings
 from regard.packed import PackedTokens, SeqBatch
-from regard.recipes.schema import BertSettings, DecodingSettings
+from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS
 
 TINY = {"width": 16, "heads": 4, "layers": 2, "ffn_width": 24, "dropout": 0.0, "max_positions": 32}

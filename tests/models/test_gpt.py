@@ -15,9 +15,8 @@ from regard import tensor_io
 from regard.attention import PackedQK, kv_cache, use_backend
 from regard.errors import UserError
 from regard.models import build
-from regard.models.gpt import GPT
+from regard.models.gpt import GPT, GPTSettings
 from regard.packed import PackedTokens, SeqBatch
-from regard.recipes.schema import GPTSettings
 from regard.text import BOS, EOS
 
 TINY = {

@@ -17,10 +17,10 @@ from regard.attention import use_backend
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder, intervene
 from regard.models import build
-from regard.models.recurrent import Recurrent
+from regard.models.recurrent import Recurrent, RecurrentSettings
 from regard.nn.recurrent import RecurrentLayer, reversal_index
 from regard.packed import PackedLayout, SeqBatch
-from regard.recipes.schema import Recipe, RecurrentSettings
+from regard.recipes.schema import Recipe
 from regard.registry import SCORES
 from regard.text import BOS, EOS
 

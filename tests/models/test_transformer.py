@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from regard import tensor_io
 from regard.errors import UserError
 from regard.models import build
-from regard.models.transformer import Transformer
+from regard.models.transformer import Transformer, TransformerSettings
 from regard.packed import SeqBatch
-from regard.recipes.schema import TransformerSettings
 from regard.text import BOS, EOS
 
 TINY = {"width": 16, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_width": 24, "dropout": 0.0}

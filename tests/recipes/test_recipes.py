@@ -12,9 +12,9 @@ from typing import get_args
 import pytest
 
 from regard.errors import UserError
+from regard.models.transformer import TransformerSettings
 from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
 from regard.recipes.errors import fields_at
-from regard.recipes.schema import TransformerSettings
 from regard.registry import NameIn
 
 BUILT_IN = [name for name, _ in names()]

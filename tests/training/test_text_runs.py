@@ -185,7 +185,7 @@ def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
     first = go(classes(tmp_path), tmp_path / "first")
     for names in (["good", "bad"], ["cat", "dog", "hen"]):
         second = go(other_classes(tmp_path, names), tmp_path / names[1], start_from=first.path, quiet=False)
-        assert "the head that tells them apart begins afresh" in capsys.readouterr().err
+        assert "the classifier head is initialised anew" in capsys.readouterr().err
         assert sorted(second.tokenizers[1].words) == sorted(names)
         [store] = build(second.recipe, *second.tokenizers)
         assert set(store.target.ids.tolist()) == {EOS, *range(4, 4 + len(names))}

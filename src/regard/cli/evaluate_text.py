@@ -14,7 +14,8 @@ from regard.data.corpora import held_out
 from regard.errors import UserError
 from regard.metrics.masked_lm import masked_lm_score
 from regard.metrics.perplexity import text_perplexity
-from regard.recipes.schema import BertSettings, DataSettings
+from regard.models.bert import BertSettings
+from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
 
 

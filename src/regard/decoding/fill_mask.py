@@ -18,8 +18,9 @@ from torch import Tensor
 from regard.data.packing import sentence_batches
 from regard.errors import UserError
 from regard.models import SequenceModel
+from regard.models.bert import BertSettings
 from regard.packed import PackedTokens, SeqBatch
-from regard.recipes.schema import BertSettings, Recipe
+from regard.recipes.schema import Recipe
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK
 

@@ -30,8 +30,8 @@ from regard.interop.vocabularies import (
     write_fast,
     write_wordpiece,
 )
-from regard.models.bert import NEG_LOGIT, TOKEN_TYPES
-from regard.recipes.schema import BertSettings, Recipe
+from regard.models.bert import NEG_LOGIT, TOKEN_TYPES, BertSettings
+from regard.recipes.schema import Recipe
 from regard.special_tokens import SPECIAL_TOKENS
 from regard.tensor_io import Tensors
 from regard.text import PAD, Tokenizer

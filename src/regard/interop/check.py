@@ -17,9 +17,9 @@ from regard.interop.hf_folder import HFFolder, short_repr
 from regard.interop.name_map import inverse
 from regard.interop.vocabularies import ids_of
 from regard.models import SequenceModel
-from regard.models.bert import Bert
+from regard.models.bert import Bert, BertSettings
+from regard.models.gpt import GPTSettings
 from regard.packed import PackedTokens, SeqBatch
-from regard.recipes.schema import BertSettings, GPTSettings
 from regard.run_dir import RunDir
 from regard.text import BOS, EOS, Tokenizer
 

@@ -20,7 +20,8 @@ from regard.interop.common import (
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, as_json
 from regard.interop.name_map import TRANSPOSED, Entry, IgnoredTensors, VocabularyRows, inverse, layered
 from regard.interop.vocabularies import adds_bos, ids_of, read_bpe, write_bpe
-from regard.recipes.schema import GPTSettings, Recipe
+from regard.models.gpt import GPTSettings
+from regard.recipes.schema import Recipe
 from regard.special_tokens import SPECIAL_TOKENS, UNK
 from regard.tensor_io import Tensors
 from regard.text import BOS, EOS, PAD, Tokenizer

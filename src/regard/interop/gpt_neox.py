@@ -14,7 +14,8 @@ from regard.interop.gpt2 import constants, defaults, files
 from regard.interop.hf_folder import HFFolder, TensorInfo
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
 from regard.interop.vocabularies import ids_of
-from regard.recipes.schema import GPTSettings, Recipe
+from regard.models.gpt import GPTSettings
+from regard.recipes.schema import Recipe
 from regard.text import BOS, EOS, PAD, Tokenizer
 
 __all__ = ["canonical", "config", "constants", "defaults", "entries", "files", "ignored", "read", "unsupported"]

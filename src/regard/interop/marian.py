@@ -31,7 +31,8 @@ from regard.interop.vocabularies import (
     write_fast,
     write_sentencepiece,
 )
-from regard.recipes.schema import Recipe, TransformerSettings
+from regard.models.transformer import TransformerSettings
+from regard.recipes.schema import Recipe
 from regard.special_tokens import SPECIAL_TOKENS, UNK
 from regard.tensor_io import Tensors
 from regard.text import BOS, EOS, PAD, Tokenizer

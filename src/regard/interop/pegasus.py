@@ -17,8 +17,9 @@ from regard.interop.hf_folder import Files, HFFolder, TensorInfo
 from regard.interop.marian import canonical, defaults
 from regard.interop.name_map import Entry, IgnoredTensors, layered
 from regard.interop.vocabularies import write_fast
+from regard.models.transformer import TransformerSettings
 from regard.nn.positions import Sinusoidal, SinusoidalSplit
-from regard.recipes.schema import Recipe, TransformerSettings
+from regard.recipes.schema import Recipe
 from regard.special_tokens import BOS, SPECIAL_TOKENS
 from regard.tensor_io import Tensors
 from regard.text import Tokenizer

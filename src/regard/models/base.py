@@ -103,6 +103,11 @@ class SequenceModel(nn.Module):
         """
         raise NotImplementedError  # implemented by each family
 
+    @staticmethod
+    def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights without those of a task's head."""
+        return dict(tensors)
+
     def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Load another run's weights. A family may leave out the head of that run's task."""
         tensor_io.load_into_model(self, tensors, origin)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
@@ -20,13 +22,63 @@ from regard.models.base import SequenceModel
 from regard.nn import losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
-from regard.recipes.schema import BertSettings
+from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
 from regard.special_tokens import EOS
 
 TOKEN_TYPES = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
 INIT_STD = 0.02  # of the vectors that an embedding begins with, as BERT's
 NEG_LOGIT = -30.0  # the logit of what cannot come, beside 0 for what must; finite, so that every score is
+
+
+class BertSettings(SizedSettings):
+    """An encoder alone, that fills in masked tokens, or names the class of a text."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": dict(width=128, heads=2, layers=2, ffn_width=512, dropout=0.1),
+        "mini": dict(width=256, heads=4, layers=4, ffn_width=1024, dropout=0.1),
+        "small": dict(width=512, heads=8, layers=4, ffn_width=2048, dropout=0.1),
+        "base": dict(width=768, heads=12, layers=12, ffn_width=3072, dropout=0.1),
+        "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
+    }
+    USUAL: ClassVar[str] = "mini"
+    TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
+    adds_bos: ClassVar[bool] = True  # a text is classified at this position
+    extra_tags: ClassVar[tuple[str, ...]] = ("<mask>",)
+
+    family: Literal["bert"] = Field("bert", description="the kind of model")
+    size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")
+    task: Literal["fill", "classify"] = Field("fill", description="fill in masked tokens, or name the class of a text")
+    width: int = Field(..., ge=2, description="features of a token")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    layers: int = Field(..., ge=1, description="blocks")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
+    activation: Activation = Field("gelu", description="inside the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="which normalisation")
+    norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
+    norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    positions: PositionsName = Field(
+        "learned", description="position encoding; rotary and relative act inside the attention"
+    )
+    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
+    max_positions: int = Field(512, ge=2, description="longest text in tokens")
+    pooling: Literal["mean", "first"] = Field(
+        "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
+    )
+    mask_prob: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("masked-lm",) if self.task == "fill" else ("classification",)
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.layers, 0
+
+    def in_words(self) -> str:
+        return "BERT"
 
 
 class BertEmbedding(nn.Module):

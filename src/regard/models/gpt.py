@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps
@@ -23,11 +24,63 @@ from regard.models.decoder_state import DecoderState, StaticShape
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
-from regard.recipes.schema import GPTSettings
-from regard.registry import MASKS, MODELS
+from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
+from regard.registry import MASKS, MODELS, NameIn
 
 NEG_LOGIT = -1e4  # of tokens that are never predicted; finite, so that losses with label smoothing are finite
 INIT_STD = 0.02  # standard deviation of initial weights, as in GPT-2
+
+
+class GPTSettings(SizedSettings):
+    """A decoder alone, that continues text (or, given pairs, writes the target after the source)."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        # gpt2 and its larger sisters as in "Language Models are Unsupervised Multitask Learners", table 2
+        "nano": dict(width=128, heads=4, layers=4, ffn_width=512, max_positions=64, dropout=0.0),
+        "mini": dict(width=384, heads=6, layers=6, ffn_width=1536, max_positions=256, dropout=0.2),
+        "gpt2": dict(width=768, heads=12, layers=12, ffn_width=3072, max_positions=1024, dropout=0.1),
+        "gpt2-medium": dict(width=1024, heads=16, layers=24, ffn_width=4096, max_positions=1024, dropout=0.1),
+        "gpt2-large": dict(width=1280, heads=20, layers=36, ffn_width=5120, max_positions=1024, dropout=0.1),
+        "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
+    }
+    USUAL: ClassVar[str] = "mini"
+    TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
+    shares_context: ClassVar[bool] = True
+
+    family: Literal["gpt"] = Field("gpt", description="the kind of model")
+    size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(
+        "mini", description="a preset for the fields below"
+    )
+    width: int = Field(..., ge=2, description="features of a token")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    layers: int = Field(..., ge=1, description="blocks")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
+    activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    positions: PositionsName = Field(
+        "learned", description="position encoding; rotary and relative act inside the attention"
+    )
+    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
+    max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
+    tie_embeddings: bool = Field(True, description="output projection = embedding")
+    scale_embeddings: bool = Field(False, description="multiply token vectors by sqrt(width)")
+    mask: Annotated[str, NameIn(MASKS)] = Field(
+        "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
+    )
+    mask_size: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
+    memory_size: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
+    unused: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="ids that are never predicted: those that an imported model did not have"
+    )
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return 0, self.layers
+
+    def in_words(self) -> str:
+        return "GPT"
 
 
 def sparse_mask(settings: GPTSettings) -> Mask | None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from regard import taps
@@ -33,8 +35,85 @@ from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape
 from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
-from regard.recipes.schema import RecurrentSettings
+from regard.recipes.schema import ScoreName, SizedSettings
 from regard.registry import MODELS, SCORES
+
+
+class RecurrentSettings(SizedSettings):
+    """A recurrent encoder-decoder, with attention or with everything squeezed through one vector."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": dict(width=128, encoder_width=128, embedding=128, encoder_layers=1, decoder_layers=1, dropout=0.1),
+        "small": dict(width=256, encoder_width=256, embedding=256, encoder_layers=2, decoder_layers=2, dropout=0.2),
+        "base": dict(width=512, encoder_width=512, embedding=512, encoder_layers=2, decoder_layers=2, dropout=0.3),
+    }
+    USUAL: ClassVar[str] = "small"
+    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
+
+    family: Literal["recurrent"] = Field("recurrent", description="the kind of model")
+    size: Literal["tiny", "small", "base"] = Field("small", description="a preset for the fields below")
+    cell: Literal["lstm", "gru"] = Field("lstm", description="the recurrent cell")
+    width: int = Field(..., ge=2, description="features of the decoder's state")
+    encoder_width: int = Field(..., ge=2, description="features of the encoder's state, both directions together")
+    embedding: int = Field(..., ge=2, description="features of a token")
+    encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
+    decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
+    bidirectional: bool = Field(True, description="read the source from both ends")
+    attention: Literal["none", "bahdanau", "luong", "multihead"] = Field(
+        "bahdanau",
+        description="to the source: before each step, with the last state (bahdanau), or after it (luong, multihead)",
+    )
+    score: ScoreName | None = Field(
+        None, description="how attention compares states; not set: additive (bahdanau), dot (luong) or scaled-dot"
+    )
+    heads: int = Field(4, ge=1, description='heads of attention = "multihead"; they share the width')
+    feed: Literal["start", "every"] = Field(
+        "start", description='the source vector starts the decoder, or is also fed to it at "every" step'
+    )
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
+    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
+    tie_embeddings: bool = Field(
+        True, description="output projection = target embedding (= source embedding if shared)"
+    )
+
+    @model_validator(mode="after")
+    def _heads_share(self) -> RecurrentSettings:  # only where there are heads
+        if self.attention == "multihead" and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+    @model_validator(mode="after")
+    def _directions_share(self) -> RecurrentSettings:
+        if self.bidirectional and self.encoder_width % 2:
+            raise ValueError(f"encoder_width {self.encoder_width} is odd: two directions share it")
+        return self
+
+    @model_validator(mode="after")
+    def _states_compare(self) -> RecurrentSettings:
+        if self.attention == "none" and self.score is not None:
+            raise ValueError('attention = "none" has no score')
+        one_head = self.attention in ("bahdanau", "luong")
+        if one_head and self.width != self.encoder_width and SCORES[self.attention_score].equal_widths:
+            others = [name for name, score in SCORES.items() if not score.equal_widths]
+            raise ValueError(
+                f'score = "{self.attention_score}" needs width = encoder_width '
+                f'({", ".join(others)} and attention = "multihead" do not)'
+            )
+        return self
+
+    @property
+    def attention_score(self) -> str:
+        """The name of the score: `score`, or the usual one of this attention."""
+        return self.score or {"bahdanau": "additive", "luong": "dot"}.get(self.attention, "scaled-dot")
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.encoder_layers, self.decoder_layers
+
+    def in_words(self) -> str:
+        if self.attention == "none":
+            return f"{self.cell.upper()}, {'context fed' if self.feed == 'every' else 'no attention'}"
+        return f"{self.cell.upper()}, {'multihead' if self.attention == 'multihead' else self.attention_score}"
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

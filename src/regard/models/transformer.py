@@ -5,10 +5,11 @@ Shapes: T target tokens and S source tokens of packed batches, D width, V vocabu
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps
@@ -18,8 +19,56 @@ from regard.models.decoder_state import DecoderState, StaticShape
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
-from regard.recipes.schema import TransformerSettings
-from regard.registry import MODELS
+from regard.recipes.schema import Activation, ScoreName, SizedSettings
+from regard.registry import MODELS, NORMS, POSITIONS, NameIn
+
+
+class TransformerSettings(SizedSettings):
+    """The encoder-decoder of "Attention Is All You Need"."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        # base and big are those of "Attention Is All You Need", table 3
+        "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, ffn_width=512, dropout=0.1),
+        "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, ffn_width=1024, dropout=0.1),
+        "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, ffn_width=2048, dropout=0.1),
+        "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, ffn_width=4096, dropout=0.3),
+    }
+    USUAL: ClassVar[str] = "small"
+    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
+
+    family: Literal["transformer"] = Field("transformer", description="the kind of model")
+    size: Literal["tiny", "small", "base", "big"] = Field("small", description="a preset for the fields below")
+    width: int = Field(..., ge=2, description="features of a token")
+    heads: int = Field(..., ge=1, description="attention heads; they share the width")
+    encoder_layers: int = Field(..., ge=1, description="blocks that read the source")
+    decoder_layers: int = Field(..., ge=1, description="blocks that write the target")
+    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
+    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
+    activation: Activation = Field("relu", description="inside the feed-forward layers")
+    se_dim: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
+    norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="which normalisation")
+    norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
+    qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
+    zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
+    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    cross_score: ScoreName | None = Field(None, description="of the attention to the source; not set: as score")
+    positions: Annotated[str, NameIn(POSITIONS)] = Field(
+        "sinusoidal", description="position encoding; rotary and relative act inside the self-attention"
+    )
+    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
+    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
+    tie_embeddings: bool = Field(
+        True, description="output projection = target embedding (= source embedding if shared)"
+    )
+    scale_embeddings: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
+    output_bias: bool = Field(False, description="a bias on the logits")
+
+    @property
+    def encoder_decoder_layers(self) -> tuple[int, int]:
+        return self.encoder_layers, self.decoder_layers
+
+    def in_words(self) -> str:
+        return "Transformer"
 
 
 @MODELS.register("transformer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,29 @@ from torch import Tensor, nn
 from regard import taps
 from regard.dropout import dropout
 from regard.nn import positions
-from regard.recipes.schema import GPTSettings, TransformerSettings
+
+
+class EmbeddingSettings(Protocol):
+    """What an embedding reads of a family's settings."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def position_base(self) -> float: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def scale_embeddings(self) -> bool: ...
 
 
 class TokenEmbedding(nn.Module):
     """dropout(E[id] · sqrt(D) + position encoding); the factor only with `scale_embeddings`."""
 
-    def __init__(self, vocabulary: int, settings: TransformerSettings | GPTSettings) -> None:
+    def __init__(self, vocabulary: int, settings: EmbeddingSettings) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(vocabulary, settings.width))
         nn.init.normal_(self.table, std=1 / math.sqrt(settings.width))

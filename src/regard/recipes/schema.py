@@ -22,7 +22,6 @@ from pydantic_core import CoreSchema
 from regard.registry import (
     ACTIVATIONS,
     CORPORA,
-    MASKS,
     MODELS,
     NORMS,
     OPTIMIZERS,
@@ -157,11 +156,6 @@ class DataSettings(Corpus):
         """Whether the data are texts, which tokenizers read."""
         return self.kind in ("pairs", "text")
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the recipe trains on plain text, not on pairs."""
-        return self.kind == "text"
-
 
 Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece"]
 
@@ -247,233 +241,6 @@ class SizedSettings(SettingsModel):
         if positions in ("rotary", "relative") and getattr(self, "score", None) != "scaled-dot":
             raise ValueError(f'{positions} positions are part of a scaled dot product: score must be "scaled-dot"')
         return self
-
-
-class TransformerSettings(SizedSettings):
-    """The encoder-decoder of "Attention Is All You Need"."""
-
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        # base and big are those of "Attention Is All You Need", table 3
-        "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, ffn_width=512, dropout=0.1),
-        "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, ffn_width=1024, dropout=0.1),
-        "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, ffn_width=2048, dropout=0.1),
-        "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, ffn_width=4096, dropout=0.3),
-    }
-    USUAL: ClassVar[str] = "small"
-    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
-
-    family: Literal["transformer"] = Field("transformer", description="the kind of model")
-    size: Literal["tiny", "small", "base", "big"] = Field("small", description="a preset for the fields below")
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    encoder_layers: int = Field(..., ge=1, description="blocks that read the source")
-    decoder_layers: int = Field(..., ge=1, description="blocks that write the target")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("relu", description="inside the feed-forward layers")
-    se_dim: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
-    norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="which normalisation")
-    norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
-    qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
-    zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
-    cross_score: ScoreName | None = Field(None, description="of the attention to the source; not set: as score")
-    positions: Annotated[str, NameIn(POSITIONS)] = Field(
-        "sinusoidal", description="position encoding; rotary and relative act inside the self-attention"
-    )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
-    tie_embeddings: bool = Field(
-        True, description="output projection = target embedding (= source embedding if shared)"
-    )
-    scale_embeddings: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
-    output_bias: bool = Field(False, description="a bias on the logits")
-
-    @property
-    def encoder_decoder_layers(self) -> tuple[int, int]:
-        return self.encoder_layers, self.decoder_layers
-
-    def in_words(self) -> str:
-        return "Transformer"
-
-
-class RecurrentSettings(SizedSettings):
-    """A recurrent encoder-decoder, with attention or with everything squeezed through one vector."""
-
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "tiny": dict(width=128, encoder_width=128, embedding=128, encoder_layers=1, decoder_layers=1, dropout=0.1),
-        "small": dict(width=256, encoder_width=256, embedding=256, encoder_layers=2, decoder_layers=2, dropout=0.2),
-        "base": dict(width=512, encoder_width=512, embedding=512, encoder_layers=2, decoder_layers=2, dropout=0.3),
-    }
-    USUAL: ClassVar[str] = "small"
-    TASKS: ClassVar[tuple[str, ...]] = ("translation",)
-
-    family: Literal["recurrent"] = Field("recurrent", description="the kind of model")
-    size: Literal["tiny", "small", "base"] = Field("small", description="a preset for the fields below")
-    cell: Literal["lstm", "gru"] = Field("lstm", description="the recurrent cell")
-    width: int = Field(..., ge=2, description="features of the decoder's state")
-    encoder_width: int = Field(..., ge=2, description="features of the encoder's state, both directions together")
-    embedding: int = Field(..., ge=2, description="features of a token")
-    encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
-    decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
-    bidirectional: bool = Field(True, description="read the source from both ends")
-    attention: Literal["none", "bahdanau", "luong", "multihead"] = Field(
-        "bahdanau",
-        description="to the source: before each step, with the last state (bahdanau), or after it (luong, multihead)",
-    )
-    score: ScoreName | None = Field(
-        None, description="how attention compares states; not set: additive (bahdanau), dot (luong) or scaled-dot"
-    )
-    heads: int = Field(4, ge=1, description='heads of attention = "multihead"; they share the width')
-    feed: Literal["start", "every"] = Field(
-        "start", description='the source vector starts the decoder, or is also fed to it at "every" step'
-    )
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
-    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
-    tie_embeddings: bool = Field(
-        True, description="output projection = target embedding (= source embedding if shared)"
-    )
-
-    @model_validator(mode="after")
-    def _heads_share(self) -> RecurrentSettings:  # only where there are heads
-        if self.attention == "multihead" and self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
-
-    @model_validator(mode="after")
-    def _directions_share(self) -> RecurrentSettings:
-        if self.bidirectional and self.encoder_width % 2:
-            raise ValueError(f"encoder_width {self.encoder_width} is odd: two directions share it")
-        return self
-
-    @model_validator(mode="after")
-    def _states_compare(self) -> RecurrentSettings:
-        if self.attention == "none" and self.score is not None:
-            raise ValueError('attention = "none" has no score')
-        one_head = self.attention in ("bahdanau", "luong")
-        if one_head and self.width != self.encoder_width and SCORES[self.attention_score].equal_widths:
-            others = [name for name, score in SCORES.items() if not score.equal_widths]
-            raise ValueError(
-                f'score = "{self.attention_score}" needs width = encoder_width '
-                f'({", ".join(others)} and attention = "multihead" do not)'
-            )
-        return self
-
-    @property
-    def attention_score(self) -> str:
-        """The name of the score: `score`, or the usual one of this attention."""
-        return self.score or {"bahdanau": "additive", "luong": "dot"}.get(self.attention, "scaled-dot")
-
-    @property
-    def encoder_decoder_layers(self) -> tuple[int, int]:
-        return self.encoder_layers, self.decoder_layers
-
-    def in_words(self) -> str:
-        if self.attention == "none":
-            return f"{self.cell.upper()}, {'context fed' if self.feed == 'every' else 'no attention'}"
-        return f"{self.cell.upper()}, {'multihead' if self.attention == 'multihead' else self.attention_score}"
-
-
-class GPTSettings(SizedSettings):
-    """A decoder alone, that continues text (or, given pairs, writes the target after the source)."""
-
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        # gpt2 and its larger sisters as in "Language Models are Unsupervised Multitask Learners", table 2
-        "nano": dict(width=128, heads=4, layers=4, ffn_width=512, max_positions=64, dropout=0.0),
-        "mini": dict(width=384, heads=6, layers=6, ffn_width=1536, max_positions=256, dropout=0.2),
-        "gpt2": dict(width=768, heads=12, layers=12, ffn_width=3072, max_positions=1024, dropout=0.1),
-        "gpt2-medium": dict(width=1024, heads=16, layers=24, ffn_width=4096, max_positions=1024, dropout=0.1),
-        "gpt2-large": dict(width=1280, heads=20, layers=36, ffn_width=5120, max_positions=1024, dropout=0.1),
-        "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
-    }
-    USUAL: ClassVar[str] = "mini"
-    TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
-    shares_context: ClassVar[bool] = True
-
-    family: Literal["gpt"] = Field("gpt", description="the kind of model")
-    size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(
-        "mini", description="a preset for the fields below"
-    )
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    layers: int = Field(..., ge=1, description="blocks")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
-    positions: PositionsName = Field(
-        "learned", description="position encoding; rotary and relative act inside the attention"
-    )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
-    tie_embeddings: bool = Field(True, description="output projection = embedding")
-    scale_embeddings: bool = Field(False, description="multiply token vectors by sqrt(width)")
-    mask: Annotated[str, NameIn(MASKS)] = Field(
-        "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
-    )
-    mask_size: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
-    memory_size: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
-    unused: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="ids that are never predicted: those that an imported model did not have"
-    )
-
-    @property
-    def encoder_decoder_layers(self) -> tuple[int, int]:
-        return 0, self.layers
-
-    def in_words(self) -> str:
-        return "GPT"
-
-
-class BertSettings(SizedSettings):
-    """An encoder alone, that fills in masked tokens, or names the class of a text."""
-
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "tiny": dict(width=128, heads=2, layers=2, ffn_width=512, dropout=0.1),
-        "mini": dict(width=256, heads=4, layers=4, ffn_width=1024, dropout=0.1),
-        "small": dict(width=512, heads=8, layers=4, ffn_width=2048, dropout=0.1),
-        "base": dict(width=768, heads=12, layers=12, ffn_width=3072, dropout=0.1),
-        "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
-    }
-    USUAL: ClassVar[str] = "mini"
-    TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
-    adds_bos: ClassVar[bool] = True  # a text is classified at this position
-    extra_tags: ClassVar[tuple[str, ...]] = ("<mask>",)
-
-    family: Literal["bert"] = Field("bert", description="the kind of model")
-    size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")
-    task: Literal["fill", "classify"] = Field("fill", description="fill in masked tokens, or name the class of a text")
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    layers: int = Field(..., ge=1, description="blocks")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("gelu", description="inside the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="which normalisation")
-    norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
-    norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
-    positions: PositionsName = Field(
-        "learned", description="position encoding; rotary and relative act inside the attention"
-    )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(512, ge=2, description="longest text in tokens")
-    pooling: Literal["mean", "first"] = Field(
-        "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
-    )
-    mask_prob: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return ("masked-lm",) if self.task == "fill" else ("classification",)
-
-    @property
-    def encoder_decoder_layers(self) -> tuple[int, int]:
-        return self.layers, 0
-
-    def in_words(self) -> str:
-        return "BERT"
 
 
 def families() -> dict[str, type[SizedSettings]]:
@@ -585,16 +352,6 @@ class Recipe(SettingsModel):
     model: ModelSettings = Field(default_factory=lambda: families()["transformer"].model_validate({}))
     training: TrainingSettings = Field(default_factory=lambda: TrainingSettings())
     decoding: DecodingSettings = Field(default_factory=lambda: DecodingSettings())
-
-    @property
-    def fills(self) -> bool:
-        """Whether the model fills in gaps, and writes nothing."""
-        return isinstance(self.model, BertSettings) and self.model.task == "fill"
-
-    @property
-    def classifies(self) -> bool:
-        """Whether what the model writes is the name of a class."""
-        return isinstance(self.model, BertSettings) and self.model.task == "classify"
 
     @model_validator(mode="after")
     def _readings_differ(self) -> Recipe:

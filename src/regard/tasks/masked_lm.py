@@ -13,8 +13,9 @@ from regard.data.packing import BatchStream, generator, sentence_batches
 from regard.decoding.fill_mask import MaskFiller
 from regard.metrics.masked_lm import score_masks
 from regard.models import SequenceModel
+from regard.models.bert import BertSettings
 from regard.packed import SeqBatch
-from regard.recipes.schema import BertSettings, Recipe
+from regard.recipes.schema import Recipe
 from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, TraceSpec

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from regard.models.bert import BertSettings
+from regard.models.gpt import GPTSettings
+from regard.models.recurrent import RecurrentSettings
+from regard.models.transformer import TransformerSettings
 from regard.packed import SeqBatch
-from regard.recipes.schema import BertSettings, GPTSettings, ModelSettings, RecurrentSettings, TransformerSettings
+from regard.recipes.schema import ModelSettings
 
 BACKWARD = 2  # the gradients of both factors of a product cost twice the product
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import tensor_io
+from regard import tasks, tensor_io
 from regard.data.corpora import corpora
 from regard.data.token_cache import learn_target_tokenizer, learn_tokenizers, tags_of
 from regard.errors import UserError
 from regard.models import SequenceModel
-from regard.models.bert import Bert
 from regard.recipes import differences
 from regard.recipes.schema import DataSettings, Recipe
 from regard.recipes.to_toml import shown
@@ -23,7 +22,7 @@ from regard.run_dir import RunDir
 from regard.text import Tokenizer
 from regard.training.progress import Reporter
 
-VOCABULARY_TENSORS = (  # one row a token, the first three of the source or of the target, by their names
+VOCABULARY_TENSORS = (  # one row per token of the source or of the target vocabulary
     "source_embedding.table",
     "target_embedding.table",
     "embedding.table",
@@ -31,16 +30,17 @@ VOCABULARY_TENSORS = (  # one row a token, the first three of the source or of t
     "output_bias",
     "mlm_head.bias",
 )
-NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.mask_prob", "model.task"}  # what weights fit whatever it is
-NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # and what they compute does not depend on
+NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.mask_prob", "model.task"}  # weights fit whatever these are
+NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # nor does what they compute depend on these
 
 
 def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
-    """Another run's, with the tags that are new; or learnt.
+    """The tokenizers of another run, with new tags added; without another run, newly trained ones.
 
-    Where that run had one for both sides and this one has two, the target's is learnt. Classes are always learnt; if
-    they turn out to be that run's, they keep its order, so that its head fits.
+    Where that run had one for both sides and this one has two, the target's is trained. Classes are always read from
+    the data; if they are that run's classes, they keep its order, so that its head fits.
     """
+    classes = _predicts_classes(recipe)
     if origin is None:
         reporter.say("learning the vocabulary")
         return learn_tokenizers(recipe)
@@ -53,16 +53,16 @@ def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tup
         both = _tagged(source, [*source_tags, *target_tags], recipe, reporter)
         return both, both.target_side()
     source = _tagged(source, source_tags, recipe, reporter)
-    if not origin.recipe.text.shared and not recipe.classifies:
+    if not origin.recipe.text.shared and not classes:
         return source, _tagged(theirs, target_tags, recipe, reporter)
     reporter.say("learning the target's vocabulary")
     target = learn_target_tokenizer(recipe)
-    same = origin.recipe.classifies and _words(theirs) == _words(target)
+    same = _predicts_classes(origin.recipe) and _words(theirs) == _words(target)
     return source, theirs if same else target
 
 
 def _say_whose(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
-    """Say where the vocabulary comes from, and which settings have no effect therefore."""
+    """Report where the vocabulary comes from, and which settings have no effect for that reason."""
     changed = differences(origin.recipe, recipe)
     idle = [
         f"text.{key} = {shown(changed[f'text.{key}'][1])}"
@@ -76,7 +76,7 @@ def _say_whose(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
 
 
 def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: Reporter) -> Tokenizer:
-    """The tokenizer with the tags that it lacks."""
+    """Add the tags that a tokenizer lacks."""
     new = [tag for tag in dict.fromkeys(wanted) if tag not in tokenizer.tags]
     if not new:
         return tokenizer
@@ -87,23 +87,22 @@ def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: R
 
 
 def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
-    """The tags and the pieces of a tokenizer, whatever the order of these."""
+    """The tags and the sorted tokens of a tokenizer."""
     return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
 
 
 def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
-    """Take another run's weights; to tell other classes apart, all but its head. Whether all of them were taken."""
+    """Load another run's weights, for other classes without its head; return whether all of them were loaded."""
     theirs, own = origin.recipe, run.recipe
-    if theirs.model.family != own.model.family:
-        raise UserError(
-            f"the weights of {origin.path} do not fit this model: model.family is {theirs.model.family} there and "
-            f"{own.model.family} here"
-        )
-    tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
-    if own.classifies and theirs.classifies and run.tokenizers[1].to_json() != origin.tokenizers[1].to_json():
-        reporter.say(f"the classes are not those of {origin.path}: the head that tells them apart begins afresh")
-        tensors = Bert.body(tensors)
     changed = {key: pair for key, pair in differences(theirs, own).items() if key.startswith("model.")}
+    if "model.family" in changed:
+        family = _listed({"model.family": changed["model.family"]}).replace('"', "")
+        raise UserError(f"the weights of {origin.path} do not fit this model: {family}")
+    classes, their_classes = _predicts_classes(own), _predicts_classes(theirs)
+    tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
+    if classes and their_classes and _class_names(run) != _class_names(origin):
+        reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
+        tensors = model.body(tensors)
     try:
         model.init_from(_with_tags(tensors, origin, run), origin.best)
     except UserError as error:
@@ -117,7 +116,16 @@ def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Repo
     others = {key: pair for key, pair in changed.items() if key not in NO_MATTER}
     if others:
         reporter.say(f"warning: the weights of {origin.path} were trained with other settings: {_listed(others)}")
-    return not own.classifies or (theirs.classifies and "classifier.out.bias" in tensors)
+    return not classes or (their_classes and len(model.body(tensors)) < len(tensors))
+
+
+def _predicts_classes(recipe: Recipe) -> bool:
+    return tasks.of(recipe).output == "class"
+
+
+def _class_names(run: RunDir) -> object:
+    """What tells the classes of one run from those of another."""
+    return run.classes or run.tokenizers[1].to_json()
 
 
 def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -125,13 +133,14 @@ def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _with_tags(tensors: Mapping[str, Tensor], origin: RunDir, run: RunDir) -> dict[str, Tensor]:
-    """Weights with a row more for every new tag where rows are tokens: the mean of the rows that are there.
+    """Add a row for every new tag to the tensors whose rows are tokens: the mean of the other rows.
 
-    A new tag then says nothing at first, and the model does what it did before.
+    A new tag then carries no information at first, and the model computes what it did before.
     """
     grown = dict(tensors)
+    source_only = _predicts_classes(run.recipe)  # then the target vocabulary has no embedding
     for name in grown.keys() & set(VOCABULARY_TENSORS):
-        side = 0 if name.startswith("source_") or run.recipe.model.family == "bert" else 1
+        side = 0 if name.startswith("source_") or source_only else 1
         before, now = origin.tokenizers[side], run.tokenizers[side]
         new, rows = len(now.tags) - len(before.tags), grown[name]
         if new > 0 and now.tags[: len(before.tags)] == before.tags and len(rows) == len(before):
@@ -141,7 +150,7 @@ def _with_tags(tensors: Mapping[str, Tensor], origin: RunDir, run: RunDir) -> di
 
 
 def warn_of_old_held_out(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
-    """Warn where the training data are new and the held-out files are still the other run's."""
+    """Warn if the training data are new but the held-out files are still the other run's."""
     data, theirs = recipe.data, origin.recipe.data
     if _training_data(data) == _training_data(theirs):
         return
@@ -168,5 +177,5 @@ def _training_data(data: DataSettings) -> list[list[str | None]]:
 
 
 def _paths(names: list[str], data: DataSettings) -> list[str]:
-    """Absolute paths, whether or not there are such files: those of the other run may be gone."""
+    """Absolute paths; the files of the other run need not exist any more."""
     return [os.path.abspath(Path(data.folder or ".") / Path(name).expanduser()) for name in names]
