@@ -63,6 +63,7 @@ def test_the_built_in_recipes_are_these_and_each_says_what_it_is_for():
         "reverse",
         "shakespeare",
         "shakespeare-cpu",
+        "shapes",
         "sort",
         "sst2",
         "stories",

@@ -22,7 +22,7 @@ SIZE = 24  # pixels of a side
 COLOURS = {"red": (0.9, 0.2, 0.2), "green": (0.2, 0.8, 0.3), "blue": (0.25, 0.35, 0.95)}
 SHAPES = ("circle", "square", "triangle", "cross")
 CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
-SPLITS = {"train": (0, 6000), "valid": (1, 600), "test": (2, 600)}  # seed and number of images
+SPLITS = {"train": (0, 12000), "valid": (1, 600), "test": (2, 600)}  # seed and number of images
 Image = npt.NDArray[np.float32]  # [SIZE, SIZE, 3], from 0 to 1
 
 
