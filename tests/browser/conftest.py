@@ -1,8 +1,8 @@
-"""A real browser, a real server, and tiny models for it to show.
+"""A browser, a server, and tiny models.
 
-`site` serves four tiny runs, one a family; `visit(view, **fields)` opens a view and waits until it is drawn, on a page
-that all tests share, or on the test's own if it asks for a `page`. A test fails if an error was written to the console
-or anything was asked of another machine.
+`site` serves four tiny runs of different families; `visit(view, **fields)` opens a view and waits until it is drawn, in
+a page that all tests share, or in the test's own `page`. A test fails if an error was written to the console or another
+machine was contacted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 CI = os.environ.get("CI") == "true"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NEAR = ("127.0.0.1", "localhost")
-ELSEWHERE = {"view": "align", "run": "tiny-gpt", "text": "nothing to see"}  # where a page rests between two views
+ELSEWHERE = {
+    "view": "align",
+    "run": "tiny-gpt",
+    "text": "nothing to see",
+}  # the address of the shared page between two views
 
-# To another address without loading the page again, with nothing left of what was drawn or said before.
-LED = """address => {
+# Changes the address without reloading the page, after clearing what was drawn and announced.
+NAVIGATE = """address => {
     delete document.querySelector("main").dataset.ready;
     document.querySelector("#live").textContent = "";
     location.hash = address;
@@ -37,14 +41,14 @@ LED = """address => {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker takes all browser tests, so that models are trained and the browser is started once."""
+    """Run all browser tests in one worker, so that models are trained and the browser is started once."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
-def wanting(why: str) -> None:
-    """A part that is missing: on a user's machine a reason to skip, where everything must run a failure."""
+def missing(why: str) -> None:
+    """Report a missing dependency: a failure in CI, elsewhere a reason to skip."""
     if CI:
         pytest.fail(why)
     pytest.skip(why)
@@ -57,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         import fastapi  # noqa: F401
     except ImportError:
-        wanting("the page needs fastapi (regard[serve])")
+        missing("the page needs fastapi (regard[serve])")
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("site")
     runs = {name: make(folder / name, settings).path for name, settings in TINY.items()}
@@ -70,10 +74,10 @@ def browser() -> Iterator[Browser]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        wanting("browser tests need the playwright package (regard[dev])")
+        missing("browser tests need the playwright package (regard[dev])")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        wanting(f"browser tests need one of {', '.join(BROWSERS)}")
+        missing(f"browser tests need one of {', '.join(BROWSERS)}")
     rooted = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(
@@ -85,35 +89,35 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def noted() -> list[str]:
-    """What went wrong on any page, as it goes wrong."""
+    """Errors on any page."""
     return []
 
 
 @pytest.fixture
 def troubles(noted: list[str]) -> Iterator[list[str]]:
-    """What went wrong on the pages of this test; one that provokes something takes it out again."""
+    """Errors on the pages of this test; a test that provokes one removes it."""
     noted.clear()
     yield noted
     assert not noted, "\n".join(noted)
 
 
-def _watched(browser: Browser, noted: list[str], width: int = 1280, **options: Any) -> Page:
-    """A page in a window of its own, whose troubles are noted."""
+def _open_page(browser: Browser, noted: list[str], width: int = 1280, **options: Any) -> Page:
+    """Open a page in its own window, and collect its errors."""
     page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
     page.set_default_timeout(PATIENCE * 1000)
     page.on("console", lambda said: said.type in ("error", "warning") and noted.append(f"console: {said.text}"))
     page.on("pageerror", lambda error: noted.append(f"error: {error}"))
-    page.on("request", lambda asked: _is_far(asked.url) and noted.append(f"asked {asked.url}"))
+    page.on("request", lambda asked: _is_remote(asked.url) and noted.append(f"asked {asked.url}"))
     return page
 
 
 @pytest.fixture
 def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Page]]:
-    """`new_page(width=360, color_scheme="dark")`: a page with nothing of another test in it."""
+    """`new_page(width=360, color_scheme="dark")`: a page of this test only."""
     pages: list[Page] = []
 
     def make(**options: Any) -> Page:
-        pages.append(_watched(browser, troubles, **options))
+        pages.append(_open_page(browser, troubles, **options))
         return pages[-1]
 
     yield make
@@ -122,7 +126,7 @@ def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Pa
         page.context.close()
 
 
-def _is_far(url: str) -> bool:
+def _is_remote(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname not in NEAR
 
@@ -134,7 +138,7 @@ def page(new_page: Callable[..., Page]) -> Page:
 
 @pytest.fixture(scope="session")
 def shared_page(browser: Browser, noted: list[str]) -> Iterator[Page]:
-    page = _watched(browser, noted, color_scheme="light")
+    page = _open_page(browser, noted, color_scheme="light")
     yield page
     page.context.close()
 
@@ -143,7 +147,7 @@ def shared_page(browser: Browser, noted: list[str]) -> Iterator[Page]:
 def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Visit:
     """`visit("align", run="tiny-gpt", head=2)` opens that view, and waits until it is drawn.
 
-    A page that is at the site already is led there by its address, as by a link of its own; `afresh` loads it anew.
+    A page that shows the site already only changes its address, as by a link; `afresh` reloads it.
     """
     usual: Page = request.getfixturevalue("page" if "page" in request.fixturenames else "shared_page")
 
@@ -153,9 +157,9 @@ def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Vi
             on.goto("about:blank")
             on.goto(f"{at}#{wanted}")
         else:
-            on.mouse.move(0, 0)  # so that it points at nothing
+            on.mouse.move(0, 0)  # away from all elements
             for address, there in ((urlencode(ELSEWHERE), ELSEWHERE["view"]), (wanted, view)):
-                on.evaluate(LED, address)
+                on.evaluate(NAVIGATE, address)
                 on.wait_for_selector(f"main[data-ready={there}]")
         on.wait_for_selector(f"main[data-ready={view}]")
         return on

@@ -1,4 +1,4 @@
-"""How tests read the page: what it announced, the colours of its cells, its tables."""
+"""Helpers that read the page: announcements, the colours of cells, tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PATIENCE = 60.0  # seconds; a busy machine is no fault of the page
+PATIENCE = 60.0  # seconds, for busy machines
 SENTENCE = "this cat is very large"
 VIEWS = ("align", "heads", "compare", "walk", "changes", "explain", "positions")
 
-# The pixels of a canvas, read from a copy that is meant to be read.
+# The pixels of a canvas, read from a copy with `willReadFrequently`.
 COPIED = """(canvas) => {
     const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
     copy.drawImage(canvas, 0, 0);
@@ -29,32 +29,32 @@ Visit = Callable[..., "Page"]
 
 @dataclass(frozen=True)
 class Site:
-    """A live server: its address, and the folders of the runs it shows by their ids."""
+    """A live server: its address, and the run directories by id."""
 
     address: str
     runs: dict[str, Path]
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Waits for something that the page does in its own time."""
+    """Wait until a condition is true."""
     end = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"timed out waiting for {what}"
         time.sleep(0.05)
 
 
 def holds(page: Page, expression: str) -> None:
-    """Waits until a JavaScript expression is true; the page's own policy lets no other waiting be put into it."""
+    """Wait until a JavaScript expression is true; the page's policy forbids Playwright's own waiting function."""
     until(lambda: bool(page.evaluate(expression)), expression)
 
 
 def settled(page: Page) -> None:
-    """Waits until what the page has put on the screen is drawn: maps are, when they are given their room."""
+    """Wait until heat maps are drawn, which happens on their first resize."""
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def slowness() -> float:
-    """How many times longer work takes here than it would if this machine had nothing else to do: at least 1."""
+    """Measure how many times longer work takes than on an idle machine; at least 1."""
     wall, own = time.perf_counter(), time.process_time()
     while (spent := time.process_time() - own) < 0.3:
         pass
@@ -62,18 +62,18 @@ def slowness() -> float:
 
 
 def announced(page: Page) -> str:
-    """What the page last said to those who cannot see it."""
+    """Return the last announcement for screen readers."""
     return page.text_content("#live") or ""
 
 
 def cells(page: Page, where: str = "main") -> np.ndarray:
-    """The colours of the cells of the first map there, [rows, columns, 3], read off its canvas.
+    """Return the colours of the cells of the first map, [rows, columns, 3], from its canvas.
 
-    Each is read left of the middle, where no number is written.
+    A cell is read left of its centre, where it has no number.
     """
     read = f"""async (canvas) => {{
         const frame = () => new Promise((done) => requestAnimationFrame(done));
-        await frame().then(frame); // a map draws itself when it has been given its room, in the next frame
+        await frame().then(frame); // a map draws on its first resize, in the next frame
         const {{ across, down, rows, columns }} = canvas.dataset;
         const {{ data, width }} = ({COPIED})(canvas);
         const sharp = width / (across * columns);
@@ -86,13 +86,13 @@ def cells(page: Page, where: str = "main") -> np.ndarray:
 
 
 def table(page: Page, where: str = "main") -> list[list[str]]:
-    """The words of the first table there, row by row, with its heading."""
+    """Return the texts of the first table, row by row, with its heading."""
     read = "table => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
     return page.eval_on_selector(f"{where} .table-box table", read)
 
 
 def export(page: Page, kind: str, folder: Path) -> Path:
-    """The file that the Export menu saves."""
+    """Save a file by the Export menu."""
     page.click(".menu summary")
     with page.expect_download() as coming:
         page.click(f".menu-list >> text={kind}")

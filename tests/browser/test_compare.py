@@ -1,4 +1,4 @@
-"""Runs side by side: each its own numbers, cursors linked by word, and how attention formed."""
+"""Runs side by side: the numbers of each, linked cursors, and snapshots of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanations on the page are the library's, for the same seed; and the person at the page is a judge."""
+"""Explanations on the page equal those in Python, for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are replaced while a page is open: it notices, says so, and is never of two at once."""
+"""Weights that are replaced while a page is open: the page reloads, and never mixes old and new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The positions lab shows what `regard.interpret.position_study` computes."""
+"""The positions view shows the results of `regard.interpret.position_study`."""
 
 from __future__ import annotations
 

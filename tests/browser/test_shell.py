@@ -1,4 +1,4 @@
-"""What all views share: the text and its answer, the address, the keyboard, colours, and who may read it."""
+"""What all views share: input and output, the address, the keyboard, colours, accessibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk shows the model's own numbers, and chooses the next token as `regard generate` does."""
+"""The walkthrough shows the numbers of the trace, and samples the next token as `regard generate` does."""
 
 from __future__ import annotations
 
@@ -153,6 +153,12 @@ def test_the_selected_token_has_one_name_in_all_attentions_of_a_block(site: Site
     assert f"predicting {written}," in notes[1]
     marked = page.eval_on_selector_all(".map-label.lit", "all => all.map((label) => label.textContent)")
     assert marked == [selected, selected]
+
+
+def test_every_part_of_a_block_shows_what_it_adds_to_the_residual_stream(visit: Visit) -> None:
+    page = visit("walk", run="tiny-transformer", stage="decoder.0")
+    assert page.locator(".addition h4").all_text_contents() == ["Self-attention", "Cross-attention", "Feed-forward"]
+    assert page.locator(".addition .sum-line").count() == 3
 
 
 def test_tokens_and_ids_are_the_tokenizers(site: Site, visit: Visit) -> None:

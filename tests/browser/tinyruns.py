@@ -1,4 +1,4 @@
-"""What the runs of the browser tests are, and a live server of some."""
+"""The recipes of the browser tests' runs, and a live server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SHORT = {"decoding": {"max_ratio": 1.0, "max_extra": 2}}  # models that learnt nothing never stop by themselves
+SHORT = {"decoding": {"max_ratio": 1.0, "max_extra": 2}}  # untrained models never generate EOS
 PAIRS = {"data": {"corpus": "en-es"}, "text": {"unit": "bpe", "vocabulary": 400, "shared": True}} | SHORT
 TEXTS = {"data": {"corpus": "stories"}, "text": {"unit": "bpe", "vocabulary": 400, "shared": True}} | SHORT
 SMALL = {"width": 16, "heads": 4, "ffn_width": 32, "dropout": 0.0}
@@ -22,7 +22,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def served(paths: list[Path], text: str = "") -> Iterator[str]:
-    """The address of a live server of these runs, with its token."""
+    """Serve these runs; yields the address with the token."""
     from regard.server.serve import open_server
 
     server = open_server(paths, text=text, device="cpu")

@@ -1,4 +1,4 @@
-"""Tiny random runs, and a server of them: called in this process, or listening in a thread."""
+"""Tiny random runs, and their server: called in this process, or listening in a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tiny_runs import make_run
 
-if "CI" not in os.environ:  # where it must be there
+if "CI" not in os.environ:  # CI must have it
     pytest.importorskip("fastapi", reason="the page needs regard[serve]")
 
 from fastapi.testclient import TestClient
@@ -36,13 +36,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def client(runs: list[Path]) -> TestClient:
-    """The application, called as 127.0.0.1."""
+    """A client of the application, with the host name 127.0.0.1."""
     return TestClient(application(runs, text="this cat", device="cpu"), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="session")
 def server(runs: list[Path]) -> Iterator[Server]:
-    """A server that listens, for what only a real connection can show."""
+    """A listening server, for tests that need real connections."""
     made = open_server(runs, device="cpu")
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The server answers with the library's own numbers, and refuses what it should."""
+"""The application returns the same numbers as the Python API, and refuses invalid requests."""
 
 from __future__ import annotations
 

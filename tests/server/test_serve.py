@@ -1,4 +1,4 @@
-"""A real server: many clients at once, clients that hang up, and how it is started and ended."""
+"""A listening server: concurrent clients, clients that disconnect, start and shutdown."""
 
 from __future__ import annotations
 
