@@ -238,9 +238,8 @@ def main() -> None:
     some = batches(given.steps)
     full = np.mean([fill_ratio(batch)["padded"] for batch in some])
     print(heading(given.threads))
-    print(
-        f"\n{sum(b.num_targets for b in some) / len(some):,.0f} target tokens per step; padded batches are {full:.0%} full\n"
-    )
+    each = sum(batch.num_targets for batch in some) / len(some)
+    print(f"\n{each:,.0f} target tokens per step; padded batches are {full:.0%} full\n")
     print(table(measure(given.repeats, given.threads, given.steps, given.held)))
 
 

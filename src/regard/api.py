@@ -16,9 +16,6 @@ import torch
 from regard import tasks
 from regard.arguments import pair_list, require_text, text_list, whole_number
 from regard.data.in_memory import file_of
-from regard.decoding.fill_mask import Filled
-from regard.decoding.generate import Generation
-from regard.decoding.translate import Answer
 from regard.errors import UserError
 from regard.interpret.cross_attention import answer_attention
 from regard.interpret.explain import Sampling
@@ -33,6 +30,9 @@ from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
+from regard.tasks.generator import Generation
+from regard.tasks.mask_filler import Filled
+from regard.tasks.translator import Answer
 from regard.text import EOS, UNK
 from regard.training.setup import train as train_recipe
 from regard.viz import explanations, grid

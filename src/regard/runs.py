@@ -19,9 +19,6 @@ from regard.arguments import whole_number
 from regard.data.corpora import corpora
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
-from regard.decoding.fill_mask import MaskFiller
-from regard.decoding.generate import Generator, generation
-from regard.decoding.translate import Answer, Translator
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.models.ensemble import Ensemble
@@ -29,7 +26,10 @@ from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
 from regard.tasks.classes import ClassTask, Prediction
+from regard.tasks.generator import Generator, generation
+from regard.tasks.mask_filler import MaskFiller
 from regard.tasks.text import encode_pairs, token_batches
+from regard.tasks.translator import Answer, Translator
 from regard.text import Tokenizer
 from regard.text.encode import prefix_ids
 

@@ -139,7 +139,7 @@ def test_bad_lines_can_be_skipped_or_refused(typed, regard, trained, alone, tmp_
 
 def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatch, regard):
     """However slowly it comes, the same lines are translated together."""
-    import regard.decoding.translate as decoding
+    import regard.tasks.translator as decoding
 
     (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
     sizes, translate = [], decoding.Translator.__call__
@@ -162,7 +162,7 @@ def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatc
 @pytest.fixture
 def stops(monkeypatch):
     """Raise an error or a signal when a line is translated; chunks are three lines long."""
-    import regard.decoding.translate as decoding
+    import regard.tasks.translator as decoding
 
     monkeypatch.setattr("regard.cli.inputs.CHUNK_LINES", 3)
     translate = decoding.Translator.__call__

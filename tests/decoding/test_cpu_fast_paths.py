@@ -177,7 +177,7 @@ def test_the_backend_for_few_queries_equals_the_plain_one(masked: bool) -> None:
 def test_translating_imports_neither_training_nor_optional_packages() -> None:
     """`regard translate` is slow to start if it loads what it does not need."""
     code = (
-        "import json, sys, regard.runs, regard.cli.app, regard.decoding.translate, regard.models.transformer;"
+        "import json, sys, regard.runs, regard.cli.app, regard.tasks.translator, regard.models.transformer;"
         "print(json.dumps(sorted(sys.modules)))"
     )
     loaded = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))

@@ -284,7 +284,7 @@ def test_a_body_without_its_head_is_imported_and_exported_with_one(made: Callabl
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "gpt2 narrow, inner 20"])
 def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
-    from regard.decoding.generate import Generator, generation
+    from regard.tasks.generator import Generator, generation
 
     case = made(name)
     settings = generation(case.run.recipe.decoding, method="beam", beam=1)

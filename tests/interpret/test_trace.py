@@ -16,7 +16,6 @@ from torch.nn import functional
 from regard import tensor_io
 from regard.api import Model
 from regard.data.builtin import pairs
-from regard.decoding.translate import Translator
 from regard.errors import UserError
 from regard.interpret.alignments import AttentionView, measure
 from regard.interpret.interventions import parse
@@ -24,6 +23,7 @@ from regard.interpret.recorder import Recorder, intervene
 from regard.interpret.trace import Trace, request_key
 from regard.interpret.trace.stats import describe
 from regard.packed import SeqBatch
+from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, UNK
 from regard.viz.maps import Map
 from tiny_runs import FAMILIES, make_run, text_for

@@ -16,9 +16,9 @@ from families import FIRST_WORD, SEEDS, Case, logits_of
 from torch import Tensor
 
 from regard.decoding import Hypothesis, Report, SearchRequest, score, search
-from regard.decoding.translate import Translator
 from regard.packed import SeqBatch
 from regard.recipes.schema import DecodingSettings
+from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, PAD, Tokenizer
 from regard.text import train as train_tokenizer
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from regard.decoding.generate import Generator
-from regard.decoding.translate import Translator
 from regard.errors import UserError
 from regard.recipes.errors import SettingFault
 from regard.runs import LoadedRun
+from regard.tasks.generator import Generator
+from regard.tasks.translator import Translator
 
 Decoder = TypeVar("Decoder")
 

@@ -12,7 +12,7 @@ from regard.api import load
 from regard.cli import options
 from regard.cli.inputs import Input, Line
 from regard.cli.output import note, text_output
-from regard.decoding.fill_mask import Filled
+from regard.tasks.mask_filler import Filled
 
 
 def fill(

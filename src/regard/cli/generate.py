@@ -14,8 +14,8 @@ from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, Line
 from regard.cli.output import note, text_output
 from regard.cli.progress import progress_bar
-from regard.decoding.generate import Generation, Generator
 from regard.errors import UserError
+from regard.tasks.generator import Generation, Generator
 
 SEPARATOR = "---"  # the line between two texts
 

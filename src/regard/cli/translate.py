@@ -17,8 +17,8 @@ from regard.cli.inputs import Chunk, Input, Line
 from regard.cli.output import note, text_output, written
 from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
-from regard.decoding.translate import Answer, Translator
 from regard.errors import UserError
+from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from regard.decoding.translate import Answer
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.runs import LoadedRun
+from regard.tasks.translator import Answer
 from regard.text import BOS, EOS
 
 

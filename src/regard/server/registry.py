@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from regard import devices, tasks
 from regard.data.builtin import pairs
 from regard.data.corpora import corpora
-from regard.decoding.fill_mask import MASK_PATTERN
 from regard.errors import UserError
 from regard.interpret import position_study
 from regard.interpret.interventions import parse, to_json
@@ -26,6 +25,7 @@ from regard.interpret.trace.trace import digest
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 from regard.server import schemas
+from regard.tasks.mask_filler import MASK_PATTERN
 from regard.viz.standalone import colour_table
 
 MAX_MODELS = 6  # in memory; snapshots count as models

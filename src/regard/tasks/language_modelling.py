@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from regard.data.packing import PlannedBatches, TokenWindows
-from regard.decoding.generate import Generator
 from regard.metrics.perplexity import WindowBatches
 from regard.models import SequenceModel
 from regard.recipes.schema import Recipe
 from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, TraceSpec
+from regard.tasks.generator import Generator
 from regard.tasks.text import TextTask, TextValidator, TokenDataset, batch_tokens
 from regard.tasks.validator import SAMPLES, Validation
 

@@ -10,7 +10,6 @@ import torch
 
 from regard.data.masking import MaskedBatches, MaskingPolicy
 from regard.data.packing import BatchStream, generator, sentence_batches
-from regard.decoding.fill_mask import MaskFiller
 from regard.metrics.masked_lm import score_masks
 from regard.models import SequenceModel
 from regard.models.bert import BertSettings
@@ -20,6 +19,7 @@ from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.language_modelling import check_one_side
+from regard.tasks.mask_filler import MaskFiller
 from regard.tasks.text import TextTask, TextValidator, batch_tokens
 from regard.tasks.validator import SAMPLES, Validation
 from regard.text import BOS, EOS, Tokenizer

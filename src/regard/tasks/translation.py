@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from regard.decoding.translate import Translator
 from regard.metrics.text_scores import score_texts
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
@@ -16,6 +15,7 @@ from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Output, TraceSpec
 from regard.tasks.text import TextTask, TextValidator, pair_batches
+from regard.tasks.translator import Translator
 from regard.tasks.validator import SAMPLES, Validation
 
 

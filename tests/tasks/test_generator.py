@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from causal import Causal
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from regard.decoding.generate import Generation, Generator, generation, settled, until_stop
+from causal import Causal
 from regard.decoding.sampling import fold
 from regard.errors import UserError
 from regard.recipes.schema import DecodingSettings, Recipe
+from regard.tasks.generator import Generation, Generator, generation, settled, until_stop
 from regard.text import BOS, EOS, Tokenizer, encode_stream, train
 
 TEXT = ["the cat sat on the mat and the rat sat on the cat", "é è ü"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decoding.translate import Translator
 from regard.models import build
 from regard.models.gpt import GPTSettings
 from regard.models.transformer import TransformerSettings
 from regard.recipes.schema import DecodingSettings, Recipe
+from regard.tasks.translator import Translator
 from regard.text import EOS, train
 
 CONTEXT = 16
