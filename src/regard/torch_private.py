@@ -1,7 +1,7 @@
-"""Every function of PyTorch that is not public, in one place. Each has a fallback made of public ones.
+"""All private PyTorch functions that the package uses, each with a fallback made of public ones.
 
-They are used because nothing public does the same as fast: many tensors in one kernel, weights laid out once for
-oneDNN, a log-softmax in its argument's own memory.
+They are used because no public function is as fast: operations on many tensors in one kernel, weights packed once for
+oneDNN, an in-place log-softmax.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ def foreach_copy_(into: Tensors, sources: Tensors) -> None:
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(into, sources)
         return
-    for own, new in zip(into, sources, strict=True):
-        own.copy_(new)
+    for target, new in zip(into, sources, strict=True):
+        target.copy_(new)
 
 
 def foreach_lerp_(into: Tensors, ends: Tensors, weight: float) -> None:
-    """Move each tensor by this share of the way to its counterpart."""
+    """Interpolate each tensor in place towards its counterpart."""
     if hasattr(torch, "_foreach_lerp_"):
         torch._foreach_lerp_(into, ends, weight)
         return
-    for own, end in zip(into, ends, strict=True):
-        own.lerp_(end, weight)
+    for target, end in zip(into, ends, strict=True):
+        target.lerp_(end, weight)
 
 
 def foreach_mul_(into: Tensors, factor: Tensor | float) -> None:
-    """Multiply every tensor by one number."""
+    """Multiply every tensor by one factor in place."""
     if hasattr(torch, "_foreach_mul_"):
         torch._foreach_mul_(into, factor)
         return
-    for own in into:
-        own.mul_(factor)
+    for target in into:
+        target.mul_(factor)
 
 
 def foreach_add_(into: Tensors, more: Tensors) -> None:
-    """Add to each tensor its counterpart."""
+    """Add to each tensor its counterpart in place."""
     if hasattr(torch, "_foreach_add_"):
         torch._foreach_add_(into, more)
         return
-    for own, added in zip(into, more, strict=True):
-        own.add_(added)
+    for target, added in zip(into, more, strict=True):
+        target.add_(added)
 
 
 def log_softmax_(logits: Tensor) -> Tensor:
-    """log_softmax over the last axis, in the memory of the logits."""
+    """In-place log_softmax over the last axis."""
     if hasattr(torch, "_log_softmax"):
         return torch._log_softmax(logits, -1, False, out=logits)
     return logits.copy_(logits.log_softmax(-1))
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; None where that is not known."""
+    """The number of in-place changes of a tensor; None if unknown."""
     return getattr(tensor, "_version", None)
 
 
 def has_vnni() -> bool:
-    """Whether the processor sums products of 8-bit integers up in 32 bits (VNNI)."""
+    """Return whether the processor has VNNI instructions (products of 8-bit integers, summed in 32 bits)."""
     known = getattr(torch.cpu, "_is_vnni_supported", None)
     return False if known is None else bool(known())
 
 
 @cache
 def can_prepack() -> bool:
-    """Whether oneDNN can lay the weights of a linear layer out once (`prepack`, `prepacked_linear`)."""
+    """Return whether oneDNN can pack the weights of a linear layer (`prepack`, `prepacked_linear`)."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def prepack(weight: Tensor) -> Tensor:
-    """[O, I] -> the same in oneDNN's own layout; as it is where that is impossible."""
+    """A weight [O, I] in oneDNN's layout; unchanged if that is not available."""
     return torch.ops.mkldnn._reorder_linear_weight(weight) if can_prepack() else weight
 
 

@@ -292,7 +292,7 @@ def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
     last = add_and_norm(LayerNorm(32).to(DEVICE), PendingResidual(x, means.flatten(1), None))[1]
     with Listens():
         last.backward(torch.ones_like(last))
-    assert {"regard.added_norm_backward.default", "regard.ragged_backward.default"} <= {*heard}
+    assert {"regard.add_norm_backward.default", "regard.varlen_attention_backward.default"} <= {*heard}
     assert not [name for name in heard if "zero" in name or "fill" in name]
 
 

@@ -1,15 +1,15 @@
-"""Speed, applied from outside to a finished model: the one place that decides what runs how on a device.
+"""Faster execution of finished models: the one place that decides how a model runs on a device.
 
-Models are defined plainly (`regard.nn`, `regard.models`). Before use they pass through `for_training` or
-`for_inference`, which put faster equivalents in place without changing a parameter or its name:
+Models are defined plainly (`regard.nn`, `regard.models`). `for_training` and `for_inference` replace parts of them by
+faster equivalents, without changing parameters or their names:
 
 - fused blocks on a GPU with Triton (`fused`)
-- torch.compile, one block at a time (`compile`), with everything then captured as a CUDA graph (`training.step`)
+- torch.compile, block by block (`compile`); the whole step is then captured as a CUDA graph (`training.step`)
 - activation checkpointing (`recompute`)
 - bf16 working copies of the weights (`bf16_weights`)
 - prepacked or int8 linear layers on a CPU (`linear_backends`)
 
-Each has a slow twin in the definitions, and tests that hold them equal.
+Tests compare each of them with the plain definition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from regard.packed import SeqBatch
 from regard.recipes.schema import TrainingSettings
 
 BACKENDS = ("compiled", "captured", "plain")  # of training steps, the fastest first
-LONG_JOB = 1e17  # floating-point operations, minutes of a large GPU, from where on compiling pays for itself
+LONG_JOB = 1e17  # FLOPs (minutes on a large GPU) from which compilation saves more time than it takes
 
 
 def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
-    """Prepare a model for decoding and evaluation on the device that it is on; `precision` matters on a CPU."""
+    """Prepare a model for decoding and evaluation on its device; `precision` (fp32 or int8) is for CPUs."""
     if next(model.parameters()).device.type == "cpu":
         linear_backends.prepare(model, precision)
     elif kernels.available():
@@ -44,7 +44,7 @@ def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
 
 
 def requested_backend(settings: TrainingSettings, model: SequenceModel, device: torch.device) -> str:
-    """The backend for training steps: as the recipe says, or captured where device and model can, else plain."""
+    """The backend for training steps: the recipe's, or for "auto" captured if device and model allow, else plain."""
     can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and kernels.available()
     if settings.backend == "auto":
         return "captured" if can else "plain"
@@ -64,15 +64,14 @@ def for_training(
     batch: SeqBatch | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Prepare a model on its device for training steps; the backend that works, which is also said in one line.
+    """Prepare a model for training steps on its device; return the backend that works, and log it in one line.
 
-    The given backend, unless plain, is tried on a static batch, and where it fails the next slower one is taken. A step
-    that is to be captured is also compiled if the job is long and the recipe leaves it open. The trial leaves neither
-    gradients, nor drawn random numbers, nor running statistics behind.
+    A backend other than plain is tried on a static batch; if it fails, the next slower one is used. With "auto", a
+    captured step is also compiled if the job is long. The trial changes no gradients, running statistics or generators.
     """
     applied = []
     if settings.checkpoint_activations:
-        checkpoint_activations(model)  # plain blocks: fused ones hand on sums, of which more would be kept
+        checkpoint_activations(model)  # of plain blocks: the pending sums of fused ones would take more memory
         applied.append("activation checkpointing")
     elif device.type == "cuda" and kernels.available():
         fuse(model)
@@ -93,9 +92,9 @@ def for_training(
 
 
 def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
-    """Return whether a job is long: about six operations per weight and token.
+    """Return whether a job is long, by the estimate of six FLOPs per weight and token.
 
-    (`flops` counts it exactly, from lengths that the host knows; those of static batches it does not.)
+    `training.flops` is exact, but needs sentence lengths on the host, which static batches do not have.
     """
     weights, passes = sum(p.numel() for p in model.parameters()), 2 if settings.r_drop else 1
     return 6.0 * weights * passes * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
@@ -104,7 +103,7 @@ def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
 def bf16_context(
     model: SequenceModel, settings: TrainingSettings, device: torch.device
 ) -> Callable[[], AbstractContextManager[None]]:
-    """`Bf16Weights.active` where training is in bf16, except where gradients of several batches are summed in fp32."""
+    """`Bf16Weights.active` if training is in bf16 and does not accumulate gradients (which it does in fp32)."""
     if not _uses_bf16_weights(settings, device):
         return nullcontext
     return Bf16Weights(model, without=deferred_biases(model)).active
@@ -122,14 +121,14 @@ def _works(
     device: torch.device,
     say: Callable[[str], None],
 ) -> bool:
-    """Try a backend; where it fails, say why, and leave the model without it."""
+    """Try a backend; if it fails, log why and undo it."""
     if backend == "compiled":
         say("compiling the training step")
-        torch.compiler.reset()  # what an earlier training in this process compiled would count towards a limit
+        torch.compiler.reset()  # code compiled earlier in this process would count towards the recompilation limit
         compile_parts(model)
     try:
         _try(model, batch, settings, device)
-    except Exception as error:  # whatever a compiler throws
+    except Exception as error:  # compilers raise many kinds
         say(f"the training step cannot be {backend} here, and goes on without: {first_line(error)}")
         remove_compiled(model)
         return False
@@ -137,7 +136,7 @@ def _works(
 
 
 def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, device: torch.device) -> None:
-    """One forward and backward pass, of which nothing is left."""
+    """Run one forward and backward pass without side effects."""
     model.train()
     before = [buffer.clone() for buffer in model.buffers()]
     bf16 = bf16_context(model, settings, device)
@@ -147,8 +146,8 @@ def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, devi
             model(batch, settings.label_smoothing, settings.r_drop).backward()
     finally:
         model.zero_grad(set_to_none=True)
-        for buffer, was in zip(model.buffers(), before, strict=True):
-            buffer.copy_(was)
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 __all__ = [

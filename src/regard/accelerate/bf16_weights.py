@@ -1,8 +1,8 @@
 """bf16 working copies of the weights of linear layers, made in one kernel.
 
-Under autocast every linear layer copies its weights to bf16 where it uses them, and brings their gradients back to
-float32: a kernel each, and a small model has hundreds per update. Here one kernel makes all the copies, and another
-brings all gradients back. The numbers are those of autocast, bit for bit.
+Under autocast every linear layer converts its weights to bf16 and their gradients back to float32, with one kernel
+each: hundreds per update, even for a small model. Here one kernel makes all the copies, and another converts all
+gradients. Results are bitwise equal to those of autocast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from regard import torch_private
 
 
 class Bf16Weights:
-    """Copies of the weights of a model's linear layers, to compute with in their place."""
+    """bf16 copies of the weights of a model's linear layers, which replace them during a step."""
 
     def __init__(self, model: nn.Module, without: Collection[nn.Parameter] = ()) -> None:
         uses = Counter(weight for module in model.modules() for weight in module.parameters(recurse=False))
@@ -33,7 +33,7 @@ class Bf16Weights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the model compute with the copies, made at the beginning; at the end the weights get their gradients."""
+        """Refresh the copies and let the model use them; at the end, copy their gradients to the weights."""
         with torch.no_grad():
             torch_private.foreach_copy_([*self.copies], [*self.weights])
         self._swap(self.copies)

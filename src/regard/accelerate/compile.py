@@ -1,4 +1,4 @@
-"""torch.compile for what costs most of a training step, one block at a time, so that equal blocks are compiled once."""
+"""torch.compile for the expensive parts of a training step, block by block, so that equal blocks are compiled once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.nn.embedding import TokenEmbedding
 
 def compile_parts(model: SequenceModel) -> None:
     """Compile blocks, embeddings and the loss in place, for training; parameters and their names stay."""
-    # The gradients of a norm in one kernel, which is the default, are slower than in two where rows are short.
+    # By default the gradients of a norm are computed in one kernel, which is slower than two for short rows.
     options: dict[str, Any] = {"triton.mix_order_reduction": False}
 
     def compiled(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,25 +22,27 @@ from regard.models.base import LinearFn
 
 
 class _PreparedWeights:
-    """What was made of each weight, made anew where the weight has changed since."""
+    """A cache of what is computed from each weight; computed again after the weight has changed."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Tensor, int | None, Any]] = {}  # by the weight's id, which holding it keeps
+        self._cache: dict[
+            int, tuple[Tensor, int | None, Any]
+        ] = {}  # by the id of the weight, which is valid as long as the weight is referenced
 
     def _prepared(self, weight: Tensor) -> Any:
-        found = self._made.get(id(weight))
-        if found is None or found[1] is None or found[1] != torch_private.version(weight):
-            found = self._made[id(weight)] = (weight, torch_private.version(weight), self._prepare(weight.detach()))
-        return found[2]
+        entry = self._cache.get(id(weight))
+        if entry is None or entry[1] is None or entry[1] != torch_private.version(weight):
+            entry = self._cache[id(weight)] = (weight, torch_private.version(weight), self._prepare(weight.detach()))
+        return entry[2]
 
     def _prepare(self, weight: Tensor) -> Any:
-        raise NotImplementedError  # each kind's own
+        raise NotImplementedError  # implemented by each backend
 
 
 class PrepackedLinear(_PreparedWeights):
-    """The same arithmetic with the weights laid out once, as oneDNN wants them.
+    """`F.linear` with weights packed once into oneDNN's layout.
 
-    Where gradients are wanted, in another precision or on another device, it is `F.linear`.
+    Falls back to `F.linear` with gradients, in other precisions and on other devices.
     """
 
     @staticmethod
@@ -57,17 +59,17 @@ class PrepackedLinear(_PreparedWeights):
 
 
 class Int8Linear(_PreparedWeights):
-    """W x + b with W and x as whole numbers: y = s_x s_W (W_8 x_8) + b, where W ≈ s_W W_8 and x ≈ s_x x_8.
+    """W x + b in 8-bit integers: y = s_x s_W (W_8 x_8) + b, where W ≈ s_W W_8 and x ≈ s_x x_8.
 
-    Every row of W has a scale of its own, its greatest magnitude over 127; so has every row of x: what a token becomes
-    does not depend on those beside it. Processors with instructions for it (VNNI) sum up in 32 bits, and x has 8 bits.
-    Others add two products in 16 bits, where 2 · 127 · 127 is the most that fits, and x has 7.
+    Scales are per row of W and per row of x (its largest magnitude over 127), so that a token does not depend on other
+    tokens of its batch. Processors with VNNI instructions accumulate in 32 bits, and x has 8 bits. Others add two
+    products in 16 bits, which limits them to 2 · 127 · 127, so x has 7 bits.
     """
 
     def __init__(self, vnni: bool | None = None) -> None:
         super().__init__()
         self.vnni = torch_private.has_vnni() if vnni is None else vnni
-        self.max_activation = 127 if self.vnni else 63  # around a zero at one more
+        self.max_activation = 127 if self.vnni else 63  # the zero point is one more
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise UserError("int8 needs kernels that this PyTorch, or this processor, does not have: use fp32")
 
@@ -86,23 +88,23 @@ class Int8Linear(_PreparedWeights):
 
 
 def _linear_vnni(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:
-    """The product with numbers x between -1 and 1, on processors with VNNI."""
+    """W x for x in [-1, 1], on processors with VNNI."""
     signed = (x * most).round_().to(torch.int8)
-    whole = signed.view(torch.uint8).bitwise_xor_(128)  # most + 1 more: PyTorch itself is slow to make unsigned ones
+    whole = signed.view(torch.uint8).bitwise_xor_(128)  # adds the zero point; PyTorch's conversion to unsigned is slow
     multiply = torch.ops.onednn.qlinear_pointwise
     return multiply(whole, 1 / most, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
 
 
 def _linear_fbgemm(packed: Any, x: Tensor, most: int) -> Tensor:
-    """The same on others."""
+    """W x for x in [-1, 1], on other processors."""
     return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1 / most, most + 1, packed)
 
 
 def _prepack_fbgemm(weight: Tensor, scale: Tensor) -> Any:
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "fbgemm"  # whose layout it is to be
+    torch.backends.quantized.engine = "fbgemm"  # selects its weight layout
     try:
-        with warnings.catch_warnings():  # that some day another type will hold what only these kernels read
+        with warnings.catch_warnings():  # about the deprecation of quantized tensors, which these kernels need
             warnings.simplefilter("ignore")
             zero = torch.zeros(len(scale), dtype=torch.long)
             whole = torch.quantize_per_channel(weight.float(), scale.double(), zero, 0, torch.qint8)
@@ -112,20 +114,20 @@ def _prepack_fbgemm(weight: Tensor, scale: Tensor) -> Any:
 
 
 def prepare(model: SequenceModel, precision: str = "fp32") -> None:
-    """Let a model on a CPU multiply by its matrices the quick way. What it holds, and is called, stays the same."""
+    """Let a model on a CPU use `PrepackedLinear` or `Int8Linear`. Parameters and their names stay."""
     if next(model.parameters()).device.type != "cpu":
         return
     if precision == "fp32" and not PrepackedLinear.is_available():
         return
-    # Once a block of this size was freed, glibc keeps such blocks instead of giving them back to the system, from which
-    # every step would get them anew, page by page.
+    # After a block of this size was freed, glibc keeps such blocks instead of returning them to the system, from which
+    # every step would request them again, page by page.
     torch.empty(31 << 20, dtype=torch.uint8)
-    product: LinearFn = PrepackedLinear() if precision == "fp32" else Int8Linear()
-    model.linear = product
+    linear: LinearFn = PrepackedLinear() if precision == "fp32" else Int8Linear()
+    model.linear = linear
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(_call_linear, product, module)  # type: ignore[method-assign]
+            module.forward = partial(_call_linear, linear, module)  # type: ignore[method-assign]
 
 
-def _call_linear(product: LinearFn, layer: nn.Linear, x: Tensor) -> Tensor:
-    return product(x, layer.weight, layer.bias)
+def _call_linear(linear: LinearFn, layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)

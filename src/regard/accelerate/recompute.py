@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers are computed again in the backward pass instead of keeping what is inside them."""
+"""Activation checkpointing: layers are recomputed in the backward pass instead of storing their activations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from regard.nn.norms import BatchNorm
 def checkpoint_activations(model: nn.Module) -> None:
     """Recompute every layer of a model's stacks in the backward pass.
 
-    Their classes are swapped in place for subclasses, so that parameters, names and references stay: PyTorch's
-    `checkpoint_wrapper` would put another module, and its name, in between.
+    Their classes are replaced by subclasses in place, so that parameters, names and references stay; PyTorch's
+    `checkpoint_wrapper` would insert another module and change the names.
     """
     for stack in model.children():
         if isinstance(stack, BlockStack | nn.ModuleList):
@@ -27,7 +27,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 class Recomputed(nn.Module):
-    """A layer that keeps only its inputs for the backward pass."""
+    """A layer that stores only its inputs for the backward pass."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         call = super().__call__
@@ -39,7 +39,7 @@ class Recomputed(nn.Module):
 
 @contextmanager
 def _without_statistics(layer: nn.Module) -> Iterator[None]:
-    """Let running statistics stay as they are: the first pass has counted this batch."""
+    """Do not update running statistics: the forward pass already did."""
     norms = [module for module in layer.modules() if isinstance(module, BatchNorm)]
     for norm in norms:
         norm.track_running_stats = False

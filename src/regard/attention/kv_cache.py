@@ -1,4 +1,4 @@
-"""Key-value caches for decoding: of what the beams were fed before, and of the source.
+"""KV caches for decoding: of the tokens that beams were fed (self-attention), and of the source (cross-attention).
 
 Shapes: N sentences, K beams each, H heads, D features of a head, E entries of a cache, T tokens fed at once.
 """
@@ -19,25 +19,25 @@ from regard.attention.scores import TokenPositions
 
 
 class BeamTree:
-    """Which entries of their sentence's cache the beams descend from; shared by the caches of all layers.
+    """The cache entries that each beam descends from; shared by the caches of all layers.
 
-    A sentence's entries are those of its prompt and then K for each step, one a beam. Entries never move when beams are
-    reordered: `seen` [N, K, E] says which of them each beam sees (None: all, as long as there is one beam). Prompts of
-    different lengths end together: `padding` [N] is how many entries before a sentence's first token are empty. `mask`
-    is what tokens see of what came before (None: everything).
+    The entries of a sentence are its prompt, then K per step, one per beam. Entries never move when beams are
+    reordered: `seen` [N, K, E] marks those that a beam attends to (None: all of them, while there is one beam). Prompts
+    are padded on the left: `padding` [N] counts the empty entries before the first token. `mask` restricts attention to
+    earlier tokens (None: causal).
 
-    A tree grows with every token. `fixed` makes one of constant shapes and addresses, as CUDA graphs require: where the
-    next entries go (`cursor`) and how many tokens a sentence has (`fed`) are then tensors.
+    A tree grows with every token. `fixed` returns one with static shapes and addresses, as CUDA graphs require, in
+    which the index of the next entry (`cursor`) and the tokens of a sentence (`fed`) are tensors.
     """
 
     def __init__(self, sentences: int, mask: Mask | None = None, padding: Tensor | None = None) -> None:
         self.sentences, self.mask, self.padding = sentences, mask, padding
         self.beams = 1
-        self.length = 0  # tokens each beam was fed, padding counted
+        self.length = 0  # tokens that each beam was fed, including padding
         self.entries = 0
-        self.turn = 0  # how often tokens were fed
+        self.turn = 0  # number of calls of `enter`
         self.seen: Tensor | None = None
-        self.index: Tensor | None = None  # [E] which token of its beam an entry is, padding counted; for masks
+        self.index: Tensor | None = None  # [E] position of each entry, including padding; for masks
         self.cursor: Tensor | None = None  # [1]
         self.fed: Tensor | None = None  # [N]
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
@@ -46,7 +46,7 @@ class BeamTree:
         self._levels: Tensor | None = None  # 0 and -inf
 
     def enter(self, tokens: int | None, device: torch.device) -> None:
-        """Every beam is fed one token (None), or every sentence, of one beam, so many tokens of its prompt."""
+        """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam."""
         self.turn, self._allowed = self.turn + 1, None
         if self.cursor is not None:
             return self._enter_fixed()
@@ -56,8 +56,8 @@ class BeamTree:
         if self.padding is not None and self.seen is None:
             self.seen = torch.ones(self.sentences, self.beams, self.entries, dtype=torch.bool, device=device)
         if self.seen is not None:
-            own = torch.eye(self.beams, dtype=torch.bool, device=device)
-            visible = own.expand(self.sentences, -1, -1) if tokens is None else (position >= 0)[:, None]
+            diagonal = torch.eye(self.beams, dtype=torch.bool, device=device)  # a beam sees its own new token only
+            visible = diagonal.expand(self.sentences, -1, -1) if tokens is None else (position >= 0)[:, None]
             self.seen = torch.cat([self.seen, visible.expand(self.sentences, -1, -1)], -1)
         if self.mask is not None:
             added = new.repeat_interleave(self.beams)
@@ -71,15 +71,15 @@ class BeamTree:
 
     def _enter_fixed(self) -> None:
         assert self.cursor is not None and self.fed is not None and self.seen is not None
-        own = torch.arange(self.beams, device=self.cursor.device)
-        self.write = self.cursor + own  # the entries of this step
-        self.seen.index_copy_(2, self.write, (own[:, None] == own).expand(self.sentences, -1, -1))
+        beam = torch.arange(self.beams, device=self.cursor.device)
+        self.write = self.cursor + beam  # the entries of this step
+        self.seen.index_copy_(2, self.write, (beam[:, None] == beam).expand(self.sentences, -1, -1))
         self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())
         self.cursor.add_(self.beams)
         self.fed.add_(1)
 
     def allowed(self, dtype: torch.dtype) -> MaskTable:
-        """What the tokens fed last see; made once for all layers, whose scores have this type."""
+        """The mask of the tokens fed last; computed once for all layers, whose scores have this dtype."""
         if self._allowed is None:
             self._allowed = self._prompt() if self._queries > 1 else self._step(dtype)
         return self._allowed
@@ -89,9 +89,9 @@ class BeamTree:
             return MaskTable(causal=True, no_empty_rows=True)
         index = torch.arange(self.length - self.entries, self.length, device=self.position.index.device)
         position = index[None] if self.padding is None else index - self.padding[:, None]
-        places = SegmentPositions(position, torch.where(position < 0, NO_POSITION, 0))
+        positions = SegmentPositions(position, torch.where(position < 0, NO_POSITION, 0))
         mask = Causal() if self.mask is None else self.mask & Causal()
-        table = (mask & SameSegment()).table(places[:, -self._queries :], places)
+        table = (mask & SameSegment()).table(positions[:, -self._queries :], positions)
         return MaskTable(table.unsqueeze(1))  # [N or 1, 1, Q, E]
 
     def _step(self, dtype: torch.dtype) -> MaskTable:
@@ -125,7 +125,7 @@ class BeamTree:
             self.seen = seen if self.cursor is None else self.seen.copy_(seen)
 
     def keep(self, sentences: Tensor) -> BeamTree:
-        """A new tree with these sentences only, [M] indices into the present N."""
+        """Return a tree with these sentences only, [M] indices into the present N."""
         kept = copy.copy(self)
         kept.sentences, kept._allowed = len(sentences), None
         for name in ("seen", "padding", "fed"):
@@ -135,9 +135,9 @@ class BeamTree:
         return kept
 
     def fixed(self, beams: int, capacity: int, prompt: int, device: torch.device) -> BeamTree:
-        """A new tree of constant shapes, for `capacity` more tokens of so many beams each, which all begin alike.
+        """Return a tree with static shapes, for `capacity` more tokens of each of `beams` beams, which start equal.
 
-        There are `prompt` entries for prompts, of which those to spare are never seen.
+        It has `prompt` entries for prompts; unused ones are masked.
         """
         made = copy.copy(self)
         made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, None
@@ -148,12 +148,12 @@ class BeamTree:
         made.padding = torch.zeros_like(made.fed) if self.padding is None else self.padding.clone()
         made.fed -= made.padding
         if self.mask is not None:
-            every = torch.arange(prompt + beams * capacity, device=device)
-            made.index = torch.where(every < prompt, every, self.length + (every - prompt) // beams)
+            entry = torch.arange(prompt + beams * capacity, device=device)
+            made.index = torch.where(entry < prompt, entry, self.length + (entry - prompt) // beams)
         return made
 
     def grown(self, capacity: int) -> BeamTree:
-        """A new tree of constant shapes with capacity for so many tokens."""
+        """Return a tree with static shapes and capacity for this many tokens."""
         assert self.seen is not None
         made, more = copy.copy(self), self.entries + self.beams * capacity - self.seen.shape[-1]
         made._allowed = None
@@ -164,13 +164,13 @@ class BeamTree:
         return made
 
     def restart(self) -> None:
-        """Forget everything, in a tree of constant shapes that began without prompts."""
+        """Reset a tree with static shapes that started without prompts."""
         assert self.seen is not None and self.cursor is not None and self.fed is not None
         for tensor in (self.seen, self.cursor, self.fed):
             tensor.zero_()
 
     def tensors(self) -> Iterator[Tensor]:
-        """What a tree of constant shapes consists of, in a fixed order."""
+        """The tensors of a tree with static shapes, in a fixed order."""
         for tensor in (self.seen, self.cursor, self.fed, self.padding):
             assert tensor is not None
             yield tensor
@@ -178,11 +178,11 @@ class BeamTree:
 
 
 class KVCache:
-    """The keys and values of one layer's self-attention, [N, H, E, D] each: beams see what they descend from.
+    """The keys and values of one layer's self-attention, [N, H, E, D] each.
 
-    The beams are folded into the query axis, and the tree says who sees what. A step brings one token a beam,
-    [N * K, H, D]; a prompt or a segment brings several a sentence, [N, T, H, D]. Capacity grows by doubling, unless the
-    tree is fixed; only entries in use are read then.
+    Beams are folded into the query axis; the tree masks the entries that a beam does not descend from. A step adds one
+    token per beam, [N * K, H, D]; a prompt or a segment adds several per sentence, [N, T, H, D]. The capacity doubles
+    when it is exhausted, unless the tree is fixed.
     """
 
     def __init__(self, tree: BeamTree, key: Tensor | None = None, value: Tensor | None = None) -> None:
@@ -191,7 +191,7 @@ class KVCache:
         self._prompt = self._announced = False
 
     def positions(self, query: Tensor) -> TokenPositions:
-        """Where these queries stand, [N * K, H, D] or [N, T, H, D], of which the tree hears here or from the model."""
+        """The positions of queries [N * K, H, D] or [N, T, H, D]; enters them into the tree if the model has not."""
         self._prompt, self._announced = query.dim() == 4, True
         if self._turn == self.tree.turn:
             self.tree.enter(query.shape[1] if self._prompt else None, query.device)
@@ -230,12 +230,12 @@ class KVCache:
         return None
 
     def keep(self, sentences: Tensor, tree: BeamTree) -> KVCache:
-        """A new cache with these sentences only, whose tree is given."""
+        """Return a cache with these sentences only, for a tree that has them."""
         kept = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
         return KVCache(tree, *kept)
 
     def fixed(self, tree: BeamTree, like: tuple[Tensor, Tensor]) -> KVCache:
-        """A new cache of constant shapes for a fixed tree; `like` have the right heads, widths and type."""
+        """Return a cache with static shapes for a fixed tree; `like` has the right heads, widths and dtype."""
         assert tree.seen is not None
         stores = []
         for kept, empty in zip((self.key, self.value), like, strict=True):
@@ -246,13 +246,13 @@ class KVCache:
         return KVCache(tree, *stores)
 
     def grown(self, tree: BeamTree) -> KVCache:
-        """A new cache of constant shapes with the capacity of a tree that has grown."""
+        """Return a cache with the capacity of a tree that has grown."""
         assert tree.seen is not None and self.key is not None and self.value is not None
         more = tree.seen.shape[-1] - self.key.shape[2]
         return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)))
 
     def trim(self, entries: int) -> None:
-        """Keep only the last so many entries; whoever holds the layers trims the tree after them."""
+        """Keep the last `entries` entries only. The caller trims the tree after the caches of all layers."""
         for name in ("key", "value"):
             store = getattr(self, name)
             if store is not None:
@@ -264,7 +264,7 @@ class KVCache:
 
 
 def _with_capacity(store: Tensor | None, new: Tensor, held: int, exact: bool) -> Tensor:
-    """A store [N, H, C, D] with capacity for `new` [N, H, T, D] after what it holds: the same, or a larger one."""
+    """Return the store [N, H, C, D], or a larger copy, with capacity for `new` [N, H, T, D] after `held` entries."""
     capacity = 0 if store is None else store.shape[2]
     needed = held + new.shape[2]
     if store is not None and needed <= capacity:
@@ -276,15 +276,15 @@ def _with_capacity(store: Tensor | None, new: Tensor, held: int, exact: bool) ->
 
 
 class SourceCache:
-    """The keys and values of one layer's cross-attention, [N, H, S, D] each, which the K beams of a sentence share.
+    """The keys and values of one layer's cross-attention, [N, H, S, D] each, shared by the K beams of a sentence.
 
-    The beams are folded into the query axis, so what belongs to a sentence is held once, not once a beam.
+    Beams are folded into the query axis, so that a sentence is stored once, not once per beam.
     """
 
     def __init__(self, key: Tensor, value: Tensor, allowed: MaskTable) -> None:
         self.key, self.value, self.allowed = key, value, allowed
         if allowed.no_empty_rows and allowed.table is not None and allowed.bias is None:
-            self.allowed = MaskTable.with_bias(allowed.table, key.dtype)  # once, for all steps
+            self.allowed = MaskTable.with_bias(allowed.table, key.dtype)  # computed once for all steps
 
     def positions(self, query: Tensor) -> None:
         return None
@@ -301,7 +301,7 @@ class SourceCache:
         return None
 
     def fixed(self, size: int, allowed: MaskTable | None = None) -> SourceCache:
-        """The same with capacity for `size` source tokens; `allowed` is the mask of another layer, to be shared."""
+        """Return a cache with capacity for `size` source tokens, which may share the mask of another layer."""
         table, spare = self.allowed.table, size - self.key.shape[2]
         if table is None:
             table = torch.ones(len(self.key), 1, 1, self.key.shape[2], dtype=torch.bool, device=self.key.device)
@@ -310,7 +310,7 @@ class SourceCache:
 
 
 def fixed_sources(caches: Sequence[SourceCache], size: int) -> list[SourceCache]:
-    """The caches of all layers with capacity for `size` source tokens and one mask."""
+    """The caches of all layers with capacity for `size` source tokens and a shared mask."""
     made: list[SourceCache] = []
     for cache in caches:
         made.append(cache.fixed(size, made[0].allowed if made else None))
@@ -318,7 +318,7 @@ def fixed_sources(caches: Sequence[SourceCache], size: int) -> list[SourceCache]
 
 
 def source_tensors(caches: Sequence[SourceCache]) -> Iterator[Tensor]:
-    """What `fixed_sources` consist of, in a fixed order."""
+    """The tensors of `fixed_sources`, in a fixed order."""
     for cache in caches:
         yield from (cache.key, cache.value)
     if caches:
@@ -327,7 +327,7 @@ def source_tensors(caches: Sequence[SourceCache]) -> Iterator[Tensor]:
 
 
 def keep_sources(caches: Sequence[SourceCache], sentences: Tensor) -> list[SourceCache]:
-    """The caches of all layers with these sentences only, [M] indices into the present N. Shared masks stay shared."""
+    """Select sentences in the caches of all layers, [M] indices into the present N; shared masks stay shared."""
     masks = {id(cache.allowed): cache.allowed for cache in caches}
     kept = {number: allowed.select(sentences) for number, allowed in masks.items()}
     return [

@@ -41,7 +41,7 @@ def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if kernels.supports(values):
         from regard.kernels import topk
 
-        if count <= topk.MOST:
+        if count <= topk.MAX_COUNT:
             best, index = topk.topk(values, count)
             return best.to(values.dtype), index
     whole = size // GROUP * GROUP

@@ -1,4 +1,4 @@
-"""Kernels of our own for GPUs, written in Triton. Each has a slow twin in PyTorch, which says what it computes."""
+"""Triton kernels for GPUs. Each has a definition in PyTorch, with which the tests compare it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from regard.errors import first_line
 
 
 def available() -> bool:
-    """Whether they work here: whether there is a GPU, Triton, and what Triton needs to start a kernel on it.
+    """Return whether the kernels work here: they need a GPU, Triton, and what Triton needs to launch a kernel.
 
-    Inside a compiler they do: its own kernels are made by Triton, too.
+    True inside a compiler, whose own kernels are written in Triton, too.
     """
     return torch.compiler.is_compiling() or why_not() is None
 
 
 def supports(x: Tensor) -> bool:
-    """Whether they work here for such a tensor: it is on a GPU, and no more exact than they compute."""
+    """Return whether the kernels work for this tensor: on a GPU, and not in float64."""
     return x.is_cuda and x.dtype != torch.float64 and available()
 
 
 @cache
 def why_not() -> str | None:
-    """Why they do not work here, in a line."""
+    """Why the kernels do not work here, in one line; None if they do."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     try:
         from regard.kernels.probe import run_probe
 
-        return None if run_probe() else "a trial kernel did not do what it should"
-    except Exception as error:  # whatever Triton, its compiler or a C compiler throws
+        return None if run_probe() else "a test kernel returned a wrong result"
+    except Exception as error:  # Triton, its compiler and the C compiler raise many kinds
         return first_line(error)

@@ -1,8 +1,8 @@
 """x + dropout(added + offset) and its norm in one kernel, forward and backward.
 
-The slow twin is `blocks.LayerNorm` or `RMSNorm` of the sum, with `dropout.hashed` saying what is dropped. One warp has
-a row of up to 1,024 features to itself, several have a longer one; in the backward pass they take a few rows one after
-the other, and sum up for the gradients of the offset and of the norm's weight and bias.
+The definition is `nn.norms.LayerNorm` or `RMSNorm` of the sum, with the dropout mask of `dropout.hashed`. A program
+has one warp per 1,024 features of a row. In the backward pass it processes several rows in sequence, and accumulates
+the gradients of the offset and of the norm's weight and bias.
 
 T rows of D features.
 """
@@ -22,8 +22,8 @@ from regard import dropout
 from regard.kernels.common import device_of
 
 FEATURES_A_WARP = 1024
-# Programs of a backward pass, and how many rows they have under way at once. The second was quickest on an H200 for 768
-# features; for 512 it has not been tried. Of rows longer than 1,024 several would not fit into every multiprocessor.
+# Programs of a backward pass, and pipeline stages (rows in flight). The second was fastest on an H200 for 768 features;
+# for 512 it has not been measured. Several rows of more than 1,024 features do not fit into every multiprocessor.
 USUAL, MIDDLING = (2048, 1), (1024, 3)
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
@@ -38,7 +38,7 @@ def _hash(bits):
 
 @triton.jit
 def _dropout(x, at, seeds, limit, scale):
-    """x where the hash of its place is at least the limit, scaled; else 0. As `dropout.hashed` has it."""
+    """x * scale if the hash of its index is at least the limit, else 0; as in `dropout.hashed`."""
     first = tl.load(seeds).to(tl.uint32, bitcast=True)
     second = tl.load(seeds + 1).to(tl.uint32, bitcast=True)
     bits = _hash(_hash(at.to(tl.uint32) ^ first) ^ second)
@@ -60,7 +60,7 @@ def _add_norm_kernel(
         more = _dropout(more, at, seeds, limit, scale)
     both = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more).to(total.dtype.element_ty)
     tl.store(total + at, both, mask=there)
-    both = both.to(tl.float32)  # what is normalised is the sum as others have it, rounded if it is
+    both = both.to(tl.float32)  # normalise the sum as it is stored, after rounding
     if CENTRED:
         middle = tl.sum(both, 0) / d
         tl.store(mean + row, middle)
@@ -121,9 +121,9 @@ def _add_norm_backward_kernel(
 
 
 def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[list[float], dict]:
-    """From which hash on a number is kept and what it is multiplied by then; and what a kernel is compiled for.
+    """The dropout limit and scale, and the compile-time options of a kernel.
 
-    Given are, or are not, an offset, a weight and a bias.
+    `given` tells whether there are an offset, a weight and a bias.
     """
     wide = triton.next_power_of_2(d)
     warps = min(triton.cdiv(wide, FEATURES_A_WARP), 8)
@@ -132,7 +132,7 @@ def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[li
     return [dropout.limit(share), 1 / (1 - share)], kind
 
 
-@torch.library.custom_op("regard::added_norm", mutates_args=())
+@torch.library.custom_op("regard::add_norm", mutates_args=())
 def add_norm(
     x: Tensor,
     added: Tensor,
@@ -147,8 +147,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x and added [T, D] -> their sum, and its layer norm (not `centred`: root mean square norm) in this dtype.
 
-    The offset [D] is added to each row of `added`, of which then a share is dropped, by two seeds [2] of int32. The
-    third and the fourth are for the backward pass.
+    The offset [D] is added to each row of `added` before dropout with probability `share` and two int32 seeds [2]. The
+    third and fourth output (mean and inverse deviation, [T] each) are for the backward pass.
     """
     x, added = x.contiguous(), added.contiguous()
     (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
@@ -168,17 +168,17 @@ def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
 
 
 def _shared_out(rows: int, d: int) -> tuple[int, int]:
-    """How many rows a program of the backward pass takes, and how many at once."""
+    """Rows per program of the backward pass, and pipeline stages."""
     programs, stages = MIDDLING if 512 < d <= 1024 else USUAL
     return max(-(-rows // programs), 1), stages
 
 
 def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
-    """Whether the gradient in what is added is another than that in x."""
+    """Whether the gradient of `added` differs from that of x."""
     return share > 0 or dtype != total.dtype
 
 
-@torch.library.custom_op("regard::added_norm_backward", mutates_args=())
+@torch.library.custom_op("regard::add_norm_backward", mutates_args=())
 def add_norm_backward(
     total_slope: Tensor | None,
     slope: Tensor,
@@ -194,11 +194,10 @@ def add_norm_backward(
     each: int,
     stages: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in x, and in `added` in this dtype; and parts [P, 3, D] of those in offset, weight and bias.
+    """Gradients of x, and of `added` in this dtype; and partial sums [P, 3, D] for those of offset, weight and bias.
 
-    The sum itself may have no gradient: where only its norm is used. Where nothing is dropped and both are of one dtype
-    the second is the first; it is left out, and has no rows. A program takes `each` rows, of which it loads some before
-    it gets to them.
+    `total_slope`, the gradient of the sum, is None if only its norm is used. Without dropout and with one dtype, both
+    gradients are equal: then the second has no rows. A program processes `each` rows in a pipeline of `stages`.
     """
     total_slope, slope = None if total_slope is None else total_slope.contiguous(), slope.contiguous()
     (rows, d), apart = total.shape, _apart(total, share, dtype)
@@ -223,7 +222,7 @@ def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, gi
 
 
 def _save_for_backward(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # no zeros for what nothing comes back to
+    ctx.set_materialize_grads(False)  # no zero tensors for outputs without gradient
     _, added, offset, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
     total, _, mean, spread = output
     ctx.save_for_backward(total, mean, spread, weight, seeds)

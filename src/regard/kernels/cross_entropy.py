@@ -1,7 +1,7 @@
-"""Losses and their gradients in the logits, without a second copy of the logits. The slow twin is in `losses`.
+"""Cross-entropy and its gradient with respect to the logits, in the memory of the logits. Defined in `nn.losses`.
 
-One program a row: it goes over the row once for the sum of its exponentials and once more, while the row is still in
-the cache, to put the gradient in its place.
+One program per row: a first pass computes the sum of exponentials, a second one, while the row is still in the cache,
+overwrites the logits with the gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg, misc"
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.kernels.common import LOG2E, MIN_TILE, device_of
 
-# So many logits of a row at a time, and warps: quickest on an H200 for 37,000 and 50,304 pieces, and for 8,000.
+# Logits per iteration, and warps: fastest on an H200 for vocabularies of 37,000 and 50,304, and of 8,000 tokens.
 MANY, FEW = (8192, 16), (4096, 8)
 
 
@@ -34,7 +34,7 @@ def _cross_entropy_kernel(
     logits, bias, labels, counted, losses, units, smoothing,
     BIAS: tl.constexpr, SMOOTH: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    place, size = tl.program_id(0).to(tl.int64), units * UNIT  # so that the compiler sees how rows are aligned
+    place, size = tl.program_id(0).to(tl.int64), units * UNIT  # tells the compiler the alignment of rows
     row = logits + place * size
     if tl.load(counted + place) == 0:
         tl.store(losses + place, 0.0)
@@ -42,7 +42,7 @@ def _cross_entropy_kernel(
             for first in range(0, size, N):
                 at = first + tl.arange(0, N)
                 tl.store(row + at, tl.zeros([N], row.dtype.element_ty), mask=at < size)
-    else:  # in powers of two, which is what the hardware has
+    else:  # exponentials in base 2, as the hardware has them
         label = tl.load(labels + place)
         known = (label >= 0) & (label < size)
         right = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
@@ -69,28 +69,28 @@ def _cross_entropy_kernel(
                 if SMOOTH:
                     some -= spread
                 tl.store(row + at, some.to(row.dtype.element_ty), mask=there)
-            tl.debug_barrier()  # the label's own comes after all the others
+            tl.debug_barrier()  # the gradient at the label is written last
             some = tl.exp2(right * LOG2E - lse) - spread - (1 - smoothing)
             tl.store(row + label, some.to(row.dtype.element_ty), mask=known)
 
 
-@torch.library.custom_op("regard::sloped", mutates_args=())
+@torch.library.custom_op("regard::cross_entropy_with_grad", mutates_args=())
 def cross_entropy_with_grad(
     x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of x [C, D] and table [V, D]: the losses [C], zero where a place does not count, and their gradient [C, V].
+    """x [C, D] and table [V, D] -> losses [C], zero where `counted` [C] is False, and the gradient [C, V] of their sum.
 
-    Where it is not wanted, the second are the logits without the bias.
+    If the gradient is not wanted, the second output holds the logits without the bias.
     """
     labels, counted = labels.contiguous(), counted.contiguous()
     bias = None if bias is None else bias.contiguous()
     logits = x @ table.T
     (places, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
-    unit, (lot, warps) = math.gcd(size, 16), FEW if size <= MANY[0] else MANY
+    unit, (block, warps) = math.gcd(size, 16), FEW if size <= MANY[0] else MANY
     with device_of(x):
         _cross_entropy_kernel[(places,)](
             logits, bias, labels, counted, losses, size // unit, smoothing,
-            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=lot, num_warps=warps,
+            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=block, num_warps=warps,
         )  # fmt: skip
     return losses, logits
 

@@ -1,9 +1,9 @@
-"""Attention of a few queries to what is stored, for a decoding step. Its slow twin is `attention.kernels.plain`.
+"""Attention of one query per beam to a KV cache, for a decoding step. Defined by `attention.backends.plain`.
 
-One program takes all beams of a sentence for one head, and goes over the keys once. Keys that none of the beams may see
-(`bias` is -inf for them) are not read.
+One program processes all beams of a sentence for one head, in one pass over the keys. Keys that no beam may attend to
+(their `bias` is -inf) are not read.
 
-N sentences, H heads, K beams, L keys, D features of queries and keys, E of values.
+Shapes: N sentences, H heads, K beams, L keys, D features of queries and keys, E of values.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg, misc"
@@ -57,7 +57,7 @@ def _decode_attention_kernel(
     tl.store(place, mean.to(out.dtype.element_ty), mask=real[:, None] & given[None, :])
 
 
-@torch.library.custom_op("regard::few", mutates_args=())
+@torch.library.custom_op("regard::decode_attention", mutates_args=())
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     """q [N, H, K, D], k [N, H, L, D], v [N, H, L, E], bias [N or 1, 1, K or 1, L] -> [N, H, K, E], heads innermost."""
     (sentences, heads, beams, d), (length, e) = q.shape, v.shape[-2:]

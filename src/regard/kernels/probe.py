@@ -1,4 +1,4 @@
-"""The least kernel there is, to see whether any works: Triton wants a C compiler and Python's headers at its first."""
+"""A minimal kernel, to test whether kernels work here: Triton needs a C compiler and Python's headers."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

@@ -1,7 +1,6 @@
-"""What a search wants of logits, for decoding: the logarithm of each row's sum, and its few greatest.
+"""logsumexp and top-k of logits, for decoding. Defined by `torch.logsumexp` and `torch.topk`.
 
-The slow twins are `torch.logsumexp` and `torch.topk`. Of equal ones the first in the row is the greater. R rows, V the
-vocabulary.
+Of equal values, the one with the lower index comes first. V is the vocabulary.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from regard.kernels.common import LOG2E, MIN_TILE, device_of
 
-AT_ONCE, WARPS = 8192, 16  # of a row
-GROUP, GROUPS = 64, 64  # the greatest of every group is found first, so many groups a program
-MOST = 64  # greatest that may be asked for
-_MORE = tl.constexpr(1 << 30)  # than there are columns; where there is nothing but NaN, the last stands for it
+BLOCK, WARPS = 8192, 16  # values of a row per iteration
+GROUP, GROUPS = 64, 64  # values per group, whose maxima are computed first; groups per program
+MAX_COUNT = 64
+_NO_INDEX = tl.constexpr(1 << 30)  # above all indices; clamped to the last one in a row of NaNs
 
 
 @triton.jit
@@ -52,10 +51,10 @@ def _select_kernel(
     slot, within = tl.arange(0, C), tl.arange(0, GROUP)
     tops = tl.load(maxima + row * groups + group, mask=group < groups, other=float("-inf"))
     chosen = tl.full([C], 0, tl.int32)
-    left = group < groups  # a group is taken once, also where all it holds is -inf
+    left = group < groups  # a group is selected once, even if all of its values are -inf
     for n in range(count):
         top = tl.max(tl.where(left, tops, float("-inf")), 0)
-        index = tl.minimum(tl.min(tl.where(left & (tops == top), group, _MORE), 0), groups - 1)
+        index = tl.minimum(tl.min(tl.where(left & (tops == top), group, _NO_INDEX), 0), groups - 1)
         left = left & (group != index)
         chosen = tl.where(slot == n, index, chosen)
     at = chosen[:, None] * GROUP + within[None, :]
@@ -63,19 +62,19 @@ def _select_kernel(
     some = tl.load(values + row * size + at, mask=there, other=float("-inf")).to(tl.float32)
     for n in range(count):
         top = tl.max(tl.max(tl.where(there, some, float("-inf")), 1), 0)
-        index = tl.minimum(tl.min(tl.min(tl.where(there & (some == top), at, _MORE), 1), 0), size - 1)
+        index = tl.minimum(tl.min(tl.min(tl.where(there & (some == top), at, _NO_INDEX), 1), 0), size - 1)
         there = there & (at != index)
         tl.store(best + row * count + n, top)
         tl.store(where + row * count + n, index.to(tl.int64))
 
 
-@torch.library.custom_op("regard::log_sum", mutates_args=())
+@torch.library.custom_op("regard::logsumexp", mutates_args=())
 def logsumexp(values: Tensor) -> Tensor:
     """[..., V] -> [...], in float32."""
     values = values.contiguous()
     out = values.new_empty(values.shape[:-1], dtype=torch.float32)
     with device_of(values):
-        _logsumexp_kernel[(out.numel(),)](values, out, values.shape[-1], N=AT_ONCE, num_warps=WARPS)
+        _logsumexp_kernel[(out.numel(),)](values, out, values.shape[-1], N=BLOCK, num_warps=WARPS)
     return out
 
 
@@ -84,11 +83,11 @@ def _(values):
     return values.new_empty(values.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("regard::greatest", mutates_args=())
+@torch.library.custom_op("regard::topk", mutates_args=())
 def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` greatest of each row [..., V], greatest first, in float32, and where they stand: [..., count]."""
+    """The `count` largest values of each row [..., V], descending, in float32, and their indices: [..., count]."""
     values, size = values.contiguous(), values.shape[-1]
-    assert 0 < count <= min(MOST, triton.cdiv(size, GROUP))
+    assert 0 < count <= min(MAX_COUNT, triton.cdiv(size, GROUP))
     best = values.new_empty(*values.shape[:-1], count, dtype=torch.float32)
     where = torch.empty_like(best, dtype=torch.long)
     rows, groups = values.numel() // size, triton.cdiv(size, GROUP)

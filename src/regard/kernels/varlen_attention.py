@@ -1,11 +1,11 @@
-"""Attention within sentences that lie end to end, for training. Its slow twin is `attention.kernels.plain`.
+"""Flash attention within the sentences of packed batches, for training. Defined by `attention.backends.plain`.
 
-A tile of queries looks at the keys from where its first sentence begins to where its last one ends, and at no others:
-sentences are short, so that is one or two tiles of keys, wherever they begin. Scores are made tile by tile and never
-lie in memory; the backward pass makes them again from the logarithm of each row's sum (Dao 2023).
+A tile of queries reads the keys from the beginning of its first sentence to the end of its last one. Sentences are
+short, so these are one or two tiles of keys. Scores are computed tile by tile and never stored; the backward pass
+recomputes them from the logsumexp of each row (Dao 2023).
 
-T queries, S keys, H heads, D features of queries and keys, E of values; `begins` [M + 1] says where sentences begin,
-`of` [T] to which sentence a place belongs, M where it is fill. Fill sees nothing, and what comes of it is zero.
+Shapes: T queries, S keys, H heads, D features of queries and keys, E of values. `begins` [M + 1] are the offsets of the
+sentences, `of` [T] the sentence of each position, M for padding. The output for padding is zero.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg, misc"
@@ -22,7 +22,7 @@ from regard.kernels.common import LOG2E, MIN_TILE, device_of, dot_precision, til
 
 @triton.jit
 def _inside(there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """[tile, WIDTH] which of the features of a tile exist: those of places that do, and of them the first `WIDE`."""
+    """[tile, WIDTH] mask of the features of a tile: of existing positions, the first `WIDE` features."""
     if WIDE == WIDTH:
         return there[:, None] & tl.full([1, WIDTH], True, tl.int1)
     return there[:, None] & (tl.arange(0, WIDTH) < WIDE)[None, :]
@@ -30,7 +30,7 @@ def _inside(there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _rows(x, at, head, stride, head_stride, there, WIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """[tile, WIDTH] of x [T, H, WIDE] at those places; zeros where there is nothing."""
+    """Load [tile, WIDTH] of x [T, H, WIDE] at these positions; zeros elsewhere."""
     place = x + head * head_stride + at.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
     return tl.load(place, mask=_inside(there, WIDE, WIDTH), other=0.0)
 
@@ -43,7 +43,7 @@ def _write(x, value, at, head, stride, head_stride, there, WIDE: tl.constexpr, W
 
 @triton.jit
 def _span(of, begins, tile, TILE: tl.constexpr, size, sentences):
-    """From where to where the other row has the sentences of this tile."""
+    """The range of positions, in the other batch, of the sentences of this tile."""
     first = tl.load(of + tile * TILE)
     last = tl.load(of + tl.minimum(tile * TILE + TILE, size) - 1)
     return tl.load(begins + first), tl.load(begins + tl.minimum(last + 1, sentences))
@@ -51,7 +51,7 @@ def _span(of, begins, tile, TILE: tl.constexpr, size, sentences):
 
 @triton.jit
 def _allowed(query, key, own, their, sentences, CAUSAL: tl.constexpr):
-    """Who may see whom, of places and sentences that broadcast to a tile; what is not there counts as fill."""
+    """The mask of a tile, from positions and sentences that broadcast to it; missing positions count as padding."""
     seen = (own == their) & (own < sentences)
     if CAUSAL:
         seen = seen & (key <= query)
@@ -114,7 +114,7 @@ def _backward_queries(
     slopes = _rows(slope, query, head, s_stride, s_head, real, e, E)
     means = _rows(out, query, head, o_stride, o_head, real, e, E)
     sums = tl.load(lse + head * queries + query, mask=real, other=0.0)
-    shared = tl.sum(means.to(tl.float32) * slopes.to(tl.float32), 1)  # what all weights of a row lose, as they sum to 1
+    shared = tl.sum(means.to(tl.float32) * slopes.to(tl.float32), 1)  # the softmax term that all weights of a row share
     tl.store(lost + head * queries + query, shared, mask=real)
     found = tl.zeros([M, D], tl.float32)
     for at in range(low, high, N):
@@ -167,9 +167,9 @@ def _backward_keys(
     _write(for_v, for_values, key, head, gv_stride, gv_head, there, e, E)
 
 
-# Queries and keys of a tile, warps, stages: what was quickest for heads of 64 features on an H200.
+# Queries and keys of a tile, warps, stages: fastest for heads of 64 features on an H200.
 TILES = {"forward": (64, 32, 4, 2), "queries": (64, 32, 4, 2), "keys": (32, 64, 4, 1)}
-WIDE = (32, 32, 4, 1)  # where there are more features, or they are larger: a tile has to fit into a multiprocessor
+WIDE = (32, 32, 4, 1)  # for wider heads, so that a tile fits into shared memory
 
 
 def _options(what: str, q: Tensor, v: Tensor, causal: bool) -> dict:
@@ -186,12 +186,12 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [step for x in tensors for step in x.stride()[:2]]
 
 
-@torch.library.custom_op("regard::ragged", mutates_args=())
+@torch.library.custom_op("regard::varlen_attention", mutates_args=())
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, of_queries: Tensor, of_keys: Tensor, query_begins: Tensor, key_begins: Tensor,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """q [T, H, D], k [S, H, D], v [S, H, E] -> the means [T, H, E], and [H, T] what the backward pass needs."""
+    """q [T, H, D], k [S, H, D], v [S, H, E] -> output [T, H, E], and logsumexp [H, T] for the backward pass."""
     queries, heads, _ = q.shape
     out = q.new_empty(queries, heads, v.shape[-1])
     lse = torch.empty(heads, queries, dtype=torch.float32, device=q.device)
@@ -209,7 +209,7 @@ def _(q, k, v, of_queries, of_keys, query_begins, key_begins, causal, scale):
     return q.new_empty(*q.shape[:2], v.shape[-1]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("regard::ragged_backward", mutates_args=())
+@torch.library.custom_op("regard::varlen_attention_backward", mutates_args=())
 def varlen_attention_backward(
     slope: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     of_queries: Tensor, of_keys: Tensor, query_begins: Tensor, key_begins: Tensor, causal: bool, scale: float,
@@ -239,7 +239,7 @@ def _(slope, q, k, v, out, lse, of_queries, of_keys, query_begins, key_begins, c
 
 
 def _save_for_backward(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # no zeros for the sums of scores
+    ctx.set_materialize_grads(False)  # no zero tensor for the logsumexp
     *tensors, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])

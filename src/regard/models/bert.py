@@ -1,6 +1,6 @@
-"""BERT (Devlin et al. 2019): an encoder that sees a whole text at once, and fills in its gaps or names its class.
+"""BERT (Devlin et al. 2019): a Transformer encoder that predicts masked tokens, or the class of a text.
 
-What it reads is [begin, w1 .. wn, end]. S tokens in a flat row, N texts, K beams, D width, V vocabulary.
+Its input is [BOS, w1 .. wn, EOS]. Shapes: S tokens of a packed batch, N texts, K beams, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSet
 from regard.registry import MODELS
 from regard.special_tokens import EOS
 
-TOKEN_TYPES = 2  # of a token: BERT tells the second text of a pair from the first; here every text is a first one
-INIT_STD = 0.02  # of the vectors that an embedding begins with, as BERT's
-NEG_LOGIT = -30.0  # the logit of what cannot come, beside 0 for what must; finite, so that every score is
+TOKEN_TYPES = 2  # BERT distinguishes the two texts of a pair; here all tokens have the first type
+INIT_STD = 0.02  # standard deviation of initial embeddings, as in BERT
+NEG_LOGIT = -30.0  # of impossible tokens, beside 0 for the certain one; finite, so that all scores are finite
 
 
 class BertSettings(SizedSettings):
@@ -82,35 +82,35 @@ class BertSettings(SizedSettings):
 
 
 class BertEmbedding(nn.Module):
-    """norm(token vector + where it stands + which text it is of), with dropout.
+    """dropout(norm(E[id] + position encoding + token type)).
 
-    Sinusoids are waves of height 1, so token vectors are made as large as they are, times sqrt(D).
+    With sinusoidal positions, whose amplitude is 1, token vectors are scaled by sqrt(D) to a similar size.
     """
 
     def __init__(self, vocabulary: int, settings: BertSettings, norm: nn.Module) -> None:
         super().__init__()
-        width, waves = settings.width, settings.positions == "sinusoidal"
+        width, sinusoidal = settings.width, settings.positions.startswith("sinusoidal")
         self.table = nn.Parameter(torch.empty(vocabulary, width))
         self.token_types = nn.Parameter(torch.empty(TOKEN_TYPES, width))
         self.positions = positions.make(
             settings.positions, width, base=settings.position_base, longest=settings.max_positions
         )
-        self.scale = math.sqrt(width) if waves else 1.0
+        self.scale = math.sqrt(width) if sinusoidal else 1.0
         for parameter in self.parameters():
-            nn.init.normal_(parameter, std=1 / math.sqrt(width) if waves else INIT_STD)
+            nn.init.normal_(parameter, std=1 / math.sqrt(width) if sinusoidal else INIT_STD)
         self.norm = norm
         self.dropout = settings.dropout
 
     def forward(self, ids: Tensor, position: Tensor) -> Tensor:
         """ids and position [S] -> [S, D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
-        places = taps.tap(self, "positions", self.positions(position, position))  # no kind it has reads a length
-        x = self.norm(tokens + places + self.token_types[0])
+        positions = taps.tap(self, "positions", self.positions(position, position))  # which does not read the length
+        x = self.norm(tokens + positions + self.token_types[0])
         return taps.tap(self, "stream", dropout(x, self.dropout, self.training))
 
 
 class MaskedLMHead(nn.Module):
-    """norm(gelu(W x)) E^T + b: which token stands at each place, by the token vectors E themselves."""
+    """norm(gelu(W x)) E^T + b: logits of the token at each position, with the token embedding E."""
 
     def __init__(self, vocabulary: int, settings: BertSettings, norm: nn.Module) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ class MaskedLMHead(nn.Module):
         _initialise(self.dense)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [S, D] -> [S, D], which the token table and the bias turn into logits."""
+        """x [S, D] -> norm(gelu(W x)) [S, D]."""
         return self.norm(F.gelu(self.dense(x)))
 
 
 class ClassifierHead(nn.Module):
-    """W tanh(P x): the class of each text, by what its first token has become, or the mean of all of them."""
+    """W dropout(tanh(P x)): logits of the classes, from the first token of a text or the mean of its tokens."""
 
     def __init__(self, classes: int, settings: BertSettings) -> None:
         super().__init__()
@@ -135,20 +135,20 @@ class ClassifierHead(nn.Module):
         _initialise(self.pooler, self.out)
 
     def forward(self, text: Tensor) -> Tensor:
-        """One vector a text, [N, D] -> [N, classes]."""
+        """One vector per text, [N, D] -> [N, classes]."""
         pooled = torch.tanh(self.pooler(text))
         return self.out(dropout(pooled, self.dropout, self.training))
 
 
 class ClassState:
-    """N texts of K beams: the class logits of each text, and how many tokens every beam has been fed."""
+    """The class logits of N texts, and the number of tokens that every beam has been fed."""
 
     def __init__(self, classes: Tensor) -> None:
         self.classes = classes  # [N, V]
         self.fed = 0
 
     def reorder(self, parents: Tensor) -> ClassState:
-        return self  # all beams of a text are alike
+        return self  # all beams of a text are equal
 
     def keep(self, sentences: Tensor) -> ClassState:
         self.classes = self.classes[sentences]
@@ -178,11 +178,12 @@ class Bert(SequenceModel):
             self.classifier = ClassifierHead(target_size, settings)
 
     def encode(self, source: PackedTokens) -> Tensor:
-        """[S] tokens -> [S, D]."""
-        rows, most = source.layout, self.settings.max_positions
-        if self.settings.positions == "learned" and rows.max_len > most:
-            raise UserError(f"a text of {rows.max_len} tokens is too long: this model has places for {most}")
-        x = self.encoder(self.embedding(source.ids, rows.position), pack(rows, rows), is_token=rows.is_token)
+        """Tokens [S] -> [S, D]."""
+        layout, longest = source.layout, self.settings.max_positions
+        if self.settings.positions == "learned" and layout.max_len > longest:
+            raise UserError(f"a text of {layout.max_len} tokens is too long: this model has {longest} positions")
+        x = self.embedding(source.ids, layout.position)
+        x = self.encoder(x, pack(layout, layout), is_token=layout.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def logits(self, batch: SeqBatch) -> Tensor:
@@ -216,26 +217,26 @@ class Bert(SequenceModel):
         return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.mlm_head.bias))
 
     def forward(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
-        """As every family's; where only some places are to be guessed, only their logits are computed."""
+        """The training loss; logits are computed for masked positions only."""
         whole = self.settings.task == "classify" or batch.loss_mask is None or r_drop > 0
         if whole or isinstance(batch.source.layout, StaticPackedLayout):
             return super().forward(
                 batch, smoothing, r_drop
-            )  # of static rows nothing may depend on how many places count
+            )  # with static shapes, nothing may depend on the number of masked positions
         hidden = self.mlm_head(self.encode(batch.source)[batch.loss_mask])
         labels = batch.labels[batch.loss_mask]
         return losses.cross_entropy(self.project(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
     def _classes(self, x: Tensor, rows: PackedLayout) -> Tensor:
-        """[S, D] -> [N, V] the logits of each text's class."""
+        """x [S, D] -> the class logits of each text, [N, V]."""
         if self.settings.pooling == "mean":
             return self.classifier(rows.mean(x))
-        first = rows.offsets[:-1].clamp(max=len(x) - 1)  # of texts that static rows have room for: any
+        first = rows.offsets[:-1].clamp(max=len(x) - 1)  # clamped for the unused entries of static layouts
         return self.classifier(x.index_select(0, first))
 
     @staticmethod
     def _ended(classes: Tensor) -> Tensor:
-        """[V] the logits of what follows a class: the end mark."""
+        """[V] the logits after a class: EOS."""
         logits = classes.new_full(classes.shape[-1:], NEG_LOGIT)
         logits[EOS] = 0.0
         return logits
@@ -251,9 +252,9 @@ class Bert(SequenceModel):
         return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
 
     def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
-        """To classify after having learnt something else, the body is taken over, and only the head is fresh.
+        """Load another run's weights. A classifier may take the body of a model for another task or other classes.
 
-        Something else: to fill in, to tell another number of classes, or, where `tensors` are a `body`, other ones.
+        Its head then keeps its initial weights; `tensors` may also be a `body` without a head.
         """
         own = tensor_io.model_tensors(self)
         if self.settings.task == "classify":
@@ -264,7 +265,7 @@ class Bert(SequenceModel):
 
     @staticmethod
     def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What reads: all but the head, which belongs to a task and its classes."""
+        """All weights but the head's, which belong to a task and its classes."""
         return {name: t for name, t in tensors.items() if not name.startswith(("mlm_head.", "classifier."))}
 
 

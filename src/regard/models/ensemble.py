@@ -1,4 +1,4 @@
-"""Several models of one vocabulary that decide together."""
+"""Ensembles of models with one vocabulary."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from regard.models.decoder_state import StaticShape
 from regard.packed import PackedTokens, SeqBatch
 
 
-def mean_logprobs(opinions: Iterable[Tensor]) -> Tensor:
-    """Logits [..., V] of several models, one after the other -> logits of the mean of their probabilities, in float32.
+def mean_logprobs(member_logits: Iterable[Tensor]) -> Tensor:
+    """Logits [..., V] of each member -> logits [..., V] of the mean of their probabilities, in float32.
 
-    Logits say no more than probabilities but for their level, which a penalty on them goes by. It is the members' mean
-    level: log(mean p) + mean(log sum exp logits). So one model twice is that model.
+    Probabilities determine logits up to an offset, which matters to a repetition penalty. Here it is the mean of the
+    members' offsets: log(mean p) + mean(logsumexp(logits)). So an ensemble of one model twice equals that model.
 
     >>> mean_logprobs([torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()]).exp()
     tensor([0.7000, 0.3000])
     """
     total: Tensor | None = None
-    level: Tensor | float = 0.0
+    offset: Tensor | float = 0.0
     count = 0
-    for logits in opinions:
-        least = logits.float().logsumexp(-1, keepdim=True)
-        logp = logits.float() - least
-        total, level, count = logp if total is None else torch.logaddexp(total, logp), level + least, count + 1
+    for logits in member_logits:
+        lse = logits.float().logsumexp(-1, keepdim=True)
+        logp = logits.float() - lse
+        total, offset, count = logp if total is None else torch.logaddexp(total, logp), offset + lse, count + 1
     assert total is not None
-    return total + (level / count - math.log(count))
+    return total + (offset / count - math.log(count))
 
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The members' states, which follow the same choices."""
+    """The decoding states of the members."""
 
     states: list[Any]
 
@@ -56,12 +56,12 @@ class EnsembleState:
 
 
 class Ensemble(SequenceModel):
-    """Members of any families. A token's probability is the mean of those that the members give it."""
+    """Models of any families; the probability of a token is the mean over the members."""
 
     def __init__(self, members: Sequence[SequenceModel]) -> None:
         super().__init__()
         self.members: Sequence[SequenceModel] = nn.ModuleList(members)  # type: ignore[assignment]
-        kinds = {member.is_decoder_only for member in members}  # which count positions alike
+        kinds = {member.is_decoder_only for member in members}  # these count positions differently
         self.has_static_state = len(kinds) == 1 and all(member.has_static_state for member in members)
         self.is_decoder_only = any(kinds)
         self.can_restart = all(member.can_restart for member in members)
@@ -74,19 +74,19 @@ class Ensemble(SequenceModel):
 
     def static_state(self, state: EnsembleState, shape: StaticShape) -> EnsembleState:
         pairs = zip(self.members, state.states, strict=True)
-        return EnsembleState([member.static_state(own, shape) for member, own in pairs])
+        return EnsembleState([member.static_state(each, shape) for member, each in pairs])
 
     def restart(self, state: EnsembleState, source: PackedTokens) -> None:
-        for member, own in zip(self.members, state.states, strict=True):
-            member.restart(own, source)
+        for member, member_state in zip(self.members, state.states, strict=True):
+            member.restart(member_state, source)
 
     def step(self, state: EnsembleState, tokens: Tensor) -> tuple[Tensor, EnsembleState]:
-        after: list[Any] = []
+        new_states: list[Any] = []
 
-        def opinions() -> Iterator[Tensor]:
-            for member, own in zip(self.members, state.states, strict=True):
-                logits, then = member.step(own, tokens)
-                after.append(then)
+        def member_logits() -> Iterator[Tensor]:  # one at a time, to hold the logits of one member only
+            for member, member_state in zip(self.members, state.states, strict=True):
+                logits, new_state = member.step(member_state, tokens)
+                new_states.append(new_state)
                 yield logits
 
-        return mean_logprobs(opinions()), EnsembleState(after)
+        return mean_logprobs(member_logits()), EnsembleState(new_states)

@@ -1,11 +1,11 @@
-"""Recurrent encoder-decoders (Sutskever et al. 2014; Cho et al. 2014), without and with attention over the source.
+"""Recurrent encoder-decoders (Sutskever et al. 2014; Cho et al. 2014), without and with attention to the source.
 
-Without it, one vector carries the whole sentence to the decoder. With a dot, bilinear or multi-head score the decoder
-writes its states first and then looks back with them (Luong et al. 2015); with the additive score it looks first, with
-its last state, and reads what it saw together with the token (Bahdanau et al. 2015).
+Without attention, one vector carries the whole source to the decoder. With Bahdanau's attention (2015) the decoder
+attends before each step, with its last state, and its cell reads the context vector beside the token. With Luong's
+(2015) it attends after each step, with its new state; multi-head attention is used in the same way.
 
-T target and S source tokens in flat rows, N sentences of L places in the padded view, B of them at once (N, or N*K
-beams), I inputs, D width, E encoder width, V vocabulary. The recurrent layers themselves are in `regard.nn.recurrent`.
+Shapes: T target and S source tokens of packed batches; N sentences of L positions in the padded view; B sequences (N,
+or N * K beams); I inputs, D width, E encoder width, V vocabulary. The recurrent layers are in `regard.nn.recurrent`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class ScaledEmbedding(nn.Module):
-    """Token vectors, with dropout. The table times sqrt(I), so that its rows also serve as an output projection."""
+    """dropout(E[id] · sqrt(I)). With that factor the table has the scale of an output projection, and can be tied."""
 
     def __init__(self, vocabulary: int, settings: RecurrentSettings) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class ScaledEmbedding(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Reads sentences from the start, and from the end too where it is bidirectional: [ahead; back]."""
+    """One recurrent layer; if bidirectional, the concatenation of a forward and a backward one."""
 
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
         super().__init__()
@@ -147,17 +147,18 @@ class EncoderLayer(nn.Module):
         self.forward_cell = RecurrentLayer(settings.cell, inputs, width)
         self.backward_cell = RecurrentLayer(settings.cell, inputs, width) if settings.bidirectional else None
 
-    def forward(self, x: Tensor, rows: PackedLayout, turned: Tensor | None) -> Tensor:
-        """[S, I] -> [S, E]."""
-        x = rows.pad(x)
+    def forward(self, x: Tensor, layout: PackedLayout, reversal: Tensor | None) -> Tensor:
+        """x [S, I] -> [S, E]; `reversal` is the `reversal_index` of the layout."""
+        x = layout.pad(x)  # [N, L, I]
         outputs, _ = self.forward_cell(x, self.forward_cell.zero_state(x))
         if self.backward_cell is not None:
-            outputs = torch.cat([outputs, self.backward_cell(x, self.backward_cell.zero_state(x), turned)[0]], -1)
-        return taps.tap(self, "stream", rows.flatten(outputs))
+            backward, _ = self.backward_cell(x, self.backward_cell.zero_state(x), reversal)
+            outputs = torch.cat([outputs, backward], -1)
+        return taps.tap(self, "stream", layout.flatten(outputs))
 
 
 class DecoderLayer(nn.Module):
-    """A recurrence that begins with what the source vector s says: h = tanh(W s), and c = tanh(V s) of an LSTM."""
+    """A recurrent layer that starts from the source vector s: h = tanh(W s) and, for an LSTM, c = tanh(V s)."""
 
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
         super().__init__()
@@ -165,44 +166,44 @@ class DecoderLayer(nn.Module):
         self.bridge = _linear(settings.encoder_width, settings.width * (2 if settings.cell == "lstm" else 1))
 
     def begin(self, summary: Tensor) -> States:
-        """[N, E] -> the states before the first place."""
+        """Source vectors [N, E] -> the initial states."""
         return self.bridge(summary).tanh().split(self.cell.cell.hidden_size, -1)
 
-    def forward(self, x: Tensor, summary: Tensor, rows: PackedLayout) -> Tensor:
-        """[T, I] -> [T, D]."""
-        outputs, _ = self.cell(rows.pad(x), self.begin(summary))
-        return taps.tap(self, "stream", rows.flatten(outputs))
+    def forward(self, x: Tensor, summary: Tensor, layout: PackedLayout) -> Tensor:
+        """x [T, I] and source vectors [N, E] -> [T, D]."""
+        outputs, _ = self.cell(layout.pad(x), self.begin(summary))
+        return taps.tap(self, "stream", layout.flatten(outputs))
 
     def step(self, x: Tensor, states: States) -> tuple[Tensor, States]:
-        """One place of every beam: [B, I] -> [B, D]."""
+        """One step of every beam: x [B, I] -> [B, D], and the new states."""
         outputs, states = self.cell(x[:, None], states)
         return taps.tap(self, "stream", outputs[:, 0]), states
 
 
 class SourceAttention(nn.Module):
-    """A look at the source by one score: softmax(score(x, s)) @ s. Has the interface of `MultiHeadAttention`."""
+    """softmax(score(x, s)) @ s, without projections. Has the interface of `MultiHeadAttention`."""
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
         self.score: Score = SCORES[settings.attention_score](settings.width, settings.encoder_width)
 
     def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, E]; the source row [S, E], or None when the layout remembers it."""
+        """x [T, D] and source [S, E] -> [T, E]; source is None if the layout caches it."""
         key = value = None if source is None else source[:, None]
         heads = attend(x[:, None], key, value, layout, score=self.score, owner=self)
         return taps.tap(self, "heads", heads).flatten(-2)
 
-    def source_kv(self, source: Tensor, rows: PackedLayout) -> SourceCache:
-        """The source's keys and values, computed once a sentence."""
-        key, value = (rows.pad(t)[:, None].contiguous() for t in (self.score.project_keys(source), source))
-        return SourceCache(key, value, PackedQK(rows, rows).allowed)
+    def source_kv(self, source: Tensor, layout: PackedLayout) -> SourceCache:
+        """Compute the keys and values of the source [S, E] once, for all decoding steps."""
+        key, value = (layout.pad(t)[:, None].contiguous() for t in (self.score.project_keys(source), source))
+        return SourceCache(key, value, PackedQK(layout, layout).allowed)
 
 
 class AttentionFirstLayer(DecoderLayer):
-    """A layer that looks before it reads: with its last state at the source, then x and what it saw go to the cell.
+    """A layer that attends to the source with its last state; the cell reads the context vector beside x (Bahdanau).
 
-    What is seen depends on the state before, so this is a loop over places even in training. In a decoder of several
-    layers it is the first one that looks (as in Wu et al. 2016), so that the others need no loop.
+    The context depends on the last state, so this is a loop over positions even in training. In a decoder of several
+    layers only the first one attends (as in Wu et al. 2016), so that the others need no loop.
     """
 
     def __init__(self, settings: RecurrentSettings, inputs: int) -> None:
@@ -210,77 +211,77 @@ class AttentionFirstLayer(DecoderLayer):
         self.cross_attn = SourceAttention(settings)
 
     def forward(self, x: Tensor, summary: Tensor, layout: PackedQK, source: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """x [T, I], source [S, E] -> states [T, D] and what was seen [T, E]."""
-        rows = layout.queries
-        x, states = rows.pad(x), self.begin(summary)
+        """x [T, I], source vectors [N, E] and source [S, E] -> outputs [T, D] and context vectors [T, E]."""
+        packed = layout.queries
+        x, states = packed.pad(x), self.begin(summary)
         memory = self.cross_attn.source_kv(source, layout.keys)
-        outputs, seen = self._write(x, states, memory)
+        outputs, contexts = self._loop(x, states, memory)
         if taps.has_listeners():
-            outputs, seen = self._show(x, states, memory, layout, outputs, seen)
-        return taps.tap(self, "stream", rows.flatten(outputs)), rows.flatten(seen)
+            outputs, contexts = self._offer(x, states, memory, layout, outputs, contexts)
+        return taps.tap(self, "stream", packed.flatten(outputs)), packed.flatten(contexts)
 
-    def _write(
-        self, x: Tensor, states: States, memory: SourceCache, gates: Tensor | None = None, seen: Tensor | None = None
+    def _loop(
+        self, x: Tensor, states: States, memory: SourceCache, gates: Tensor | None = None, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x [N, L, I] -> outputs [N, L, D] and what was seen [N, L, E]; gates or what is seen may be given."""
-        weight = self.cell.weights[0][:, x.shape[-1] :].t()  # for what was seen
+        """x [N, L, I] -> outputs [N, L, D] and contexts [N, L, E]; gates, or contexts (`given`), may be replaced."""
+        weight = self.cell.weights[0][:, x.shape[-1] :].t()  # [E, 4D or 3D], the columns that read the context
         score, outputs, contexts = self.cross_attn.score, [], []
-        for t, given in enumerate(self.cell.project(x).unbind(1)):
-            if seen is None:
+        for t, projected in enumerate(self.cell.project(x).unbind(1)):
+            if given is None:
                 context = attend(states[0][:, None], None, None, memory, score=score)[:, 0]
             else:
-                context = seen[:, t]
-            given = torch.addmm(given, context, weight)
-            states = self.cell.advance(given, states, None if gates is None else gates[:, t])
+                context = given[:, t]
+            projected = torch.addmm(projected, context, weight)
+            states = self.cell.advance(projected, states, None if gates is None else gates[:, t])
             outputs.append(states[0])
             contexts.append(context)
         return torch.stack(outputs, 1), torch.stack(contexts, 1)
 
-    def _show(
-        self, x: Tensor, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, seen: Tensor
+    def _offer(
+        self, x: Tensor, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, contexts: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Offer the weights and gates of the whole loop at once; where others were written, the loop is run with them.
+        """Offer the weights and gates of the whole loop at their taps; repeat the loop with replacements, if any.
 
-        Other gates lead to other states and so to other weights, which are then shown in their turn.
+        Replaced gates lead to other states and so to other weights, which are then offered again.
         """
-        written = self._show_weights(states, memory, layout, outputs, seen)
-        if written is not None:
-            outputs, seen = self._write(x, states, memory, seen=written)
-        gates = self.cell.offer(torch.cat([x, seen.to(x.dtype)], -1), outputs, states)
+        replaced = self._offer_weights(states, memory, layout, outputs, contexts)
+        if replaced is not None:
+            outputs, contexts = self._loop(x, states, memory, given=replaced)
+        gates = self.cell.offer(torch.cat([x, contexts.to(x.dtype)], -1), outputs, states)
         if gates is not None:
-            outputs, seen = self._write(x, states, memory, gates, written)
-            if written is None:
-                written = self._show_weights(states, memory, layout, outputs, seen)
-                if written is not None:
-                    outputs, seen = self._write(x, states, memory, gates, written)
-        return outputs, seen
+            outputs, contexts = self._loop(x, states, memory, gates, replaced)
+            if replaced is None:
+                replaced = self._offer_weights(states, memory, layout, outputs, contexts)
+                if replaced is not None:
+                    outputs, contexts = self._loop(x, states, memory, gates, replaced)
+        return outputs, contexts
 
-    def _show_weights(
-        self, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, seen: Tensor
+    def _offer_weights(
+        self, states: States, memory: SourceCache, layout: PackedQK, outputs: Tensor, contexts: Tensor
     ) -> Tensor | None:
-        """Offer what all places looked at, as one attention; what they are to see instead [N, L, E], or None."""
+        """Offer the attention of all steps as one; return replaced contexts [N, L, E], or None."""
         query = shifted_outputs(states[0], outputs)[:, None]  # [N, 1, L, D]
         offered = AttentionWeights(query, memory.key, memory.value, memory.allowed, self.cross_attn.score, layout)
-        written = taps.offer(self.cross_attn, "weights", offered)
-        if written is not None:
-            seen = (written.to(memory.value.dtype) @ memory.value)[:, 0]
-        heads = layout.queries.flatten(seen)[:, None]  # [T, 1, E]
-        changed = taps.tap(self.cross_attn, "heads", heads)
-        if changed is not heads:
-            return layout.queries.pad(changed[:, 0])
-        return None if written is None else seen
+        weights = taps.offer(self.cross_attn, "weights", offered)
+        if weights is not None:
+            contexts = (weights.to(memory.value.dtype) @ memory.value)[:, 0]
+        heads = layout.queries.flatten(contexts)[:, None]  # [T, 1, E]
+        replaced = taps.tap(self.cross_attn, "heads", heads)
+        if replaced is not heads:
+            return layout.queries.pad(replaced[:, 0])
+        return None if weights is None else contexts
 
-    def look(self, x: Tensor, states: States, memory: SourceCache) -> tuple[Tensor, Tensor, States]:
-        """One place of every beam: x [B, I] -> its output [B, D], what was seen [B, E], the states after it."""
+    def attend_and_step(self, x: Tensor, states: States, memory: SourceCache) -> tuple[Tensor, Tensor, States]:
+        """One step of every beam: x [B, I] -> output [B, D], context [B, E], and the new states."""
         context = self.cross_attn(states[0], memory)
         outputs, states = self.step(torch.cat([x, context], -1), states)
         return outputs, context, states
 
 
 class Readout(nn.Module):
-    """tanh(W [state; ...]): what the output projection sees, with dropout.
+    """dropout(tanh(W [state; ...])): the input of the output projection.
 
-    With `cross`, the finished state looks back at the source, and what it saw stands beside it.
+    With Luong's or multi-head attention, the new state attends to the source, and the context is concatenated to it.
     """
 
     def __init__(self, settings: RecurrentSettings, beside: int) -> None:
@@ -300,7 +301,7 @@ class Readout(nn.Module):
     def forward(
         self, state: Tensor, beside: Sequence[Tensor], layout: AttentionLayout | None, source: Tensor | None
     ) -> Tensor:
-        """state [T, D] and what stands beside it [T, ...] -> [T, features of the output projection]."""
+        """state [T, D] and what is concatenated to it, [T, ...] each -> [T, features of the output projection]."""
         parts = [state, *beside]
         if self.cross_attn is not None:
             assert layout is not None
@@ -310,9 +311,9 @@ class Readout(nn.Module):
 
 
 class RecurrentState:
-    """Where N sentences of K beams are: each layer's states (beams); source vector and keys (sentences).
+    """The decoding state of N sentences with K beams: recurrent states per beam; source vector and keys per sentence.
 
-    In constant shapes (`fixed`), the states after a step are copied to where those before it were.
+    With static shapes (`fixed`), `reorder` copies new states into the tensors of the old ones.
     """
 
     def __init__(self, layers: list[States], summary: Tensor, memory: SourceCache | None, beams: int = 1) -> None:
@@ -322,18 +323,18 @@ class RecurrentState:
         self.beams = beams
         self._constant: list[States] | None = None
 
-    def _take(self, beams: Tensor) -> None:
+    def _select(self, beams: Tensor) -> None:
         self.layers = [tuple(s.index_select(0, beams) for s in states) for states in self.layers]
 
     def reorder(self, parents: Tensor) -> RecurrentState:
         if self.beams > 1 or parents.shape[1] > 1:
             first = torch.arange(len(parents), device=parents.device)[:, None] * self.beams
-            self._take((first + parents).flatten())
+            self._select((first + parents).flatten())
         self.beams = parents.shape[1]
         if self._constant is not None:
             for constant, states in zip(self._constant, self.layers, strict=True):
-                for own, new in zip(constant, states, strict=True):
-                    own.copy_(new)
+                for old, new in zip(constant, states, strict=True):
+                    old.copy_(new)
             self.layers = list(self._constant)
         return self
 
@@ -346,7 +347,7 @@ class RecurrentState:
         return kept
 
     def fixed(self, shape: StaticShape) -> RecurrentState:
-        """A state of constant shapes and addresses, of beams that all begin alike."""
+        """A state with static shapes and addresses, in which all beams of a sentence start equal."""
         layers = [tuple(x.repeat_interleave(shape.beams, 0) for x in states) for states in self.layers]
         memory = None if self.memory is None else self.memory.fixed(shape.source)
         made = RecurrentState(layers, self.summary, memory, shape.beams)
@@ -365,10 +366,10 @@ class RecurrentState:
 
 @MODELS.register("recurrent")
 class Recurrent(SequenceModel):
-    """softmax(W · readout(decoder(target so far, encoder(source)))).
+    """p(next token) = softmax(W · readout(decoder(target so far, encoder(source)))).
 
-    The source vector (the encoder's last states, from either end) starts every layer of the decoder; with feed =
-    "every" it also stands beside each target token and each state that is read out.
+    The source vector (the last states of the encoder, in both directions) initialises every layer of the decoder; with
+    feed = "every" it is also concatenated to each target token and to each state that is read out.
     """
 
     Settings = RecurrentSettings
@@ -395,36 +396,37 @@ class Recurrent(SequenceModel):
             nn.init.xavier_uniform_(self.output)
 
     def _between(self, x: Tensor) -> Tensor:
+        """Dropout between layers."""
         return dropout(x, self.settings.dropout, self.training)
 
     def encode(self, source: PackedTokens) -> tuple[Tensor, Tensor]:
-        """[S] tokens -> what the encoder made of each [S, E], and the source vectors [N, E]."""
-        rows = source.layout
-        turned = reversal_index(rows) if self.settings.bidirectional else None
+        """Source tokens [S] -> encoder outputs [S, E], and the source vectors [N, E]."""
+        layout = source.layout
+        reversal = reversal_index(layout) if self.settings.bidirectional else None
         x = self.source_embedding(source.ids)
         for number, layer in enumerate(self.encoder):
-            x = layer(self._between(x) if number else x, rows, turned)
-        first, last = rows.offsets[:-1], rows.offsets[1:] - 1
-        if turned is None:
+            x = layer(self._between(x) if number else x, layout, reversal)
+        first, last = layout.offsets[:-1], layout.offsets[1:] - 1
+        if reversal is None:
             return x, x.index_select(0, last)
-        ahead, back = x.chunk(2, -1)
-        return x, torch.cat([ahead.index_select(0, last), back.index_select(0, first)], -1)
+        forward, backward = x.chunk(2, -1)
+        return x, torch.cat([forward.index_select(0, last), backward.index_select(0, first)], -1)
 
     def features(self, batch: SeqBatch) -> Tensor:
         source, summary = self.encode(batch.source)
-        rows, layout = batch.inputs.layout, PackedQK(batch.inputs.layout, batch.source.layout)
+        packed, layout = batch.inputs.layout, PackedQK(batch.inputs.layout, batch.source.layout)
         x = embedded = self.target_embedding(batch.inputs.ids)
         beside: list[Tensor] = []
         if self.settings.feed == "every":
-            beside = [rows.flatten(summary[:, None].expand(-1, rows.max_len, -1))]
+            beside = [packed.flatten(summary[:, None].expand(-1, packed.max_len, -1))]
             x = torch.cat([x, *beside], -1)
         for number, layer in enumerate(self.decoder):
             if isinstance(layer, AttentionFirstLayer):
-                x, seen = layer(x, summary, layout, source)
-                beside += [seen, embedded]
+                x, context = layer(x, summary, layout, source)
+                beside += [context, embedded]
             else:
-                x = layer(self._between(x) if number else x, summary, rows)
-        return rows.zero_padding(self.readout(x, beside, layout, source))
+                x = layer(self._between(x) if number else x, summary, packed)
+        return packed.zero_padding(self.readout(x, beside, layout, source))
 
     def lm_head(self) -> tuple[Tensor, None]:
         return self.target_embedding.table if self.settings.tie_embeddings else self.output, None
@@ -433,7 +435,7 @@ class Recurrent(SequenceModel):
         return taps.tap(self, "logits", self.linear(hidden, *self.lm_head()))
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
-        """Of a recurrent model, only what is read out speaks: [..., features of the output projection]."""
+        """Logits from the readout, [..., features of the output projection]; other layers have no logits."""
         return self.project(stream)
 
     def static_state(self, state: RecurrentState, shape: StaticShape) -> RecurrentState:
@@ -456,8 +458,8 @@ class Recurrent(SequenceModel):
             states = state.layers[number]
             if isinstance(layer, AttentionFirstLayer):
                 assert state.memory is not None
-                x, seen, state.layers[number] = layer.look(x, states, state.memory)
-                beside += [seen, embedded]
+                x, context, state.layers[number] = layer.attend_and_step(x, states, state.memory)
+                beside += [context, embedded]
             else:
                 assert isinstance(layer, DecoderLayer)
                 x, state.layers[number] = layer.step(self._between(x) if number else x, states)

@@ -1,4 +1,4 @@
-"""How large a model would be, worked out without allocating it: settings may come from anywhere."""
+"""The size of a model, computed without allocating it, since settings may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from regard.errors import UserError
 from regard.models import build
 from regard.recipes.schema import ModelSettings
 
-SMALL = 1 << 28  # elements, 1 GB in fp32: fewer are not worth an exact count
+SMALL = 1 << 28  # elements, 1 GB in fp32, below which no exact count is needed
 FP32 = 4  # bytes
 
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers of elements: `stored` of what is saved (parameters and kept buffers), `held` of these and all buffers."""
+    """Numbers of elements: `stored` in checkpoints (parameters and persistent buffers), `held` with all buffers."""
 
     stored: int
     held: int
 
     @classmethod
     def of(cls, settings: ModelSettings, source_size: int, target_size: int, shared: bool) -> Size:
-        """The size of the model that `build` would make.
+        """The size of the model that `build` would create.
 
-        Layers after the first are equal, so models of one and of two layers on the meta device tell the rest.
+        Layers after the first are equal, so models of one and of two layers on the meta device are enough.
         """
         depths = {name: value for name, value in settings if name.endswith("layers")}
         sizes = source_size, target_size, shared
@@ -44,14 +44,14 @@ def _built(settings: ModelSettings, source_size: int, target_size: int, shared: 
     try:
         with torch.device("meta"):
             model = build(settings, source_size, target_size, shared)
-    except (RuntimeError, OverflowError, TypeError):  # more elements than a 64-bit number counts
+    except (RuntimeError, OverflowError, TypeError):  # more elements than fit into 64 bits
         return Size(sys.maxsize, sys.maxsize)
     stored = sum(tensor.numel() for tensor in tensor_io.model_tensors(model).values())
     return Size(stored, stored + sum(buffer.numel() for buffer in model.buffers()))
 
 
 def at_most(settings: ModelSettings, vocabularies: int) -> int:
-    """A rough upper bound of the elements that a model holds, by arithmetic alone."""
+    """A rough upper bound of the number of elements of a model."""
     numbers = {name: value for name, value in settings if type(value) is int}
     depth = sum(value for name, value in numbers.items() if name.endswith("layers"))
     width = sum(numbers.get(name, 0) for name in ("width", "ffn_width", "encoder_width", "embedding", "se_dim"))
@@ -61,7 +61,7 @@ def at_most(settings: ModelSettings, vocabularies: int) -> int:
 def refuse_misfit(
     settings: ModelSettings, vocabularies: tuple[int, int], shared: bool, stored: int, origin: str
 ) -> None:
-    """Refuse settings of another size than the weights they come with, which have `stored` elements.
+    """Refuse settings whose model has another size than its weights, which have `stored` elements.
 
     A small difference is left to `tensor_io.load_into_model`, which names the tensor.
     """
@@ -78,7 +78,7 @@ def refuse_misfit(
 def refuse_too_large(
     settings: ModelSettings, vocabularies: tuple[int, int], shared: bool, memory: int, copies: int, origin: str
 ) -> None:
-    """Refuse a model that takes more than `memory` bytes with so many copies of its weights (gradients, moments)."""
+    """Refuse a model that needs more than `memory` bytes with `copies` of its weights (gradients, moments)."""
     if at_most(settings, sum(vocabularies)) < SMALL:
         return
     size = Size.of(settings, *vocabularies, shared)
@@ -91,7 +91,7 @@ def refuse_too_large(
 
 
 def largest_setting(settings: ModelSettings) -> str:
-    """The setting of a model that is farthest above its usual value: `model.width = 1000000000`."""
+    """The setting that exceeds its default the most: `model.width = 1000000000`."""
     usual = {name: field.default for name, field in type(settings).model_fields.items()}
     usual |= settings.PRESETS[settings.USUAL]
     numbers = {name: value for name, value in settings if type(value) is int and type(usual.get(name)) is int}

@@ -1,1 +1,1 @@
-"""The layers that models are built from: norms, feed-forward layers, residual connections, Transformer blocks."""
+"""Layers and losses: norms, embeddings, positions, Transformer blocks, recurrent cells, cross-entropy."""
