@@ -1,4 +1,4 @@
-"""Which device to compute on, and in which precision."""
+"""Selection of device and precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.errors import UserError
 
 
 def pick(name: str = "auto") -> torch.device:
-    """auto: a GPU where there is one, else the CPU."""
+    """The device with this name; auto: a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -31,7 +31,7 @@ def pick(name: str = "auto") -> torch.device:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes of memory of a device, used or not; of the CPU what this process may have."""
+    """Total bytes of memory of a device; of a CPU, the limit of this process."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     limits = [sys.maxsize]
@@ -46,9 +46,9 @@ DECODING = ("auto", "fp32", "bf16", "int8")
 
 
 def decoding_precision(asked: str, trained: str, device: torch.device) -> str:
-    """In which precision to decode on a device: fp32, or bf16 on a GPU, or int8 on a CPU.
+    """The precision for decoding on a device: fp32, bf16 (GPU) or int8 (CPU).
 
-    auto: fp32 on a CPU; on a GPU as it was trained there.
+    auto: fp32 on a CPU; on a GPU, the precision of training.
     """
     if asked not in DECODING:
         raise UserError(f"no precision {asked!r}: there are {', '.join(DECODING)}")
@@ -63,17 +63,17 @@ def decoding_precision(asked: str, trained: str, device: torch.device) -> str:
 
 
 def in_bf16(precision: str, device: torch.device) -> bool:
-    """Whether matrix products are: auto is bf16 on a GPU and fp32 on a CPU."""
+    """Return whether matmuls are in bf16; auto: on a GPU they are, on a CPU not."""
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Where matrix products run. Weights stay fp32 either way."""
+    """A context in which matmuls run in this precision. Weights stay in fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if in_bf16(precision, device) else nullcontext()
 
 
 def matrix_dtype(x: Tensor) -> torch.dtype:
-    """What a matrix product with x is computed in where this is called."""
+    """The dtype of a matmul with x in the current autocast context."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -85,10 +85,10 @@ HELD = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0}
 
 @contextmanager
 def held_memory(device: torch.device) -> Iterator[None]:
-    """On a CPU, let the process keep the memory that it frees, for its next use, while the context lasts.
+    """On a CPU, let the process keep freed memory for reuse while the context lasts.
 
-    A training step frees and asks for hundreds of megabytes. Handed back to the system, they would come again as fresh
-    pages, zeroed one by one. Only glibc has these switches; elsewhere nothing happens.
+    A training step frees and allocates hundreds of megabytes. If they were returned to the system, they would have to
+    be mapped and zeroed again, page by page. Only glibc has these options; elsewhere this does nothing.
     """
     import ctypes
 
