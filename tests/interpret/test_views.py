@@ -433,7 +433,7 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     top = [[{"id": 1, "piece": " a", "p": 0.5}]] * tokens
     names = [f"decoder.{layer}.self_attn" for layer in range(layers)]
     header: dict[str, Any] = {
-        "model": {"name": "long", "family": "gpt", "task": "generate", "heads": heads},
+        "model": {"name": "long", "family": "gpt", "task": "generate", "output": "sequence", "heads": heads},
         "text": {"source": "", "target": ""},
         "tokens": {"source": [], "target": side, "inputs": side},
         "attention": [{"name": name, "part": "decoder", "layer": layer, "heads": heads, "queries": "inputs",
