@@ -1,4 +1,4 @@
-"""How good the output is: BLEU, chrF and exact matches against references; perplexity of plain text."""
+"""Scores of translations (BLEU, chrF, exact matches), and comparisons of runs."""
 
 from regard.metrics.text_scores import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 

@@ -1,6 +1,6 @@
-"""Several models on the same sentences: their scores side by side, and how each holds up as sentences grow longer.
+"""Compare models on the same sentences: their scores, and how each depends on the length of sentences.
 
-Everything here works on outputs that were already made; nothing knows how.
+The functions work on outputs that exist already.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from regard.metrics.text_scores import TextScores
 
 Metric = Literal["bleu", "chrf", "exact"]
 METRICS: dict[str, str] = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact matches (%)"}
-RESAMPLES = 1000  # of the bootstrap behind the intervals
+RESAMPLES = 1000  # bootstrap samples for the confidence intervals
 
 
 # -- sentences by length ----------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ RESAMPLES = 1000  # of the bootstrap behind the intervals
 
 @dataclass(frozen=True)
 class Bucket:
-    """The sentences whose sources have from `low` to `high` words: their line numbers, and their mean length."""
+    """The sentences whose sources have `low` to `high` words: their line numbers and mean length."""
 
     low: int
     high: int
@@ -43,34 +43,34 @@ class Bucket:
 
 
 def buckets(sources: Sequence[str], wanted: int | Sequence[int]) -> list[Bucket]:
-    """Lines put together by the number of words in their source.
+    """Group lines by the number of words in their source.
 
-    `wanted` is a number of buckets, made as equal in size as whole lengths allow, or the longest length of each bucket
-    but the last: (5, 10) makes up to 5, 6 to 10, and above. `low` and `high` are lengths that do occur; a bucket that
-    nothing falls into is left out.
+    `wanted` is a number of buckets, which are made as equal in size as possible, or the greatest length of each bucket
+    except the last: (5, 10) gives the buckets 1 to 5, 6 to 10, and above. `low` and `high` are lengths that occur;
+    empty buckets are left out.
     """
     lengths = [len(source.split()) for source in sources]
     number: dict[int, int] = {}  # length -> which bucket
     seen = 0
     for length, count in sorted(Counter(lengths).items()):
         if isinstance(wanted, int):
-            number[length] = int(wanted * (seen + count / 2) / len(lengths))  # by the middle one of this length
+            number[length] = int(wanted * (seen + count / 2) / len(lengths))  # by the median line of this length
         else:
             number[length] = sum(length > edge for edge in wanted)
         seen += count
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for line, length in enumerate(lengths):
-        found.setdefault(number[length], []).append(line)
-    return [_bucket(found[k], lengths) for k in sorted(found)]
+        members.setdefault(number[length], []).append(line)
+    return [_bucket(members[k], lengths) for k in sorted(members)]
 
 
 def _bucket(lines: Sequence[int], lengths: Sequence[int]) -> Bucket:
-    own = [lengths[line] for line in lines]
-    return Bucket(min(own), max(own), sum(own) / len(own), tuple(lines))
+    chosen = [lengths[line] for line in lines]
+    return Bucket(min(chosen), max(chosen), sum(chosen) / len(chosen), tuple(lines))
 
 
 def parse_buckets(text: str) -> int | tuple[int, ...]:
-    """What `--buckets` means: "6" is a number of them, "5,10,15" are the lengths they end at."""
+    """Parse `--buckets`: "6" is a number of buckets, "5,10,15" are the greatest lengths of the buckets."""
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise UserError(f"--buckets {text}: must be a number of buckets (6), or the lengths they end at (5,10,15)")
@@ -86,7 +86,7 @@ def parse_buckets(text: str) -> int | tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ScoreInterval:
-    """A score of some sentences and where 95 % of the scores of resampled sentences lie."""
+    """A score and its 95 % confidence interval."""
 
     score: float
     low: float
@@ -96,7 +96,7 @@ class ScoreInterval:
 def measure(
     metric: Metric, outputs: Sequence[str], references: Sequence[str], lowercase: bool = False
 ) -> ScoreInterval:
-    """One score from 0 to 100 with its interval: bootstrap for BLEU and chrF, Wilson's for exact matches."""
+    """A score from 0 to 100 with its interval: bootstrap for BLEU and chrF, Wilson's for exact matches."""
     if metric == "exact":
         pairs = list(zip(outputs, references, strict=True))
         if lowercase:
@@ -108,9 +108,9 @@ def measure(
     if len(outputs) == 1:  # nothing to resample
         score = scorer.corpus_score(outputs, [references]).score
         return ScoreInterval(score, score, score)
-    found = scorer.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
-    # sacreBLEU keeps the mean of the resampled scores and half the interval's width, and shows them in print only
-    return ScoreInterval(found.score, max(0.0, found._mean - found._ci), min(100.0, found._mean + found._ci))
+    result = scorer.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
+    # sacreBLEU has the mean of the resampled scores and half the width of the interval in private fields only
+    return ScoreInterval(result.score, max(0.0, result._mean - result._ci), min(100.0, result._mean + result._ci))
 
 
 def wilson(right: int, of: int) -> ScoreInterval:
@@ -125,12 +125,12 @@ def wilson(right: int, of: int) -> ScoreInterval:
     return ScoreInterval(100 * p, max(0.0, (middle - half) * scale), min(100.0, (middle + half) * scale))
 
 
-# -- what is told of each run -----------------------------------------------------------------------------------------
+# -- facts about each run ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """How a run was trained, from its metrics: steps, seconds (looks at held-out pairs included), tokens a second."""
+    """Steps, seconds (including validations) and tokens per second of a run's training."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -138,7 +138,7 @@ class TrainingSummary:
 
     @classmethod
     def of(cls, metrics: Path) -> TrainingSummary:
-        """From a run's metrics.jsonl; a line that was cut short counts for nothing."""
+        """Read a run's metrics.jsonl; incomplete lines are skipped."""
         steps = seconds = speed = None
         try:
             lines = read_text(metrics, errors="replace").splitlines()
@@ -157,7 +157,7 @@ class TrainingSummary:
 
 @dataclass(frozen=True)
 class RunScores:
-    """One run among those compared."""
+    """A run and its scores."""
 
     name: str
     model: str  # in a few words
@@ -165,11 +165,11 @@ class RunScores:
     training: TrainingSummary
     perplexity: float
     scores: TextScores
-    by_length: tuple[ScoreInterval, ...]  # one a bucket
+    by_length: tuple[ScoreInterval, ...]  # one per bucket
     moses: tuple[float, str] | None = None  # lower-cased Moses-tokenised BLEU, and its signature
 
     def as_json(self, buckets: Sequence[Bucket]) -> dict[str, Any]:
-        """Everything, unrounded."""
+        """All numbers, unrounded."""
         row: dict[str, Any] = {"run": self.name, "model": self.model, "parameters": self.parameters}
         row |= asdict(self.training) | {"perplexity": self.perplexity}
         row |= {"bleu": self.scores.bleu, "chrf": self.scores.chrf, "exact": self.scores.exact}
@@ -182,7 +182,7 @@ class RunScores:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many of its last parts as it takes to tell them apart."""
+    """The last part of each path, or as many last parts as it takes to make the names distinct."""
     parts = [path.resolve().parts for path in paths]
     for i, path in enumerate(parts):
         if path in parts[:i]:
@@ -196,7 +196,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
-    """The heads and the cells of the table. Perplexities that do not compare get a star."""
+    """The headings and the cells of the table. Perplexities that cannot be compared get a star."""
     star = "" if same_vocabulary else "*"
     with_moses = any(s.moses is not None for s in standings)
     heads = ["run", "model", "parameters", "training", "tokens/s", f"perplexity{star}", "BLEU", "chrF", "exact"]
@@ -218,7 +218,7 @@ def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[st
 
 
 def clock(seconds: float | None) -> str:
-    """Seconds as minutes and seconds: 2:05, 1:00:00; a dash if not known."""
+    """Format seconds: 2:05, 1:00:00; a dash if unknown."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
