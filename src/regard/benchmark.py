@@ -19,10 +19,10 @@ import torch
 from regard import accelerate, devices, tasks
 from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
-from regard.models import SequenceModel
+from regard.models import SequenceModel, flops
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
-from regard.training import captured_step, flops, setup
+from regard.training import captured_step, setup
 from regard.training.checkpoint import EMA
 from regard.training.optimizers import make_optimizer
 from regard.training.step import TrainingStep

@@ -94,7 +94,7 @@ def for_training(
 def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
     """Return whether a job is long, by the estimate of six FLOPs per weight and token.
 
-    `training.flops` is exact, but needs sentence lengths on the host, which static batches do not have.
+    `models.flops` is exact, but needs sentence lengths on the host, which static batches do not have.
     """
     weights, passes = sum(p.numel() for p in model.parameters()), 2 if settings.r_drop else 1
     return 6.0 * weights * passes * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB

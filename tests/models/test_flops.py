@@ -9,11 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import use_backend
-from regard.models import build
+from regard.models import build, flops
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
 from regard.text import BOS
-from regard.training import flops
 
 VOCABULARY, SENTENCES, SOURCE, TARGET = 50, 3, 5, 7
 SMALL = {"width": 16, "ffn_width": 24, "heads": 2, "dropout": 0.0}
