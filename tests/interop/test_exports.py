@@ -19,6 +19,7 @@ from regard.errors import UserError
 from regard.interop import export_run, import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
+from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.text import train
 
@@ -160,6 +161,22 @@ def test_a_failed_check_of_an_export_leaves_no_folder(
     command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
     assert run_command(command, debug=False) == 2
     assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_registered_format_can_be_written_and_others_are_refused(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(run: RunDir, path: Path) -> Path:
+        path.write_text(run.recipe.model.family)
+        return path
+
+    command = ["export", str(exported("gpt")[0].path), "--out", str(tmp_path / "out"), "--to", "name"]
+    assert run_command(command, debug=False) == 2
+    assert "--to name: must be huggingface" in capsys.readouterr().err
+    monkeypatch.setitem(EXPORTERS._entries, "name", write)
+    assert run_command([*command, "--check"], debug=False) == 2
+    assert "--check compares with transformers" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert run_command(command, debug=False) == 0 and (tmp_path / "out").read_text() == "gpt"
 
 
 # -- small ones --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,20 +11,17 @@ from regard import tasks
 from regard.cli import options
 from regard.cli.import_ import CHECK, print_difference
 from regard.cli.output import note
-from regard.interop import export_run
+from regard.errors import UserError
+from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 
-
-class ExportFormat(StrEnum):
-    """The layout of the exported files."""
-
-    HUGGINGFACE = "huggingface"
+FORMATS = " ".join(f"{name}: {(export.__doc__ or '').splitlines()[0]}" for name, export in EXPORTERS.items())
 
 
 def export(
     run: options.RunPath,
-    to: Annotated[ExportFormat, typer.Option(help="The format to write.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to make.", show_default=False)],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help=FORMATS, show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="The folder or file to make.", show_default=False)],
     check: Annotated[bool, CHECK] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -40,8 +36,12 @@ def export(
         regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
     tasks.of(RunDir(run).recipe).require_verb("export", run)
-    folder = export_run(RunDir(run), out)
+    if to not in EXPORTERS:
+        raise UserError(f"--to {to}: must be {' or '.join(EXPORTERS)}")
+    if check and to != "huggingface":
+        raise UserError("--check compares with transformers: it needs --to huggingface")
+    written = EXPORTERS[to](RunDir(run), out)
     if check:
-        print_difference(run, folder, made=folder)
+        print_difference(run, written, made=written)
     if not quiet:
-        note(f"{folder} is ready for transformers")
+        note(f"{written} is ready")

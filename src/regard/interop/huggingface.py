@@ -21,6 +21,7 @@ from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors
 from regard.models import build
 from regard.recipes.schema import Recipe
+from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.tensor_io import Tensors
 from regard.text import Tokenizer
@@ -142,8 +143,12 @@ def _load(
     return name_map.to_ours(tensors, table, ignored, folder.path)
 
 
+@EXPORTERS.register("huggingface")
 def export_run(run: RunDir, path: str | Path) -> Path:
-    """Convert a run to a Hugging Face directory: `export_run(RunDir("runs/en-es"), "en-es")`."""
+    """Write a model directory for transformers.
+
+    >>> export_run(RunDir("runs/en-es"), "en-es")  # doctest: +SKIP
+    """
     recipe, out = run.recipe, Path(path)
     if recipe.model.family not in BY_FAMILY:
         raise UserError(f"the {recipe.model.family} family has no counterpart among Hugging Face's models")
