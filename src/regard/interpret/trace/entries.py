@@ -131,6 +131,8 @@ def stream_label(name: str) -> str:
 
     >>> stream_label("decoder.0.cross_attn"), stream_label("encoder.1"), stream_label("target_embedding")
     ('block 1 cross-attention', 'layer 2', 'embedding')
+    >>> stream_label("encoder.0.conv")  # any other sub-layer by its own name
+    'block 1 conv'
     """
     others = {"readout": "readout", "encoder_norm": "final norm"}
     if "embedding" in name or name in others:
@@ -138,7 +140,7 @@ def stream_label(name: str) -> str:
     _, number, *part = name.split(".")
     if not part:
         return f"layer {int(number) + 1}"
-    sublayer = {"self_attn": "attention", "cross_attn": "cross-attention", "feed_forward": "feed-forward"}[part[0]]
+    sublayer = {"self_attn": "attention", "cross_attn": "cross-attention"}.get(part[0], part[0].replace("_", "-"))
     return f"block {int(number) + 1} {sublayer}"
 
 
