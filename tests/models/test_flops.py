@@ -1,4 +1,4 @@
-"""The arithmetic of a model by formula is what PyTorch counts while it runs."""
+"""The FLOPs of a model by formula equal those that PyTorch counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import use_backend
 from regard.models import build, flops
-from regard.packed import PackedTokens, SeqBatch
+from regard.models.vit import ImageBatch
+from regard.packed import Batch, PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
 from regard.text import BOS
 
@@ -26,27 +27,27 @@ RECURRENT = {
 }
 
 
-def pairs(plain: bool) -> SeqBatch:
-    """Equally long sentences: PyTorch counts padding too, and here is none."""
-    sources = [[] if plain else [5 + i for i in range(SOURCE)] for _ in range(SENTENCES)]
+def seq_batch(has_source: bool) -> SeqBatch:
+    """A batch of equally long sentences: PyTorch also counts padding, and here is none."""
+    sources = [[] if not has_source else [5 + i for i in range(SOURCE)] for _ in range(SENTENCES)]
     return SeqBatch.from_lists(sources, [[6 + i for i in range(TARGET)] for _ in range(SENTENCES)], bos=BOS)
 
 
-def gaps() -> SeqBatch:
-    row = PackedTokens.from_lists([[5 + i for i in range(TARGET)] for _ in range(SENTENCES)])
-    counted = torch.zeros(len(row.ids), dtype=torch.bool)
-    counted[[1, 8, 9, 20]] = True
-    return SeqBatch(row, row, row.ids, counted)
+def masked_batch() -> SeqBatch:
+    tokens = PackedTokens.from_lists([[5 + i for i in range(TARGET)] for _ in range(SENTENCES)])
+    loss_mask = torch.zeros(len(tokens.ids), dtype=torch.bool)
+    loss_mask[[1, 8, 9, 20]] = True
+    return SeqBatch(tokens, tokens, tokens.ids, loss_mask)
 
 
-def settings_of(model: dict[str, Any], text: bool, shared: bool) -> Any:
-    data = {"imported": "text" if text else "pairs"}
+def settings_of(model: dict[str, Any], batch: Batch, text: bool, shared: bool) -> Any:
+    data = {"corpus": "shapes"} if isinstance(batch, ImageBatch) else {"imported": "text" if text else "pairs"}
     return Recipe.model_validate({"data": data, "text": {"shared": shared}, "model": model}).model
 
 
-CASES: dict[str, tuple[dict[str, Any], SeqBatch]] = {
-    "transformer": ({**SMALL, "encoder_layers": 2, "decoder_layers": 1}, pairs(False)),
-    "transformer, gated and squeezed": (
+CASES: dict[str, tuple[dict[str, Any], Batch]] = {
+    "transformer": ({**SMALL, "encoder_layers": 2, "decoder_layers": 1}, seq_batch(True)),
+    "transformer, gated with squeeze-and-excite": (
         {
             **SMALL,
             "encoder_layers": 1,
@@ -55,33 +56,45 @@ CASES: dict[str, tuple[dict[str, Any], SeqBatch]] = {
             "se_dim": 4,
             "tie_embeddings": False,
         },
-        pairs(False),
+        seq_batch(True),
     ),
-    "gpt on text": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, pairs(True)),
-    "gpt on pairs": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, pairs(False)),
-    "gpt, relative": (
+    "gpt on text": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, seq_batch(False)),
+    "gpt on pairs": ({"family": "gpt", **SMALL, "layers": 2, "max_positions": 32}, seq_batch(True)),
+    "gpt, relative on text": (
         {"family": "gpt", **SMALL, "layers": 2, "max_positions": 32, "positions": "relative"},
-        pairs(True),
+        seq_batch(False),
     ),
     **{
         f"gpt, {score} on text": (
             {"family": "gpt", **SMALL, "layers": 2, "max_positions": 32, "score": score},
-            pairs(True),
+            seq_batch(False),
         )
         for score in ("additive", "bilinear")
     },
     "transformer, additive and bilinear": (
         {"family": "transformer", **SMALL, "encoder_layers": 1, "decoder_layers": 2}
         | {"score": "additive", "cross_score": "bilinear"},
-        pairs(False),
+        seq_batch(True),
     ),
-    "bert fills": ({"family": "bert", **SMALL, "layers": 2}, gaps()),
-    "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, pairs(False)),
+    "transformer, relative": (
+        {**SMALL, "encoder_layers": 1, "decoder_layers": 2, "positions": "relative"},
+        seq_batch(True),
+    ),
+    "vit": (
+        {"family": "vit", **SMALL, "layers": 2, "patch": 8},
+        ImageBatch(torch.rand(3, 24, 24, 3), torch.tensor([0, 1, 2])),
+    ),
+    "recurrent bilinear, encoder narrower": (
+        {"family": "recurrent", **RECURRENT, "encoder_width": 8, "attention": "luong", "score": "bilinear"},
+        seq_batch(True),
+    ),
+    "bert masked-lm on text": ({"family": "bert", **SMALL, "layers": 2}, masked_batch()),
+    "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, seq_batch(True)),
     **{
         f"recurrent {cell} {attention} {score} {feed}": (
             {"family": "recurrent", **RECURRENT, "cell": cell, "attention": attention, "score": score, "feed": feed}
             | {"heads": 2},
-            pairs(False),
+            seq_batch(True),
         )
         for cell, attention, score, feed in [
             ("lstm", "none", None, "every"),
@@ -97,10 +110,9 @@ CASES: dict[str, tuple[dict[str, Any], SeqBatch]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_forward_pass_takes_what_the_formula_says(case: str) -> None:
+def test_forward_flops_equal_those_that_pytorch_counts(case: str) -> None:
     model, batch = CASES[case]
-    text = case.endswith(("on text", "relative", "fills"))
-    settings = settings_of(model, text, shared="classif" not in case)
+    settings = settings_of(model, batch, case.endswith("on text"), shared="classif" not in case)
     module = build(settings, VOCABULARY, VOCABULARY, shared="classif" not in case)
     with (
         FlopCounterMode(display=False) as counter,
@@ -108,13 +120,13 @@ def test_a_forward_pass_takes_what_the_formula_says(case: str) -> None:
         torch.no_grad(),
     ):  # fused kernels are not counted
         module(batch)
-    assert flops.forward(settings, batch, VOCABULARY) == counter.get_total_flops()
+    assert settings.forward_flops(batch, VOCABULARY) == counter.get_total_flops()
 
 
-def test_the_gradients_take_twice_as_much_again() -> None:
-    """The gradients of both factors of every product, each as much as the product itself."""
+def test_a_backward_pass_takes_twice_the_flops_of_a_forward_pass() -> None:
+    """It computes the gradients of both factors of every matmul, each as costly as the matmul itself."""
     model, batch = CASES["transformer"]
-    settings = settings_of(model, False, True)
+    settings = settings_of(model, batch, False, True)
     module = build(settings, VOCABULARY, VOCABULARY, shared=True)
     with FlopCounterMode(display=False) as counter, use_backend("plain"):
         module(batch).backward()

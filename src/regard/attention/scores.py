@@ -61,6 +61,11 @@ class Score(nn.Module):
         q, k, scale = self.as_dot(query, key)
         return scale * (q @ k.transpose(-2, -1))
 
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        """FLOPs of the matmuls of one head, for so many queries and keys and `pairs` scores."""
+        return 2 * pairs * query_width
+
     def cached_width(self, width: int) -> int:
         """Features of a cached key: the width after `project_keys` and `at`, for keys of `width` features."""
         return width
@@ -114,6 +119,10 @@ class Bilinear(Score):
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         return query @ self.weight, key, 1.0
 
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        return 2 * queries * query_width * key_width + 2 * pairs * key_width
+
 
 @SCORES.register("additive")
 class Additive(Score):
@@ -137,6 +146,10 @@ class Additive(Score):
 
     def project_keys(self, key: Tensor) -> Tensor:
         return self.key(key)
+
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        return 2 * (queries * query_width + keys * key_width + pairs) * query_width
 
     def cached_width(self, width: int) -> int:
         return self.hidden
@@ -250,6 +263,11 @@ class Relative(Score):
         for_sin, for_cos = projected.chunk(2, dim=-1)
         # sin(i - j) = sin i cos j - cos i sin j,  cos(i - j) = cos i cos j + sin i sin j
         return for_cos * sin - for_sin * cos, for_sin * sin + for_cos * cos
+
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        waves = query_width + query_width % 2
+        return 2 * queries * query_width * waves + 2 * pairs * (query_width + waves)
 
     def cached_width(self, width: int) -> int:
         return width + 2 * len(self.table.frequencies)

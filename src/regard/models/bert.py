@@ -19,7 +19,7 @@ from regard.attention import pack
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
-from regard.nn import losses, positions
+from regard.nn import flops, losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
@@ -76,6 +76,11 @@ class BertSettings(SizedSettings):
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.layers, 0
+
+    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
+        encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), batch.source.layout.lengths)
+        vectors = batch.num_targets if self.task == "fill" else len(batch.source.layout)  # that the head reads
+        return encoder + 2 * vectors * self.width * (self.width + target_size)
 
     def in_words(self) -> str:
         return "BERT"

@@ -21,6 +21,7 @@ from regard.attention import BeamTree, Causal, Mask, Segments, pack
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
+from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
@@ -78,6 +79,12 @@ class GPTSettings(SizedSettings):
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return 0, self.layers
+
+    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
+        target = batch.inputs.layout.lengths
+        joint = [s + t for s, t in zip(batch.source.layout.lengths, target, strict=True)]
+        decoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), joint)
+        return decoder + 2 * sum(target) * self.width * target_size
 
     def in_words(self) -> str:
         return "GPT"

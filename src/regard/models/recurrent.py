@@ -33,6 +33,7 @@ from regard.attention.kv_cache import keep_sources, source_tensors
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape
+from regard.nn import flops
 from regard.nn.recurrent import RecurrentLayer, States, reversal_index, shifted_outputs
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import ScoreName, SizedSettings
@@ -109,6 +110,32 @@ class RecurrentSettings(SizedSettings):
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.encoder_layers, self.decoder_layers
+
+    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
+        e, d, i = self.encoder_width, self.width, self.embedding
+        source_lengths, target_lengths = batch.source.layout.lengths, batch.inputs.layout.lengths
+        source, target, sentences = sum(source_lengths), sum(target_lengths), len(target_lengths)
+        gates, states = (4, 2) if self.cell == "lstm" else (3, 1)
+        directions = 2 if self.bidirectional else 1
+        encoder = decoder = attention = 0
+        for layer in range(self.encoder_layers):
+            encoder += 2 * source * gates * e * ((e if layer else i) + e // directions)
+        fed = e if self.feed == "every" else 0
+        attends_first = self.attention == "bahdanau"
+        for layer in range(self.decoder_layers):
+            inputs = d if layer else i + fed + (e if attends_first else 0)
+            decoder += 2 * target * gates * d * (inputs + d) + 2 * sentences * e * d * states
+        beside = fed + (i if attends_first else 0)  # features that the output reads beside the state
+        if self.attention == "multihead":
+            attention = 4 * target * d * d + 4 * source * e * d
+            attention += flops.attention(SCORES[self.attention_score], d, self.heads, target_lengths, source_lengths)
+            beside += d
+        elif self.attention != "none":
+            pairs = flops.num_pairs(target_lengths, source_lengths)
+            attention = SCORES[self.attention_score].flops(d, e, target, source, pairs) + 2 * pairs * e
+            beside += e
+        features = i if self.tie_embeddings else d
+        return encoder + decoder + attention + 2 * target * features * (d + beside + target_size)
 
     def in_words(self) -> str:
         if self.attention == "none":

@@ -16,6 +16,7 @@ from regard import taps
 from regard.attention import BeamTree, Causal, pack
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
+from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
@@ -66,6 +67,16 @@ class TransformerSettings(SizedSettings):
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.encoder_layers, self.decoder_layers
+
+    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
+        block, source, target = (
+            BlockConfig.from_settings(self),
+            batch.source.layout.lengths,
+            batch.inputs.layout.lengths,
+        )
+        encoder = self.encoder_layers * flops.encoder_block(block, source)
+        decoder = self.decoder_layers * flops.decoder_block(block, target, source)
+        return encoder + decoder + 2 * sum(target) * self.width * target_size
 
     def in_words(self) -> str:
         return "Transformer"

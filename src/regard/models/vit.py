@@ -16,6 +16,7 @@ from regard import taps
 from regard.attention import pack
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
+from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.packed import Batch, PackedLayout
 from regard.recipes.schema import Activation, SizedSettings, TokenNorm
@@ -66,6 +67,12 @@ class ViTSettings(SizedSettings):
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.layers, 0
 
+    def forward_flops(self, batch: ImageBatch, target_size: int) -> int:
+        images, patches = len(batch.images), (self.image // self.patch) ** 2
+        embedding = 2 * images * patches * 3 * self.patch**2 * self.width
+        encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), [patches] * images)
+        return embedding + encoder + 2 * images * self.width * target_size
+
     def in_words(self) -> str:
         return "ViT"
 
@@ -99,7 +106,7 @@ class ViT(SequenceModel):
         tokens = taps.tap(self, "tokens", self.project_patch(grid.reshape(count * self.patches, -1) - 0.5))
         x = dropout(tokens + self.positions.repeat(count, 1), self.settings.dropout, self.training)
         layout = PackedLayout([self.patches] * count, device=images.device)
-        return self.encoder(x, pack(layout, layout), real=layout.is_token)
+        return self.encoder(x, pack(layout, layout), is_token=layout.is_token)
 
     def logits(self, batch: ImageBatch) -> Tensor:
         """[N, C]."""

@@ -216,6 +216,10 @@ class SizedSettings(SettingsModel):
         """How many layers read the input, and how many write the output."""
         raise NotImplementedError  # implemented by each family
 
+    def forward_flops(self, batch: Any, target_size: int) -> int:
+        """FLOPs of the matmuls of a forward pass; `target_size`: of the target vocabulary, or the number of classes."""
+        raise NotImplementedError  # implemented by each family
+
     def in_words(self) -> str:
         """The model in a few words, for tables: its family, and what matters most within it."""
         return self.family
