@@ -7,9 +7,9 @@ import random
 
 import pytest
 import torch
-from causal import Causal
 from torch import Tensor
 
+from causal import Causal
 from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.beam_state import Beams
 from regard.decoding.constraints import Constraints
