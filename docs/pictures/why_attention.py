@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from regard.evaluation.compare import distinct_names, in_words
+from regard.evaluation.compare import distinct_names
 from regard.models import SequenceModel, build
 from regard.packed import SeqBatch
 from regard.recipes import load
@@ -129,14 +129,14 @@ def _models(runs: Sequence[Path], one_way: bool = False) -> list[tuple[str, Sequ
     """Return (name, model, vocabulary size) of the runs, or of untrained models of the ladder recipes."""
     if runs:
         opened = [RunDir(path) for path in runs]
-        return [(in_words(run.recipe.model), run.model(), len(run.tokenizers[0])) for run in opened]
+        return [(run.recipe.model.summary(), run.model(), len(run.tokenizers[0])) for run in opened]
     found = []
     for name in RUNGS:
         turned = ["model.bidirectional=false"] if one_way and name != "ladder-transformer" else []
         recipe = load(name, turned)
         torch.manual_seed(1)
         model = build(recipe.model, recipe.text.vocabulary, recipe.text.vocabulary, recipe.text.shared)
-        found.append((in_words(recipe.model), model.eval(), recipe.text.vocabulary))
+        found.append((recipe.model.summary(), model.eval(), recipe.text.vocabulary))
     return found
 
 

@@ -195,7 +195,7 @@ def test_plain_text_in_a_column(tmp_path):
 
 
 def test_the_number_of_columns_is_checked():
-    with pytest.raises(ValueError, match="columns names 2 for pairs"):
+    with pytest.raises(ValueError, match="columns must have 2 entries for pairs"):
         DataSettings(pairs="a.tsv", columns=["en"])
-    with pytest.raises(ValueError, match="columns names 1 for plain text"):
+    with pytest.raises(ValueError, match="columns must have 1 entry for plain text"):
         DataSettings(text="a.csv", columns=["a", "b"])

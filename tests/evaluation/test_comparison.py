@@ -101,14 +101,14 @@ def test_training_statistics_are_read_from_the_metrics(tmp_path: Path) -> None:
 
 def test_short_descriptions_of_models() -> None:
     def recurrent(**given: str) -> str:
-        return RecurrentSettings.model_validate({"family": "recurrent", "size": "tiny", **given}).in_words()
+        return RecurrentSettings.model_validate({"family": "recurrent", "size": "tiny", **given}).summary()
 
     assert recurrent(cell="lstm", attention="none") == "LSTM, no attention"
     assert recurrent(cell="gru", attention="none", feed="every") == "GRU, context fed"
     assert recurrent(cell="gru", attention="bahdanau") == "GRU, additive"
     assert recurrent(cell="gru", attention="luong", score="bilinear") == "GRU, bilinear"
     assert recurrent(cell="gru", attention="multihead") == "GRU, multihead"
-    assert TransformerSettings.model_validate({}).in_words() == "Transformer"
+    assert TransformerSettings.model_validate({}).summary() == "Transformer"
 
 
 def test_names_are_as_short_as_they_can_be() -> None:

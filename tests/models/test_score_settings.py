@@ -159,7 +159,7 @@ def test_rotary_and_relative_positions_in_an_encoder_decoder_with_any_cross_scor
     ("changes", "complaint"),
     [
         (["score=cosin"], "--set model.score=cosin: must be dot, scaled-dot, bilinear, additive or cosine"),
-        (["score=dot", "positions=rotary"], "rotary positions are part of a scaled dot product: score must be"),
+        (["score=dot", "positions=rotary"], 'positions = "rotary" needs score = "scaled-dot"'),
         (["family=recurrent", "attention=none", "score=dot"], 'attention = "none" has no score'),
         (
             ["family=recurrent", "score=dot", "width=10"],

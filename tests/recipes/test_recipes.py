@@ -7,7 +7,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -250,8 +250,8 @@ def test_a_syntax_error_says_where():
         ("[training]\nsteps = -3", "line 4: training.steps = -3: must be at least 1"),
         ("[training]\nlearning_rate = 0", "line 4: training.learning_rate = 0: must be more than 0"),
         ("[model]\ndropout = 1", "line 4: model.dropout = 1: must be less than 1"),
-        ("[training]\nr_drop = 5\n[model]\ndropout = 0", "line 1: training.r_drop compares readings that dropout makes "
-                                                       "differ: model.dropout must not be 0"),
+        ("[training]\nr_drop = 5\n[model]\ndropout = 0", "line 1: training.r_drop compares two passes that differ in "
+                                                       "dropout: model.dropout must not be 0"),
         ("[decoding]\ntop_p = 1.5", "line 4: decoding.top_p = 1.5: must be at most 1"),
         ("[training]\nsteps = 'many'", 'line 4: training.steps = "many": must be a whole number'),
         ("[training]\nsteps = 1.5", "line 4: training.steps = 1.5: must be a whole number"),
@@ -401,20 +401,22 @@ def test_any_number_survives_the_way_to_toml_and_back(number):
     assert parse(describe(recipe)).data.weight == number
 
 
-def test_a_description_names_every_setting_with_its_meaning():
+def test_describe_lists_every_setting_with_its_description_and_choices():
     recipe = load("multi30k-en-de")
     lines = describe(recipe).splitlines()
     for section in (recipe.data, recipe.text, recipe.model, recipe.training, recipe.decoding):
         for key, field in type(section).model_fields.items():
             begin = f"# {key} =" if getattr(section, key) is None else f"{key} = "
-            parts = [*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind))]
-            names = [f" [{', '.join(each.names())}]" for each in parts if isinstance(each, NameIn)]
-            end = f"  # {field.description}{''.join(names)}"
+            kinds = [field.annotation, *get_args(field.annotation)]
+            parts = [*field.metadata, *(part for kind in kinds for part in get_args(kind))]
+            choices = [part.names() for part in parts if isinstance(part, NameIn)]
+            choices += [get_args(kind) for kind in kinds if get_origin(kind) is Literal and len(get_args(kind)) > 1]
+            end = "".join([f"  # {field.description}", *(f" [{', '.join(names)}]" for names in choices)])
             assert any(line.startswith(begin) and line.endswith(end) for line in lines)
     at = lines.index("[training]")
-    assert lines[at - 1] == "# How the weights are found."
-    meanings = {line.rindex("  # ") for line in lines[at + 1 : lines.index("", at)]}
-    assert len(meanings) == 1, "the meanings stand in one column"
+    assert lines[at - 1] == "# Training: batches, optimizer, learning rate, validation, checkpoints."
+    columns = {line.rindex("  # ") for line in lines[at + 1 : lines.index("", at)]}
+    assert len(columns) == 1
     assert list(tomllib.loads(describe(recipe))) == list(Recipe.model_fields)
 
 
@@ -445,7 +447,9 @@ def test_a_size_lets_go_of_what_sizes_of_its_family_decide_and_of_nothing_else()
 
 def test_one_vocabulary_has_one_unit_and_rotary_heads_are_even():
     assert complaint("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
-    assert complaint("stories", "model.width=20", "model.heads=4").endswith("the width of a head, 5, is odd")
+    assert complaint("stories", "model.width=20", "model.heads=4").endswith(
+        "need an even width of a head, which is width / heads = 5"
+    )
 
 
 def test_foreign_names_stand_for_settings_that_there_are():

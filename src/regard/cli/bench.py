@@ -64,7 +64,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(_as_dict(str(target), training, decoding)))
         return
-    typer.echo(f"{opened.path}, {recipe.model.in_words()}, on {target}")
+    typer.echo(f"{opened.path}, {recipe.model.summary()}, on {target}")
     for name, value, unit in _lines(training, decoding):
         typer.echo(f"{name:<11}{value:>12}   {unit}")
 

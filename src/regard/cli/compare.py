@@ -158,7 +158,7 @@ def _score(
     outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
     return outputs, RunScores(
         name=name,
-        model=run.recipe.model.in_words(),
+        model=run.recipe.model.summary(),
         parameters=sum(tensor.numel() for tensor in model.module.parameters()),
         training=TrainingSummary.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),

@@ -32,7 +32,7 @@ NEG_LOGIT = -30.0  # of impossible tokens, beside 0 for the certain one; finite,
 
 
 class BertSettings(SizedSettings):
-    """An encoder alone, that fills in masked tokens, or names the class of a text."""
+    """An encoder-only model that predicts masked tokens or the class of a text."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": dict(width=128, heads=2, layers=2, ffn_width=512, dropout=0.1),
@@ -41,33 +41,43 @@ class BertSettings(SizedSettings):
         "base": dict(width=768, heads=12, layers=12, ffn_width=3072, dropout=0.1),
         "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
     }
-    USUAL: ClassVar[str] = "mini"
+    DEFAULT_SIZE: ClassVar[str] = "mini"
     TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
-    adds_bos: ClassVar[bool] = True  # a text is classified at this position
+    adds_bos: ClassVar[bool] = True  # the position that pooling = "first" takes, as [CLS] in BERT
     extra_tags: ClassVar[tuple[str, ...]] = ("<mask>",)
 
-    family: Literal["bert"] = Field("bert", description="the kind of model")
-    size: Literal["tiny", "mini", "small", "base", "large"] = Field("mini", description="a preset for the fields below")
-    task: Literal["fill", "classify"] = Field("fill", description="fill in masked tokens, or name the class of a text")
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    layers: int = Field(..., ge=1, description="blocks")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("gelu", description="inside the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="which normalisation")
-    norm_first: bool = Field(False, description="normalise before each sub-layer (steadier); BERT did it after")
-    norm_eps: float = Field(1e-12, gt=0, description="added to the variance in a normalisation")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    family: Literal["bert"] = Field("bert", description="model family")
+    size: Literal["tiny", "mini", "small", "base", "large"] = Field(
+        "mini", description="preset for the sizes below; each can be set separately"
+    )
+    task: Literal["fill", "classify"] = Field(
+        "fill", description="predict masked tokens (fill), or the class of a text (classify)"
+    )
+    width: int = Field(..., ge=2, description="embedding and hidden size")
+    heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
+    layers: int = Field(..., ge=1, description="number of layers")
+    ffn_width: int = Field(..., ge=1, description="hidden size of the feed-forward layers")
+    dropout: float = Field(
+        ..., ge=0, lt=1, description="dropout probability, on embeddings and on the output of each sub-layer"
+    )
+    activation: Activation = Field("gelu", description="activation of the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="normalisation layer")
+    norm_first: bool = Field(
+        False, description="normalise before each sub-layer (pre-norm, more stable); false: after it, as in BERT"
+    )
+    norm_eps: float = Field(1e-12, gt=0, description="epsilon of the normalisation layers")
+    score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
     positions: PositionsName = Field(
-        "learned", description="position encoding; rotary and relative act inside the attention"
+        "learned", description="position encoding; rotary and relative are applied in attention"
     )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(512, ge=2, description="longest text in tokens")
+    position_base: float = Field(
+        10000.0, gt=1, description="base of sinusoidal and rotary positions: the longest wavelength is 2 pi times this"
+    )
+    max_positions: int = Field(512, ge=2, description="maximum tokens of a text")
     pooling: Literal["mean", "first"] = Field(
-        "mean", description="what speaks for a text that is classified: all its tokens, or the first, as in BERT"
+        "mean", description="classification: the mean over all tokens, or the first token, as in BERT"
     )
-    mask_prob: float = Field(0.15, gt=0, lt=1, description="share of the tokens to be guessed; 80 % of them are masked")
+    mask_prob: float = Field(0.15, gt=0, lt=1, description="fraction of tokens to predict; 80 % of these are masked")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -82,7 +92,7 @@ class BertSettings(SizedSettings):
         vectors = batch.num_targets if self.task == "fill" else len(batch.source.layout)  # that the head reads
         return encoder + 2 * vectors * self.width * (self.width + target_size)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         return "BERT"
 
 

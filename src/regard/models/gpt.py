@@ -33,10 +33,10 @@ INIT_STD = 0.02  # standard deviation of initial weights, as in GPT-2
 
 
 class GPTSettings(SizedSettings):
-    """A decoder alone, that continues text (or, given pairs, writes the target after the source)."""
+    """A decoder-only language model. With pairs, it continues the source with the target."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        # gpt2 and its larger sisters as in "Language Models are Unsupervised Multitask Learners", table 2
+        # gpt2 and larger as in "Language Models are Unsupervised Multitask Learners", table 2
         "nano": dict(width=128, heads=4, layers=4, ffn_width=512, max_positions=64, dropout=0.0),
         "mini": dict(width=384, heads=6, layers=6, ffn_width=1536, max_positions=256, dropout=0.2),
         "gpt2": dict(width=768, heads=12, layers=12, ffn_width=3072, max_positions=1024, dropout=0.1),
@@ -44,36 +44,44 @@ class GPTSettings(SizedSettings):
         "gpt2-large": dict(width=1280, heads=20, layers=36, ffn_width=5120, max_positions=1024, dropout=0.1),
         "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
     }
-    USUAL: ClassVar[str] = "mini"
+    DEFAULT_SIZE: ClassVar[str] = "mini"
     TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
     shares_context: ClassVar[bool] = True
 
-    family: Literal["gpt"] = Field("gpt", description="the kind of model")
+    family: Literal["gpt"] = Field("gpt", description="model family")
     size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(
-        "mini", description="a preset for the fields below"
+        "mini", description="preset for the sizes below; each can be set separately"
     )
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    layers: int = Field(..., ge=1, description="blocks")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("gelu-tanh", description="inside the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
+    width: int = Field(..., ge=2, description="embedding and hidden size")
+    heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
+    layers: int = Field(..., ge=1, description="number of layers")
+    ffn_width: int = Field(..., ge=1, description="hidden size of the feed-forward layers")
+    dropout: float = Field(
+        ..., ge=0, lt=1, description="dropout probability, on embeddings and on the output of each sub-layer"
+    )
+    activation: Activation = Field("gelu-tanh", description="activation of the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="normalisation layer, before each sub-layer")
+    score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
     positions: PositionsName = Field(
-        "learned", description="position encoding; rotary and relative act inside the attention"
+        "learned", description="position encoding; rotary and relative are applied in attention"
     )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(..., ge=2, description="the context: most tokens seen at once")
-    tie_embeddings: bool = Field(True, description="output projection = embedding")
-    scale_embeddings: bool = Field(False, description="multiply token vectors by sqrt(width)")
+    position_base: float = Field(
+        10000.0, gt=1, description="base of sinusoidal and rotary positions: the longest wavelength is 2 pi times this"
+    )
+    max_positions: int = Field(..., ge=2, description="context length in tokens")
+    tie_embeddings: bool = Field(True, description="output projection = token embedding")
+    scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(width)")
     mask: Annotated[str, NameIn(MASKS)] = Field(
-        "causal", description="what a token sees of what came before: all, or a sparse pattern of it"
+        "causal", description="attention mask: all earlier tokens (causal), or a sparse pattern of them"
     )
-    mask_size: int = Field(128, ge=1, description="of a sparse mask: the window, the stride, the block, or the segment")
-    memory_size: int = Field(0, ge=0, description='of mask = "segments": how far back a segment sees (Transformer-XL)')
+    mask_size: int = Field(
+        128, ge=1, description="sparse masks: size in tokens of the window, stride, block or segment"
+    )
+    memory_size: int = Field(
+        0, ge=0, description='mask = "segments": tokens before a segment that it attends to (Transformer-XL)'
+    )
     unused: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="ids that are never predicted: those that an imported model did not have"
+        [], description="token ids that are never predicted, because an imported model does not have them"
     )
 
     @property
@@ -86,7 +94,7 @@ class GPTSettings(SizedSettings):
         decoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), joint)
         return decoder + 2 * sum(target) * self.width * target_size
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         return "GPT"
 
 

@@ -41,56 +41,64 @@ from regard.registry import MODELS, SCORES
 
 
 class RecurrentSettings(SizedSettings):
-    """A recurrent encoder-decoder, with attention or with everything squeezed through one vector."""
+    """A recurrent encoder-decoder, with attention or with a single vector between encoder and decoder."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": dict(width=128, encoder_width=128, embedding=128, encoder_layers=1, decoder_layers=1, dropout=0.1),
         "small": dict(width=256, encoder_width=256, embedding=256, encoder_layers=2, decoder_layers=2, dropout=0.2),
         "base": dict(width=512, encoder_width=512, embedding=512, encoder_layers=2, decoder_layers=2, dropout=0.3),
     }
-    USUAL: ClassVar[str] = "small"
+    DEFAULT_SIZE: ClassVar[str] = "small"
     TASKS: ClassVar[tuple[str, ...]] = ("translation",)
 
-    family: Literal["recurrent"] = Field("recurrent", description="the kind of model")
-    size: Literal["tiny", "small", "base"] = Field("small", description="a preset for the fields below")
-    cell: Literal["lstm", "gru"] = Field("lstm", description="the recurrent cell")
-    width: int = Field(..., ge=2, description="features of the decoder's state")
-    encoder_width: int = Field(..., ge=2, description="features of the encoder's state, both directions together")
-    embedding: int = Field(..., ge=2, description="features of a token")
-    encoder_layers: int = Field(..., ge=1, description="recurrent layers that read the source")
-    decoder_layers: int = Field(..., ge=1, description="recurrent layers that write the target")
-    bidirectional: bool = Field(True, description="read the source from both ends")
+    family: Literal["recurrent"] = Field("recurrent", description="model family")
+    size: Literal["tiny", "small", "base"] = Field(
+        "small", description="preset for the sizes below; each can be set separately"
+    )
+    cell: Literal["lstm", "gru"] = Field("lstm", description="recurrent cell")
+    width: int = Field(..., ge=2, description="size of the decoder's state")
+    encoder_width: int = Field(..., ge=2, description="size of the encoder's state, both directions together")
+    embedding: int = Field(..., ge=2, description="embedding size")
+    encoder_layers: int = Field(..., ge=1, description="number of encoder layers")
+    decoder_layers: int = Field(..., ge=1, description="number of decoder layers")
+    bidirectional: bool = Field(True, description="encode the source in both directions")
     attention: Literal["none", "bahdanau", "luong", "multihead"] = Field(
         "bahdanau",
-        description="to the source: before each step, with the last state (bahdanau), or after it (luong, multihead)",
+        description="cross-attention, before each step (bahdanau, with the previous state) or after it",
     )
     score: ScoreName | None = Field(
-        None, description="how attention compares states; not set: additive (bahdanau), dot (luong) or scaled-dot"
+        None, description="attention score; not set: additive for bahdanau, dot for luong, scaled-dot for multihead"
     )
-    heads: int = Field(4, ge=1, description='heads of attention = "multihead"; they share the width')
+    heads: int = Field(4, ge=1, description='heads of attention = "multihead"; each has width / heads features')
     feed: Literal["start", "every"] = Field(
-        "start", description='the source vector starts the decoder, or is also fed to it at "every" step'
+        "start",
+        description="the encoder's last state initialises the decoder (start), or is also an input of every step",
     )
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings, between layers and before the output")
-    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
+    dropout: float = Field(
+        ...,
+        ge=0,
+        lt=1,
+        description="dropout probability, on embeddings, between layers and before the output projection",
+    )
+    max_positions: int = Field(1024, ge=2, description="maximum tokens of a source or target")
     tie_embeddings: bool = Field(
-        True, description="output projection = target embedding (= source embedding if shared)"
+        True, description="output projection = target embedding (= source embedding, if text.shared)"
     )
 
     @model_validator(mode="after")
-    def _heads_share(self) -> RecurrentSettings:  # only where there are heads
+    def _check_heads(self) -> RecurrentSettings:  # overrides: only multihead attention has heads
         if self.attention == "multihead" and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
 
     @model_validator(mode="after")
-    def _directions_share(self) -> RecurrentSettings:
+    def _check_directions(self) -> RecurrentSettings:
         if self.bidirectional and self.encoder_width % 2:
-            raise ValueError(f"encoder_width {self.encoder_width} is odd: two directions share it")
+            raise ValueError(f"encoder_width {self.encoder_width} must be even: each direction has half of it")
         return self
 
     @model_validator(mode="after")
-    def _states_compare(self) -> RecurrentSettings:
+    def _check_score(self) -> RecurrentSettings:
         if self.attention == "none" and self.score is not None:
             raise ValueError('attention = "none" has no score')
         one_head = self.attention in ("bahdanau", "luong")
@@ -137,7 +145,7 @@ class RecurrentSettings(SizedSettings):
         features = i if self.tie_embeddings else d
         return encoder + decoder + attention + 2 * target * features * (d + beside + target_size)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         if self.attention == "none":
             return f"{self.cell.upper()}, {'context fed' if self.feed == 'every' else 'no attention'}"
         return f"{self.cell.upper()}, {'multihead' if self.attention == 'multihead' else self.attention_score}"

@@ -93,7 +93,7 @@ def refuse_too_large(
 def largest_setting(settings: ModelSettings) -> str:
     """The setting that exceeds its default the most: `model.width = 1000000000`."""
     usual = {name: field.default for name, field in type(settings).model_fields.items()}
-    usual |= settings.PRESETS[settings.USUAL]
+    usual |= settings.PRESETS[settings.DEFAULT_SIZE]
     numbers = {name: value for name, value in settings if type(value) is int and type(usual.get(name)) is int}
     name = max(numbers, key=lambda name: numbers[name] / max(usual[name], 1))
     return f"model.{name} = {numbers[name]}"

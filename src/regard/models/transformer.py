@@ -28,41 +28,53 @@ class TransformerSettings(SizedSettings):
     """The encoder-decoder of "Attention Is All You Need"."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        # base and big are those of "Attention Is All You Need", table 3
+        # base and big as in "Attention Is All You Need", table 3
         "tiny": dict(width=128, heads=4, encoder_layers=2, decoder_layers=2, ffn_width=512, dropout=0.1),
         "small": dict(width=256, heads=4, encoder_layers=3, decoder_layers=3, ffn_width=1024, dropout=0.1),
         "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, ffn_width=2048, dropout=0.1),
         "big": dict(width=1024, heads=16, encoder_layers=6, decoder_layers=6, ffn_width=4096, dropout=0.3),
     }
-    USUAL: ClassVar[str] = "small"
+    DEFAULT_SIZE: ClassVar[str] = "small"
     TASKS: ClassVar[tuple[str, ...]] = ("translation",)
 
-    family: Literal["transformer"] = Field("transformer", description="the kind of model")
-    size: Literal["tiny", "small", "base", "big"] = Field("small", description="a preset for the fields below")
-    width: int = Field(..., ge=2, description="features of a token")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    encoder_layers: int = Field(..., ge=1, description="blocks that read the source")
-    decoder_layers: int = Field(..., ge=1, description="blocks that write the target")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on embeddings and on what each sub-layer adds")
-    activation: Activation = Field("relu", description="inside the feed-forward layers")
-    se_dim: int = Field(0, ge=0, description="gate the feed-forward's features by this many squeezed ones; 0: no gate")
-    norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="which normalisation")
-    norm_first: bool = Field(True, description="normalise before each sub-layer (steadier); the paper did it after")
-    qk_norm: bool = Field(False, description="normalise each head's queries and keys: no score can grow without end")
-    zero_init: bool = Field(False, description="what sub-layers add begins as zero: a block is at first its way around")
-    score: ScoreName = Field("scaled-dot", description="how attention compares queries and keys")
-    cross_score: ScoreName | None = Field(None, description="of the attention to the source; not set: as score")
+    family: Literal["transformer"] = Field("transformer", description="model family")
+    size: Literal["tiny", "small", "base", "big"] = Field(
+        "small", description="preset for the sizes below; each can be set separately"
+    )
+    width: int = Field(..., ge=2, description="embedding and hidden size")
+    heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
+    encoder_layers: int = Field(..., ge=1, description="number of encoder layers")
+    decoder_layers: int = Field(..., ge=1, description="number of decoder layers")
+    ffn_width: int = Field(..., ge=1, description="hidden size of the feed-forward layers")
+    dropout: float = Field(
+        ..., ge=0, lt=1, description="dropout probability, on embeddings and on the output of each sub-layer"
+    )
+    activation: Activation = Field("relu", description="activation of the feed-forward layers")
+    se_dim: int = Field(
+        0, ge=0, description="squeezed size of squeeze-and-excitation in the feed-forward layers; 0: off"
+    )
+    norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="normalisation layer")
+    norm_first: bool = Field(
+        True, description="normalise before each sub-layer (pre-norm, more stable); false: after it, as in the paper"
+    )
+    qk_norm: bool = Field(False, description="normalise the queries and keys of each head, which bounds the scores")
+    zero_init: bool = Field(
+        False, description="initialise output projections to zero, so that each block starts as the identity"
+    )
+    score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
+    cross_score: ScoreName | None = Field(None, description="score of cross-attention; not set: same as score")
     positions: Annotated[str, NameIn(POSITIONS)] = Field(
-        "sinusoidal", description="position encoding; rotary and relative act inside the self-attention"
+        "sinusoidal", description="position encoding; rotary and relative are applied in self-attention"
     )
-    position_base: float = Field(10000.0, gt=1, description="longest sinusoid wavelength is this times 2 pi")
-    max_positions: int = Field(1024, ge=2, description="longest sentence in tokens")
+    position_base: float = Field(
+        10000.0, gt=1, description="base of sinusoidal and rotary positions: the longest wavelength is 2 pi times this"
+    )
+    max_positions: int = Field(1024, ge=2, description="maximum tokens of a source or target")
     tie_embeddings: bool = Field(
-        True, description="output projection = target embedding (= source embedding if shared)"
+        True, description="output projection = target embedding (= source embedding, if text.shared)"
     )
-    scale_embeddings: bool = Field(True, description="multiply token vectors by sqrt(width), as the paper does")
-    output_bias: bool = Field(False, description="a bias on the logits")
+    scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(width), as in the paper")
+    output_bias: bool = Field(False, description="add a bias to the logits")
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
@@ -78,7 +90,7 @@ class TransformerSettings(SizedSettings):
         decoder = self.decoder_layers * flops.decoder_block(block, target, source)
         return encoder + decoder + 2 * sum(target) * self.width * target_size
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         return "Transformer"
 
 

@@ -48,20 +48,22 @@ class ViTSettings(SizedSettings):
         "tiny": dict(width=64, heads=4, layers=3, ffn_width=128, dropout=0.0),
         "small": dict(width=128, heads=4, layers=4, ffn_width=512, dropout=0.1),
     }
-    USUAL: ClassVar[str] = "tiny"
+    DEFAULT_SIZE: ClassVar[str] = "tiny"
     TASKS: ClassVar[tuple[str, ...]] = ("image-classification",)
 
-    family: Literal["vit"] = Field("vit", description="the kind of model")
-    size: Literal["tiny", "small"] = Field("tiny", description="a preset for the fields below")
-    image: int = Field(24, ge=1, description="pixels of an image's side")
-    patch: int = Field(4, ge=1, description="pixels of a patch's side; images are divided into whole patches")
-    width: int = Field(..., ge=2, description="features of a patch")
-    heads: int = Field(..., ge=1, description="attention heads; they share the width")
-    layers: int = Field(..., ge=1, description="blocks")
-    ffn_width: int = Field(..., ge=1, description="hidden features of the feed-forward layers")
-    dropout: float = Field(..., ge=0, lt=1, description="on patch vectors and on what each sub-layer adds")
-    activation: Activation = Field("gelu", description="inside the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="which normalisation, before each sub-layer")
+    family: Literal["vit"] = Field("vit", description="model family")
+    size: Literal["tiny", "small"] = Field("tiny", description="preset for the sizes below; each can be set separately")
+    image: int = Field(24, ge=1, description="height and width of an image in pixels")
+    patch: int = Field(4, ge=1, description="height and width of a patch in pixels; must divide image")
+    width: int = Field(..., ge=2, description="embedding and hidden size")
+    heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
+    layers: int = Field(..., ge=1, description="number of layers")
+    ffn_width: int = Field(..., ge=1, description="hidden size of the feed-forward layers")
+    dropout: float = Field(
+        ..., ge=0, lt=1, description="dropout probability, on patch embeddings and on the output of each sub-layer"
+    )
+    activation: Activation = Field("gelu", description="activation of the feed-forward layers")
+    norm: TokenNorm = Field("layer", description="normalisation layer, before each sub-layer")
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
@@ -73,7 +75,7 @@ class ViTSettings(SizedSettings):
         encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), [patches] * images)
         return embedding + encoder + 2 * images * self.width * target_size
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         return "ViT"
 
     @model_validator(mode="after")

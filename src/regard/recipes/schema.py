@@ -1,6 +1,7 @@
-"""A recipe: data, text, model, training and decoding settings, checked strictly.
+"""The settings of a recipe: data, text, model, training and decoding. Unknown keys and invalid values are errors.
 
-Every field's description is the comment that `regard recipes NAME` prints beside it, so this file is also the manual.
+`regard recipes NAME` prints every field with its description: the reference of all settings. The settings of a model
+family are in its module in `models`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from regard.registry import (
     NameIn,
 )
 
-LARGEST_INTEGER = 2**53  # what JSON keeps exactly; tensors and random generators take no more than 2^63
+LARGEST_INTEGER = 2**53  # JSON stores these exactly; tensors and random generators take at most 2^63
 
 
 class SettingsModel(BaseModel):
@@ -47,32 +48,40 @@ class SettingsModel(BaseModel):
 
 
 class Corpus(SettingsModel):
-    """One body of sentence pairs: a built-in one, two line-aligned files, or one file of pairs."""
+    """One corpus: a built-in one, two line-aligned files, one file of pairs, or one file of plain text."""
 
-    corpus: str | None = Field(None, description="a built-in corpus: en-es, stories, moods, copy, reverse, sort")
-    source: str | None = Field(None, description="source sentences, one a line (plain, .gz or .xz)")
-    target: str | None = Field(None, description="target sentences, line by line beside the source")
-    pairs: str | None = Field(None, description="instead of two files: one .tsv, .csv or .jsonl file of pairs")
-    text: str | None = Field(None, description="instead of pairs: a file of plain text, for gpt and bert")
+    corpus: str | None = Field(
+        None, description="built-in corpus: en-es, stories, moods, shapes, copy, reverse or sort"
+    )
+    source: str | None = Field(None, description="file of source sentences, one per line (plain, .gz or .xz)")
+    target: str | None = Field(None, description="file of target sentences, line-aligned with source")
+    pairs: str | None = Field(
+        None, description="instead of source and target: one file of pairs (.tsv, .csv or .jsonl)"
+    )
+    text: str | None = Field(
+        None, description="instead of pairs: a file of plain text, for language models and masked language models"
+    )
     format: Literal["auto", "tsv", "csv", "jsonl", "text"] = Field(
-        "auto", description="of files of pairs, and of text in columns; auto: as their names end"
+        "auto", description="format of pairs or text; auto: by the file name"
     )
     columns: list[Annotated[int, Field(ge=1)] | str] | None = Field(
-        None, description='names, or numbers from 1, of the columns to read: ["de", "en"]; of plain text one'
+        None, description='columns to read, by name or number (from 1): ["de", "en"]; one column for plain text'
     )
     quoted: bool | None = Field(
-        None, description='fields may be quoted, with "" for a "; not set: in .csv, and in .tsv that is so throughout'
+        None, description="fields may be quoted, as in CSV; not set: true for .csv, detected for .tsv"
     )
     header: bool | None = Field(
-        None, description="the first line of .tsv and .csv names the columns; not set: where it has usual names"
+        None, description="the first line of .tsv and .csv names the columns; not set: detected by common names"
     )
-    count: int | None = Field(None, ge=1, description="how many pairs to use; all, or the corpus's own, if not set")
-    weight: float = Field(1.0, gt=0, description="how often an epoch visits each pair (0.5: a random half)")
-    source_tag: str | None = Field(None, description="a tag put in front of every source, such as <2de>")
-    target_tag: str | None = Field(None, description="a tag every target begins with")
+    count: int | None = Field(
+        None, ge=1, description="number of examples to use, from the start; not set: all, or the corpus's default"
+    )
+    weight: float = Field(1.0, gt=0, description="how often an epoch visits each example (0.5: a random half)")
+    source_tag: str | None = Field(None, description="tag before every source, such as <2de>")
+    target_tag: str | None = Field(None, description="tag at the start of every target")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Corpus:
+    def _check_kind(self) -> Corpus:
         kinds = [self.corpus, self.pairs, self.text, self.source or self.target]
         if sum(kind is not None for kind in kinds) > 1:
             raise ValueError("give one of corpus, pairs, text, or source with target")
@@ -80,9 +89,9 @@ class Corpus(SettingsModel):
             raise ValueError("source and target go together")
         wanted = 1 if self.text is not None else 2
         if self.columns is not None and self.given and len(self.columns) != wanted:
-            raise ValueError(f"columns names {wanted} for {'plain text' if wanted == 1 else 'pairs'}")
+            raise ValueError(f"columns must have {'1 entry for plain text' if wanted == 1 else '2 entries for pairs'}")
         if self.pairs is not None and self.format == "text":
-            raise ValueError('format = "text" is for plain text; pairs are in "tsv", "csv" or "jsonl"')
+            raise ValueError('format = "text" is for plain text; for pairs it is "tsv", "csv" or "jsonl"')
         return self
 
     @property
@@ -91,7 +100,7 @@ class Corpus(SettingsModel):
 
     @property
     def kind(self) -> str:
-        """What the examples are: "pairs" of texts, plain "text", or the kind of a built-in corpus, such as "images"."""
+        """The kind of examples: "pairs" of texts, plain "text", or that of a built-in corpus, such as "images"."""
         if self.text is not None or self.corpus in PLAIN_CORPORA:
             return "text"
         return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
@@ -102,39 +111,41 @@ class Corpus(SettingsModel):
         return self.kind == "text"
 
 
-PLAIN_CORPORA = ("stories",)  # built-in ones
+PLAIN_CORPORA = ("stories",)  # built-in corpora of plain text
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
 class DataSettings(Corpus):
-    """Where the sentence pairs, or the texts, come from."""
+    """The training, validation and test data."""
 
-    mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables with weights")
+    mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables, each with a weight")
     imported: Literal["pairs", "text"] | None = Field(
-        None, description="no data (yet): the weights were imported, and are for pairs or for plain text"
+        None, description="the weights were imported without data; the kind of data that the model takes"
     )
     valid: Files | None = Field(
-        None, description="held out and watched in training: [source, target], [pairs] or [text]"
+        None, description="validation files, as for training: [source, target], [pairs] or [text]"
     )
-    test: Files | None = Field(None, description="held out for regard evaluate: as valid; []: none")
+    test: Files | None = Field(
+        None, description="test files for regard evaluate, as valid; []: drop those of an extended recipe"
+    )
     documents: Literal["line", "paragraph", "stream"] = Field(
-        "paragraph", description="plain text: a document a line, between blank lines, or one stream cut into windows"
+        "paragraph", description="plain text: each line is a document, or each paragraph, or all is one stream"
     )
     held_out: float = Field(
-        0.0, ge=0, lt=1, description="plain text without valid or test: the share at its end that is held out"
+        0.0, ge=0, lt=1, description="plain text: fraction at the end that is held out, if valid or test is not set"
     )
-    folder: str | None = Field(None, description="where relative file names are looked up; --data sets it")
-    lowercase: bool = Field(False, description="lower-case both sides (scores then compare with lower-cased ones only)")
-    max_length: int = Field(256, ge=2, description="drop pairs longer than this (or than max_positions) on either side")
+    folder: str | None = Field(None, description="folder of relative file names; --data sets it")
+    lowercase: bool = Field(False, description="lower-case all text (comparable with lower-cased scores only)")
+    max_length: int = Field(256, ge=2, description="maximum tokens of a source or target; longer pairs are dropped")
 
     @field_validator("test", mode="before")
     @classmethod
-    def _no_test(cls, given: Any) -> Any:
-        """An empty list drops an inherited test set."""
+    def _drop_test(cls, given: Any) -> Any:
+        """Read an empty list as no test set, so that a recipe can drop an inherited one."""
         return None if given == [] else given
 
     @model_validator(mode="after")
-    def _some_data(self) -> DataSettings:
+    def _check_data(self) -> DataSettings:
         if (self.given and self.mix) or not (self.given or self.mix or self.imported):
             raise ValueError("give training data either directly (corpus, source and target, pairs, or text) or in mix")
         if not all(corpus.given for corpus in self.mix):
@@ -142,7 +153,7 @@ class DataSettings(Corpus):
         if len(kinds := sorted({corpus.kind for corpus in self.mix})) > 1:
             raise ValueError(f"mix has {' and '.join(kinds)}: all its corpora must be of one kind")
         if self.held_out and all(corpus.text is None for corpus in (self.mix or [self])):
-            raise ValueError("held_out is for files of plain text: other data name valid and test, or have their own")
+            raise ValueError("held_out is for files of plain text; for other data, set valid and test")
         return self
 
     @property
@@ -153,7 +164,7 @@ class DataSettings(Corpus):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the data are texts, which tokenizers read."""
+        """Whether the data are texts, which need tokenizers."""
         return self.kind in ("pairs", "text")
 
 
@@ -164,17 +175,19 @@ class TextSettings(SettingsModel):
     """How text becomes tokens."""
 
     unit: Unit = Field(
-        "bpe", description="byte-level BPE (lossless), characters, or words; imported: wordpiece, sentencepiece"
+        "bpe", description="byte-level BPE, characters or words; wordpiece and sentencepiece only in imported models"
     )
-    vocabulary: int = Field(8000, ge=260, description="most tokens in a vocabulary, special ones included")
-    shared: bool = Field(True, description="one vocabulary for both sides")
+    vocabulary: int = Field(8000, ge=260, description="maximum size of a vocabulary, special tokens included")
+    shared: bool = Field(True, description="one vocabulary for source and target")
     target_unit: Unit | None = Field(
-        None, description="another unit for the target, where the vocabulary is not shared"
+        None, description="unit of the target vocabulary, if shared is false; not set: same as unit"
     )
-    sample: int = Field(1_000_000, ge=1, description="learn the vocabulary from at most this many pairs, drawn evenly")
+    sample: int = Field(
+        1_000_000, ge=1, description="maximum number of examples that the vocabulary is learned from, drawn at random"
+    )
 
     @model_validator(mode="after")
-    def _one_unit_for_one_vocabulary(self) -> TextSettings:
+    def _check_units(self) -> TextSettings:
         if self.shared and self.target_unit not in (None, self.unit):
             raise ValueError("target_unit needs shared = false: one vocabulary has one unit")
         return self
@@ -187,9 +200,9 @@ TokenNorm = Annotated[str, NameIn(NORMS, where=lambda norm: not norm.mixes_token
 
 
 class SizedSettings(SettingsModel):
-    """The settings of a model family: fields that are not given come from the preset that `size` names.
+    """The settings of a model family. Fields that are not set are taken from the preset that `size` names.
 
-    A family's class adds its fields; the Transformer's shows how. All have those under `TYPE_CHECKING`.
+    Each family has a subclass with its fields, such as `TransformerSettings`; all have those under `TYPE_CHECKING`.
     """
 
     if TYPE_CHECKING:
@@ -200,11 +213,11 @@ class SizedSettings(SettingsModel):
         max_positions: int
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
-    USUAL: ClassVar[str]
-    shares_context: ClassVar[bool] = False  # whether source and target share max_positions, and do not have it each
+    DEFAULT_SIZE: ClassVar[str]
+    shares_context: ClassVar[bool] = False  # whether max_positions limits source and target together, not each of them
     adds_bos: ClassVar[bool] = False  # whether every input starts with BOS
-    extra_tags: ClassVar[tuple[str, ...]] = ()  # of the source vocabulary
-    TASKS: ClassVar[tuple[str, ...]]  # that the family can be trained for
+    extra_tags: ClassVar[tuple[str, ...]] = ()  # special tokens that the source vocabulary needs
+    TASKS: ClassVar[tuple[str, ...]]  # tasks that the family can be trained for
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -213,15 +226,15 @@ class SizedSettings(SettingsModel):
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
-        """How many layers read the input, and how many write the output."""
+        """The number of encoder layers and of decoder layers."""
         raise NotImplementedError  # implemented by each family
 
     def forward_flops(self, batch: Any, target_size: int) -> int:
         """FLOPs of the matmuls of a forward pass; `target_size`: of the target vocabulary, or the number of classes."""
         raise NotImplementedError  # implemented by each family
 
-    def in_words(self) -> str:
-        """The model in a few words, for tables: its family, and what matters most within it."""
+    def summary(self) -> str:
+        """The family and its most important setting in a few words, for tables."""
         return self.family
 
     @model_validator(mode="before")
@@ -229,31 +242,31 @@ class SizedSettings(SettingsModel):
     def _preset(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        size = given.get("size", cls.USUAL)
+        size = given.get("size", cls.DEFAULT_SIZE)
         return {**(cls.PRESETS.get(size, {}) if isinstance(size, str) else {}), **given}
 
     @model_validator(mode="after")
-    def _heads_share(self) -> SizedSettings:
+    def _check_heads(self) -> SizedSettings:
         width, heads = getattr(self, "width", 1), getattr(self, "heads", 1)
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
         positions = getattr(self, "positions", "none")
         if positions == "rotary" and (width // heads) % 2:
             raise ValueError(
-                f"rotary positions rotate pairs of features, and the width of a head, {width // heads}, is odd"
+                f"rotary positions need an even width of a head, which is width / heads = {width // heads}"
             )
         if positions in ("rotary", "relative") and getattr(self, "score", None) != "scaled-dot":
-            raise ValueError(f'{positions} positions are part of a scaled dot product: score must be "scaled-dot"')
+            raise ValueError(f'positions = "{positions}" needs score = "scaled-dot"')
         return self
 
 
 def families() -> dict[str, type[SizedSettings]]:
-    """The settings class of every model family, by its name."""
+    """The settings class of every model family, by name."""
     return {name: MODELS[name].Settings for name in sorted(MODELS)}
 
 
 def _family(given: Any) -> str:
-    """Which settings a [model] section is checked against; the Transformer's where it does not say."""
+    """The family that a [model] section names; by default the Transformer."""
     return str(given.get("family", "transformer") if isinstance(given, dict) else getattr(given, "family", ""))
 
 
@@ -272,85 +285,108 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainingSettings(SettingsModel):
-    """How the weights are found."""
+    """Training: batches, optimizer, learning rate, validation, checkpoints."""
 
-    steps: int = Field(10000, ge=1, description="updates, counted from the very first (a resumed run goes on to this)")
-    batch_tokens: int = Field(4096, ge=16, description="target tokens a batch; the source row's budget follows")
+    steps: int = Field(10000, ge=1, description="total number of optimizer steps, also of a resumed run")
+    batch_tokens: int = Field(4096, ge=16, description="target tokens per batch (images: number of images)")
     sort_buffer: int = Field(
-        64, ge=1, description="batches sorted by length together: more pads less, fewer mixes better"
+        64,
+        ge=1,
+        description="batches whose examples are sorted by length together: more means less padding, less mixing",
     )
-    accumulate: int = Field(1, ge=1, description="batches summed into one update")
+    accumulate: int = Field(1, ge=1, description="gradient accumulation: batches per step")
     optimizer: Annotated[str, NameIn(OPTIMIZERS)] = Field(
-        "adam", description="adamw decays weights apart from the gradient; muon: orthogonal steps for linear layers"
+        "adam",
+        description="optimizer; adamw has decoupled weight decay, muon is for linear layers, with adamw for the rest",
     )
     learning_rate: float | None = Field(
-        None, gt=0, le=100, description="peak; not set: 1 / sqrt(width * warmup), the paper's"
+        None, gt=0, le=100, description="peak learning rate; not set: 1 / sqrt(width * warmup), as in the paper"
     )
     schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
-        "noam", description="shape after the warm-up (stable: the peak, then a linear fall at the end)"
+        "noam", description="learning rate after the warm-up; stable: constant, then a linear cooldown"
     )
     warmup: int = Field(4000, ge=1, description="steps of linear warm-up")
-    cooldown: float = Field(0.4, gt=0, le=1, description='share of the steps in which schedule = "stable" falls')
-    final_rate: float = Field(0.0, ge=0, le=1, description="cosine, linear and stable fall to this share of the peak")
-    betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="Adam's decay rates")
-    weight_decay: float = Field(0.0, ge=0, description="adamw and muon, on matrices")
-    max_grad_norm: float = Field(1.0, ge=0, description="longest gradient; 0: never clipped")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread over the whole vocabulary")
+    cooldown: float = Field(0.4, gt=0, le=1, description='schedule = "stable": fraction of the steps that is cooldown')
+    final_rate: float = Field(
+        0.0, ge=0, le=1, description="cosine, linear, stable: final learning rate as a fraction of the peak"
+    )
+    betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="beta1 and beta2 of Adam")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of adamw and muon, on matrices only")
+    max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: no clipping")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability that is spread over the whole vocabulary")
     r_drop: float = Field(
         0.0,
         ge=0,
-        description="R-Drop: read batches twice, dropped out differently, and weigh what differs; 0: once",
+        description="R-Drop: weight of the KL divergence between two passes with different dropout; 0: off",
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="floating-point type; auto: bf16 on a GPU, fp32 on a CPU"
+    )
     backend: Literal["auto", "plain", "captured", "compiled"] = Field(
-        "auto", description="how updates run; auto: on a GPU captured as a graph, and for long jobs compiled"
+        "auto", description="how steps run; auto: on a GPU as a CUDA graph, compiled for long trainings"
     )
-    checkpoint_activations: bool = Field(False, description="recompute blocks in the backward pass: less memory")
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of a running average of the weights; 0: none")
-    average: int = Field(5, ge=0, description="at the end also try the mean of this many last snapshots; 0: no")
-    validate_every: int = Field(500, ge=1, description="steps between looks at the held-out pairs")
-    validate_lines: int = Field(200, ge=0, description="held-out sentences translated for BLEU at each look; 0: none")
-    best: Literal["bleu", "exact", "loss"] = Field("loss", description="what picks the weights that are kept")
-    patience: int = Field(0, ge=0, description="stop after this many looks without a better one; 0: never")
-    save_every: int = Field(500, ge=1, description="steps between snapshots and resume states")
+    checkpoint_activations: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, slower"
+    )
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of an exponential moving average of the weights; 0: off")
+    average: int = Field(5, ge=0, description="at the end, also validate the average of the last N snapshots; 0: off")
+    validate_every: int = Field(500, ge=1, description="steps between validations")
+    validate_lines: int = Field(
+        200, ge=0, description="examples decoded at each validation, for BLEU, exact match and samples; 0: none"
+    )
+    best: Literal["bleu", "exact", "loss"] = Field(
+        "loss", description="validation measure that selects the best weights"
+    )
+    patience: int = Field(0, ge=0, description="stop after this many validations without improvement; 0: never")
+    save_every: int = Field(500, ge=1, description="steps between checkpoints")
     save_minutes: float = Field(
-        5.0, ge=0, description="also save a resume state when the last one is this old; 0: by steps alone"
+        5.0,
+        ge=0,
+        description="also save the state for resuming when the last is this many minutes old; 0: by steps only",
     )
-    seed: int = Field(1, ge=0, description="of weights, order and dropout")
-    tensorboard: bool = Field(False, description="also write TensorBoard files (needs regard[tensorboard])")
+    seed: int = Field(1, ge=0, description="random seed of initialisation, data order and dropout")
+    tensorboard: bool = Field(False, description="also write TensorBoard logs (needs regard[tensorboard])")
 
     @model_validator(mode="after")
-    def _something_to_judge_by(self) -> TrainingSettings:
+    def _check_best(self) -> TrainingSettings:
         if self.best != "loss" and not self.validate_lines:
             raise ValueError(f'best = "{self.best}" needs validate_lines of at least 1')
         return self
 
 
 class DecodingSettings(SettingsModel):
-    """How a translation is searched for, unless the command line says otherwise."""
+    """Defaults of search and sampling; options of the command line override them."""
 
-    method: Literal["beam", "sample"] = Field("beam", description="beam search (1 beam: greedy), or sampling")
-    beam: int = Field(4, ge=1, description="hypotheses kept; 1 is greedy")
-    length_penalty: float = Field(0.6, ge=0, description="GNMT's alpha; 0 favours short output")
-    early_stopping: bool = Field(True, description="stop when no unfinished hypothesis can still win")
-    max_ratio: float = Field(2.0, gt=0, description="longest output: this times the source's tokens ...")
-    max_extra: int = Field(20, ge=0, description="... plus this many")
-    min_length: int = Field(0, ge=0, description="fewest tokens before the end mark")
-    no_repeat_ngram: int = Field(0, ge=0, description="never repeat an n-gram of this length; 0: may")
-    repetition_penalty: float = Field(1.0, ge=1, description="above 1: what was said already is less likely again")
-    temperature: float = Field(1.0, gt=0, description="sampling: below 1 is more careful")
-    top_k: int = Field(0, ge=0, description="sampling: only the k likeliest tokens; 0: all")
-    top_p: float = Field(1.0, gt=0, le=1, description="sampling: only the likeliest tokens that reach this probability")
-    batch_tokens: int = Field(4096, ge=1, description="source tokens translated at once; changes speed, not results")
+    method: Literal["beam", "sample"] = Field("beam", description="beam search or sampling")
+    beam: int = Field(4, ge=1, description="beam size; 1: greedy search")
+    length_penalty: float = Field(
+        0.6, ge=0, description="exponent of the length penalty (alpha of GNMT); larger favours longer output"
+    )
+    early_stopping: bool = Field(True, description="stop when no live hypothesis can become the best")
+    max_ratio: float = Field(2.0, gt=0, description="maximum output length: max_ratio * source tokens + max_extra")
+    max_extra: int = Field(20, ge=0, description="see max_ratio")
+    min_length: int = Field(0, ge=0, description="minimum number of output tokens")
+    no_repeat_ngram: int = Field(0, ge=0, description="never repeat an n-gram of this length; 0: off")
+    repetition_penalty: float = Field(1.0, ge=1, description="above 1 makes tokens that have occurred less likely")
+    temperature: float = Field(1.0, gt=0, description="sampling: below 1 favours likely tokens")
+    top_k: int = Field(0, ge=0, description="sampling: only the k most likely tokens; 0: all")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sampling: only the most likely tokens whose probabilities add up to this"
+    )
+    batch_tokens: int = Field(
+        4096, ge=1, description="source tokens per batch; affects speed and memory, not the results"
+    )
 
 
 class Recipe(SettingsModel):
-    """Everything that makes a run what it is."""
+    """A recipe: all settings of a run."""
 
-    model_config = ConfigDict(defer_build=True)  # until it is first used: then all model families are known
+    model_config = ConfigDict(defer_build=True)  # until first use, when all model families are registered
 
-    about: str = Field("", description="what this recipe is for")
-    task: Annotated[str, NameIn(TASKS)] = Field("", validate_default=False, description="what the model learns")
+    about: str = Field("", description="what the recipe is for")
+    task: Annotated[str, NameIn(TASKS)] = Field(
+        "", validate_default=False, description="task; not set: by model family and data"
+    )
     data: DataSettings
     text: TextSettings = Field(default_factory=lambda: TextSettings())
     model: ModelSettings = Field(default_factory=lambda: families()["transformer"].model_validate({}))
@@ -358,17 +394,17 @@ class Recipe(SettingsModel):
     decoding: DecodingSettings = Field(default_factory=lambda: DecodingSettings())
 
     @model_validator(mode="after")
-    def _readings_differ(self) -> Recipe:
+    def _check_r_drop(self) -> Recipe:
         if self.training.r_drop and not self.model.dropout:
-            raise ValueError("training.r_drop compares readings that dropout makes differ: model.dropout must not be 0")
+            raise ValueError("training.r_drop compares two passes that differ in dropout: model.dropout must not be 0")
         return self
 
     @model_validator(mode="after")
-    def _task_suits(self) -> Recipe:
+    def _check_task(self) -> Recipe:
         if not self.task:
             tasks = [name for name in self.model.tasks if TASKS[name].data == self.data.kind] or self.model.tasks[:1]
             if len(tasks) > 1:
-                raise ValueError(f"task is missing: {' or '.join(tasks)}")
+                raise ValueError(f"task is missing: it can be {' or '.join(tasks)}")
             object.__setattr__(self, "task", tasks[0])
         TASKS[self.task].check(self)
         return self

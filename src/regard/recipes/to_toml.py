@@ -1,11 +1,11 @@
-"""From a `Recipe` to TOML that explains itself, and to the settings in which two recipes differ."""
+"""Write a `Recipe` as TOML with comments, and list the settings in which two recipes differ."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -13,14 +13,14 @@ from pydantic.fields import FieldInfo
 from regard.recipes.schema import Recipe
 from regard.registry import NameIn
 
-# What JSON leaves as it is, and TOML forbids or a terminal obeys.
+# Characters that JSON does not escape, but that TOML forbids or a terminal acts on.
 _CONTROL = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def describe(recipe: Recipe) -> str:
-    """The whole recipe as TOML, with every setting's meaning beside it; `parse` reads back an equal recipe.
+    """Return the whole recipe as TOML, with a description of every setting; `parse` reads back an equal recipe.
 
-    Optional settings that are not set appear as comments, so that the text is also the list of what could be set.
+    Optional settings that are not set appear as comments.
     """
     parts = [_comment(recipe), *_lines(recipe), ""]
     for name, section in recipe:
@@ -32,22 +32,22 @@ def describe(recipe: Recipe) -> str:
     return "\n".join(parts)
 
 
-to_toml = describe  # what a run keeps as recipe.toml
+to_toml = describe  # the content of recipe.toml in a run directory
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     """Every setting in which two recipes differ: `{"training.steps": (100, 200)}`, in the schema's order."""
     before, after = _flat(old.model_dump()), _flat(new.model_dump())
-    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
-    return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
+    values = {key: (before.get(key), after.get(key)) for key in before | after}
+    return {key: (one, other) for key, (one, other) in values.items() if one != other}
 
 
 def toml_value(value: Any) -> str:
     """A Python value as TOML: `toml_value([True, "a"])` is `[true, "a"]`."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):  # JSON's escapes are TOML's
-        return _CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(value, ensure_ascii=False))
+    if isinstance(value, str):  # TOML has JSON's escapes
+        return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, dict):
@@ -74,29 +74,30 @@ def _comment(section: BaseModel) -> str:
 
 
 def _tables(value: Any) -> list[BaseModel]:
-    """The entries that get a [[table]] each, as those of data.mix do."""
+    """The entries of a list that are written as [[tables]], such as those of data.mix."""
     return [entry for entry in value if isinstance(entry, BaseModel)] if isinstance(value, list) else []
 
 
 def _lines(section: BaseModel, unset: bool = True) -> list[str]:
-    """`key = value    # meaning`, the meanings in one column unless a value is too long for that."""
+    """Lines of `key = value  # description`; the descriptions are aligned, except after a long value."""
     rows: list[tuple[str, str]] = []
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
         if isinstance(value, BaseModel) or _tables(value):
-            continue  # has a table of its own
+            continue  # written as a table
         if value is not None:
-            rows.append((f"{key} = {toml_value(value)}", _meaning(field)))
+            rows.append((f"{key} = {toml_value(value)}", _description(field)))
         elif unset:
-            rows.append((f"# {key} =", _meaning(field)))
+            rows.append((f"# {key} =", _description(field)))
     column = max((len(setting) for setting, _ in rows if len(setting) <= 40), default=0)
-    return [f"{setting:<{column}}  # {meaning}" if meaning else setting for setting, meaning in rows]
+    return [f"{setting:<{column}}  # {text}" if text else setting for setting, text in rows]
 
 
-def _meaning(field: FieldInfo) -> str:
-    """The description of a setting and, if it is a name in a registry, the names there are."""
-    meaning = field.description or ""
-    for part in (*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind))):
-        if isinstance(part, NameIn):
-            meaning = f"{meaning} [{', '.join(part.names())}]".lstrip()
-    return meaning
+def _description(field: FieldInfo) -> str:
+    """The description of a setting and, if it is a choice, the values that it can have."""
+    text = field.description or ""
+    kinds = (field.annotation, *get_args(field.annotation))
+    choices = [list(get_args(kind)) for kind in kinds if get_origin(kind) is Literal]
+    parts = (*field.metadata, *(part for kind in kinds for part in get_args(kind)))
+    choices += [part.names() for part in parts if isinstance(part, NameIn)]
+    return "".join([text, *(f" [{', '.join(names)}]" for names in choices if len(names) > 1)])

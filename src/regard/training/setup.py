@@ -211,7 +211,7 @@ def choose_backend(
 def _describe_model(reporter: Reporter, run: RunDir, model: SequenceModel, device: torch.device) -> None:
     """Report the model, and settings that are probably a mistake, before training starts."""
     count = sum(p.numel() for p in model.parameters())
-    reporter.say(f"model: {run.recipe.model.in_words()}, {count:,} parameters, on {device}; run directory {run.path}")
+    reporter.say(f"model: {run.recipe.model.summary()}, {count:,} parameters, on {device}; run directory {run.path}")
     settings = run.recipe.training
     if settings.steps <= settings.warmup:
         reporter.say(
