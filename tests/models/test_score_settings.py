@@ -158,7 +158,7 @@ def test_rotary_and_relative_positions_in_an_encoder_decoder_with_any_cross_scor
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (["score=cosin"], "--set model.score=cosin: must be dot, scaled-dot, bilinear, additive or cosine"),
+        (["score=cosin"], f"--set model.score=cosin: must be {', '.join(SCORES)} or cosine"),
         (["score=dot", "positions=rotary"], 'positions = "rotary" needs score = "scaled-dot"'),
         (["family=recurrent", "attention=none", "score=dot"], 'attention = "none" has no score'),
         (
