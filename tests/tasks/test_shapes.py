@@ -13,6 +13,7 @@ import torch
 
 import regard
 from regard import tasks, tensor_io
+from regard.attention import Additive, MultiHeadAttention
 from regard.data.packing import StreamPosition
 from regard.data.shapes import CLASSES, COLOURS, SIZE, Shapes, draw, generator, read_image
 from regard.errors import UserError
@@ -96,6 +97,13 @@ def test_patches_are_the_pixels_in_reading_order() -> None:
         row, column = (side * i for i in divmod(place, across))
         patch = images[image, row : row + side, column : column + side] - 0.5  # [side, side, 3]
         assert torch.equal(seen[0][number], patch.permute(2, 0, 1).flatten())
+
+
+def test_the_score_is_that_of_every_attention() -> None:
+    vit = ViT(quick("model.score=additive").model, 0, len(CLASSES))  # type: ignore[arg-type]
+    scores = [module.score for module in vit.modules() if isinstance(module, MultiHeadAttention)]
+    assert scores and all(isinstance(score, Additive) for score in scores)
+    assert vit.logits(batch([0, 1])).isfinite().all()
 
 
 def test_a_recorder_changes_no_logits() -> None:

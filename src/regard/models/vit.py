@@ -19,7 +19,7 @@ from regard.models.base import SequenceModel
 from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.packed import Batch, PackedLayout
-from regard.recipes.schema import Activation, SizedSettings, TokenNorm
+from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
 
 INIT_STD = 0.02  # of the position vectors
@@ -64,6 +64,7 @@ class ViTSettings(SizedSettings):
     )
     activation: Activation = Field("gelu", description="activation of the feed-forward layers")
     norm: TokenNorm = Field("layer", description="normalisation layer, before each sub-layer")
+    score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
