@@ -38,13 +38,26 @@ def test_a_task_that_is_not_named_follows_from_family_and_data(corpus: str, mode
     assert Recipe.model_validate(recipe.model_dump()) == recipe
 
 
+CLASSIFIER = ["model.family=bert", "model.task=classify", "text.shared=false"]
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         (["task=poetry"], "must be .*translation"),
-        (["task=masked-lm"], "not one of the transformer family, which does translation"),
-        (["model.family=gpt", "data.corpus=copy", "task=language-modelling"], "trains on plain text, and .* are pairs"),
-        (["model.family=gpt", "data.corpus=stories", "training.best=bleu"], 'for language-modelling it is "loss"'),
+        (["task=masked-lm"], "not for this transformer model, which is for translation"),
+        (["task=classification"], "not for this transformer model, which is for translation"),
+        ([*CLASSIFIER, "task=translation"], "not for this bert model, which is for classification"),
+        ([*CLASSIFIER, "task=masked-lm"], "not for this bert model, which is for classification"),
+        ([*CLASSIFIER, "data.corpus=stories"], "needs pairs, but the data are plain text"),
+        ([*CLASSIFIER, "data.corpus=shapes"], "needs pairs, but the data are images"),
+        (["model.family=bert", "task=masked-lm"], "needs plain text, but the data are pairs"),
+        (["model.family=vit"], "needs images, but the data are pairs"),
+        (["model.family=gpt", "data.corpus=copy", "task=language-modelling"], "needs plain text, but .* are pairs"),
+        (
+            ["model.family=gpt", "data.corpus=stories", "training.best=bleu"],
+            'for language-modelling: it must be "loss"',
+        ),
     ],
 )
 def test_settings_that_contradict_the_task_are_refused(changes: list[str], complaint: str) -> None:

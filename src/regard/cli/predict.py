@@ -18,28 +18,27 @@ def predict(
     run: options.RunPath,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="Texts, or image files. [default: the lines of standard input]"),
+        typer.Argument(metavar="INPUT", help="Image files. [default: those named by the lines of standard input]"),
     ] = None,
     others: options.With = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Show this many classes, likeliest first.")] = 1,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Show this many classes, most likely first.")] = 1,
     form: options.Format = options.OutputFormat.TEXT,
     weights: options.Weights = "best",
     errors: options.Errors = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Predict the class of texts or images.
+    """Predict the class of images.
 
-    One line comes out per input: the class; with --top, the likeliest classes and their probabilities, separated by
-    tabs. An image is a .npy array of the size that the model reads, or, with Pillow, an image file.
+    Prints one line for each input: the class or, with --top, the most likely classes and their probabilities, separated
+    by tabs. An image is a .npy array of the size that the model reads or, if Pillow is installed, an image file. For
+    classes of texts, use regard translate.
 
     Examples:
 
-        regard predict runs/moods 'Tom lost his ball. He was sad.'
-
         regard predict runs/shapes image.npy --top 3
 
-        regard predict runs/moods --format jsonl < texts.txt
+        regard predict runs/shapes --format jsonl < names-of-files.txt
     """
     for given in inputs or []:
         options.check_utf8(INPUT=given)
@@ -47,7 +46,7 @@ def predict(
     loaded.require_verb("predict")
     source = Input(inputs, on_error=errors)
     if source.interactive:
-        note("Type an input and press Enter; Ctrl-D ends.")
+        note("Type the name of a file and press Enter; Ctrl-D ends.")
     out = text_output()
     for chunk in source.chunks():
         chunk.warn()

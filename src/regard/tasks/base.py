@@ -91,14 +91,14 @@ class Task(ABC):
         """Raise a ValueError if other settings do not suit the task."""
         if cls.name not in recipe.model.tasks:
             suited = " or ".join(recipe.model.tasks)
-            raise ValueError(f'task = "{cls.name}" is not one of the {recipe.model.family} family, which does {suited}')
+            raise ValueError(f'task = "{cls.name}" is not for this {recipe.model.family} model, which is for {suited}')
         if recipe.data.kind != cls.data:
             given, needed = (_DATA.get(kind, kind) for kind in (recipe.data.kind, cls.data))
-            raise ValueError(f'task = "{cls.name}" trains on {needed}, and the data are {given}')
+            raise ValueError(f'task = "{cls.name}" needs {needed}, but the data are {given}')
         if recipe.training.best not in cls.measures:
             choices = " or ".join(f'"{measure}"' for measure in cls.measures)
             raise ValueError(
-                f'training.best = "{recipe.training.best}" needs another task; for {cls.name} it is {choices}'
+                f'training.best = "{recipe.training.best}" is not measured for {cls.name}: it must be {choices}'
             )
 
     def class_names(self) -> list[str]:
