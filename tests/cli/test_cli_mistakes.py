@@ -175,12 +175,13 @@ def test_invalid_utf8_is_found_by_file_and_line(regard, trained, tmp_path, monke
     file = tmp_path / "latin1.txt"
     file.write_bytes(b"a\nb\nc\xe9\nd\n")
     result = regard("translate", trained, "--input", file, "--output", tmp_path / "out.txt")
-    assert f"{file}, line 3" in result.complaint
+    bad = "line 3: not valid UTF-8 (byte 2 of the line); --errors replace or --errors skip continues"
+    assert result.complaint == f"{file}, {bad}"
     assert not (tmp_path / "out.txt").exists()
     with open(file, "rb") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         result = regard("translate", trained, "--errors", "stop", "--output", tmp_path / "out.txt")
-        assert "standard input, line 3" in result.complaint
+        assert result.complaint == f"standard input, {bad}"
 
 
 BAD_DATA = {

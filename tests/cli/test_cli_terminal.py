@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,16 +21,18 @@ from regard.errors import Interrupted
 from regard.files import write_text
 
 CTRL_C = b"\x03"
+COLUMNS = 200
 SECONDS = 60  # after which a command that hangs is killed
 
 
 def _in_terminal(words: list[str], interrupt: Callable[[], bool] = lambda: False) -> tuple[int, str]:
-    """Run a command in a forked process with a terminal; return its exit status and its output without colours.
+    """Run a command in a forked process with a terminal; return its exit status and its output without escapes.
 
     Forked, because importing torch takes longer than the test. Ctrl-C is typed as soon as `interrupt()` is true.
     """
     process, terminal = pty.fork()
     if process == 0:
+        termios.tcsetwinsize(0, (50, COLUMNS))
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode) for n, mode in enumerate("rww"))  # not pytest's
         os._exit(run(words, debug=False))
     screen, typed, deadline = b"", False, time.monotonic() + SECONDS
@@ -55,8 +58,18 @@ def _in_terminal(words: list[str], interrupt: Callable[[], bool] = lambda: False
 
 
 def _lines(screen: str) -> list[str]:
-    """The lines that the terminal shows at the end, without what was overwritten."""
-    return [line.rpartition("\r")[2] for line in screen.replace("\r\n", "\n").split("\n")]
+    """The lines that a terminal of `COLUMNS` shows at the end: long lines wrap, and text is overwritten after a \\r."""
+    lines, column = [""], 0
+    for character in screen:
+        if character == "\r":
+            column = 0
+            continue
+        if character == "\n" or column == COLUMNS:
+            lines, column = [*lines, ""], 0
+        if character != "\n":
+            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
 
 
 def test_ctrl_c_keeps_the_part_and_resume_completes_it(
@@ -74,7 +87,8 @@ def test_ctrl_c_keeps_the_part_and_resume_completes_it(
     assert 0 < complete < 64 and complete % 8 == 0
     assert re.search(r"translating .* \d+/", screen)
     hint = f"{part} has the output of {complete:,} lines: the same command with --resume continues it"
-    assert f"regard: stopped; {hint}" in _lines(screen) and "Traceback" not in screen
+    assert _lines(screen)[-2:] == [f"regard: stopped; {hint}", ""] and "Traceback" not in screen
+    assert "" not in _lines(screen)[:-1]
 
     status, screen = _in_terminal([*words, "--resume"])
     assert re.search(r"translating .* \d+/64 [\d,]+/s \d\d:\d\d left", screen)  # the rate and the time left
@@ -100,3 +114,17 @@ def test_a_signal_waits_until_the_output_and_its_state_are_both_written(
     assert caught.value.status == 128 + number
     state = json.loads((tmp_path / "out.part.json").read_text())
     assert (tmp_path / "out.part").read_text() == "A\nB\n" and (state["lines"], state["bytes"]) == (2, 4)
+
+
+@pytest.mark.parametrize("before", ["", "^C", "Once upon a ti^C", "a line\n"])
+def test_the_message_after_ctrl_c_starts_a_line_without_a_blank_line_before_it(
+    before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        sys.stderr.write(before)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.command", interrupted)
+    status, screen = _in_terminal([])
+    shown = before.removesuffix("\n")
+    assert (status, _lines(screen)) == (130, [*([shown] if shown else []), "regard: stopped", ""])

@@ -68,7 +68,7 @@ def _status(words: list[str], debug: bool) -> int:
     except KeyboardInterrupt as stop:
         status = stop.status if isinstance(stop, Interrupted) else 130
         if status == 130 and sys.stderr.isatty():
-            print(file=sys.stderr)  # the terminal has written ^C
+            _start_line()  # the terminal has written ^C
         return _report(str(stop) or "stopped", status)
     except SystemExit as stop:  # raised by completion with 0, and by rich, which writes the help, for a broken pipe
         return _broken_pipe() if stop.code else 0
@@ -136,6 +136,15 @@ def _discard_stdout() -> None:
     """Drop the buffered output, which cannot be written: Python would try, and print another error, at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _start_line() -> None:
+    """Move the terminal's cursor to the start of a line; to the next line, unless it is at the start already.
+
+    The spaces fill the rest of a line that has text, and wrap; on an empty line they do not reach the end.
+    """
+    with contextlib.suppress(OSError):
+        print(" " * (os.get_terminal_size(sys.stderr.fileno()).columns - 1), end="\r", file=sys.stderr, flush=True)
 
 
 def _report(line: str, status: int) -> int:

@@ -17,6 +17,7 @@ import typer
 
 from regard.cli.options import OnError
 from regard.data.corpora import decode_lines, read_bytes, split_lines
+from regard.errors import UserError
 
 CHUNK_LINES = 2048  # maximum number of lines that are processed together
 
@@ -119,12 +120,17 @@ def _standard_input() -> Iterator[bytes]:
 
 
 def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[Line]:
+    lines = 0
     errors: list[str] = []
 
     def note(error: UnicodeDecodeError) -> None:
-        errors.append(f"not valid UTF-8 (byte {error.start + 1} of the line)")
+        message = f"not valid UTF-8 (byte {error.start + 1} of the line)"
+        if on_error is OnError.STOP:
+            raise UserError(f"{name}, line {lines + 1}: {message}; --errors replace or --errors skip continues")
+        errors.append(message)
 
-    for text in decode_lines(stream, name, on_error=None if on_error is OnError.STOP else note):
+    for text in decode_lines(stream, name, on_error=note):
+        lines += 1
         yield Line(text, errors.pop(), on_error is OnError.SKIP) if errors else Line(text)
 
 
