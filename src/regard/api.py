@@ -336,7 +336,7 @@ class Model(LoadedRun):
     ) -> Explanation:
         """Estimate how much the output, or a given `target`, depends on each word of the input (RISE).
 
-        The model is a black box: words (`span` at a time), or tokens with `unit="pieces"`, are replaced by the unknown
+        The model is a black box: words (`span` at a time), or tokens with `unit="tokens"`, are replaced by the unknown
         token or, with `how="drop"`, left out. `sampling` are the settings of `regard.interpret.explain.Sampling`:
         `model.explain("a cat", masks=500, seed=1).importance`.
         """

@@ -364,14 +364,14 @@ def test_words_whose_tokens_share_a_character_are_labelled_whole(translating: Mo
     tokens = tokenizer.encode("naïve café 😀 мир\u3000世界 ⟨c3⟩⟨af⟩")
     words = MaskedInput.of(tokens, tokenizer, MaskingMode())
     assert words.names == ("naïve", "café", "😀", "мир", "世界", "⟨c3⟩⟨af⟩")
-    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="pieces"))
+    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="tokens"))
     assert pieces.names[tokenizer.decode(tokens[:3]).index("\ufffd") :][:2] == ("⟨c3⟩", "⟨af⟩")
 
 
 def test_tokens_and_spans_instead_of_words(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = translating.translator().encode(["the cat sat on zebras"])[0][0]
-    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="pieces"))
+    pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="tokens"))
     assert pieces.groups == [[place] for place in range(1, len(tokens) - 1)]
     spans = MaskedInput.of(tokens, tokenizer, MaskingMode(span=2))
     assert [name.strip("␣").replace("␣", " ") for name in spans.names] == ["the cat", "sat on", "zebras"]

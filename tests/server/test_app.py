@@ -187,9 +187,9 @@ def explained(client: TestClient, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, runs: list[Path]) -> None:
-    lines = explained(client, masks=20, seed=3, unit="pieces")
+    lines = explained(client, masks=20, seed=3, unit="tokens")
     model = Model(RunDir(runs[0]), "cpu")
-    own = model.explain(TEXT, masks=20, seed=3, unit="pieces")
+    own = model.explain(TEXT, masks=20, seed=3, unit="tokens")
     first, last = lines[0], lines[-1]
     assert first["done"] == 0 and first["of"] == 20 and first["inputs"] == list(own.features) == last["inputs"]
     assert last["final"] and not last["exact"] and last["calls"] == own.calls
@@ -197,7 +197,7 @@ def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, r
     np.testing.assert_allclose(last["error"], own.error, atol=1e-4)
     from regard.interpret.explain.models import MaskingMode
 
-    asked_model = ask(model, TEXT, masking=MaskingMode(unit="pieces"))
+    asked_model = ask(model, TEXT, masking=MaskingMode(unit="tokens"))
     looked = asked_model.attention()
     assert looked is not None
     drawn = curves(asked_model.box, {"explanation": own.overall, "attention": looked}, seed=3)

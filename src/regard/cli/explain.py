@@ -95,7 +95,7 @@ def explain(
         raise UserError("--out draws a picture and --json prints numbers: give only one of them")
     settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
     sampling = Sampling(**settings)  # type: ignore[arg-type]
-    masking = MaskingMode(how.value, "pieces" if tokens else "words", span)
+    masking = MaskingMode(how.value, "tokens" if tokens else "words", span)
     request = ask(load(run, weights=weights, device=device), text, target=target, masking=masking)
     if request.truncated and not quiet:
         note("regard: warning: the text is longer than the model's maximum and was truncated")

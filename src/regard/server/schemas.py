@@ -46,7 +46,7 @@ class ExplainBody(RunRequest):
     masks: int = 1000
     keep: float = 0.5
     seed: int = 0
-    unit: Literal["words", "pieces"] = "words"
+    unit: Literal["words", "tokens"] = "words"
     how: Literal["unknown", "drop"] = "unknown"
     span: int = 1
     exact: bool | None = None

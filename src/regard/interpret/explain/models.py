@@ -27,7 +27,7 @@ from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
 
 MaskMethod = Literal["unknown", "drop"]
-Unit = Literal["words", "pieces"]
+Unit = Literal["words", "tokens"]
 
 SCORE = "log-probability"
 CONTINUATION_TOKENS = 12  # written after a prompt, if no continuation is given
@@ -93,7 +93,7 @@ def group(tokens: Sequence[int], tokenizer: Tokenizer, unit: Unit) -> list[list[
         if special and token != UNK:  # an unknown word is a word
             at_start = True
             continue
-        if at_start or special or unit == "pieces" or space_at(texts, position):
+        if at_start or special or unit == "tokens" or space_at(texts, position):
             words.append([])
         words[-1].append(position)
         at_start = special

@@ -132,7 +132,7 @@ function explainControls(state, runButton) {
   const seed = el("input", { type: "number", min: 0, step: 1, value: state.get("seed", "0"), class: "short" });
   seed.addEventListener("change", () => state.set({ seed: Math.max(0, Math.floor(Number(seed.value)) || 0) }));
   const counts = MASKS.map((n) => [n, String(n)]);
-  const units = [["words", "words"], ["pieces", "subwords"]];
+  const units = [["words", "words"], ["tokens", "subwords"]];
   const methods = [["unknown", "unknown token"], ["drop", "nothing"]];
   return el(
     "div",
