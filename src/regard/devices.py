@@ -26,7 +26,7 @@ def pick(name: str = "auto") -> torch.device:
         raise UserError(f"no device {name!r}: try auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise UserError(f"device {name} was asked for, but this PyTorch sees {count or 'no'} GPU{'s' * (count != 1)}")
+        raise UserError(f"device {name} was requested, but this PyTorch sees {count or 'no'} GPU{'s' * (count != 1)}")
     return device
 
 
@@ -45,21 +45,21 @@ def memory(device: torch.device) -> int:
 DECODING = ("auto", "fp32", "bf16", "int8")
 
 
-def decoding_precision(asked: str, trained: str, device: torch.device) -> str:
+def decoding_precision(requested: str, trained: str, device: torch.device) -> str:
     """The precision for decoding on a device: fp32, bf16 (GPU) or int8 (CPU).
 
     auto: fp32 on a CPU; on a GPU, the precision of training.
     """
-    if asked not in DECODING:
-        raise UserError(f"no precision {asked!r}: there are {', '.join(DECODING)}")
+    if requested not in DECODING:
+        raise UserError(f"no precision {requested!r}: there are {', '.join(DECODING)}")
     gpu = device.type == "cuda"
-    if asked == "auto":
+    if requested == "auto":
         return "bf16" if gpu and trained != "fp32" else "fp32"
-    if asked == "int8" and gpu:
+    if requested == "int8" and gpu:
         raise UserError("int8 is for CPUs: use it with --device cpu")
-    if asked == "bf16" and not gpu:
+    if requested == "bf16" and not gpu:
         raise UserError("bf16 is for GPUs, where it is quicker: leave --precision out, or use int8")
-    return asked
+    return requested
 
 
 def in_bf16(precision: str, device: torch.device) -> bool:

@@ -191,7 +191,7 @@ def test_every_place_sees_both_sides() -> None:
 
 
 def test_a_fill_model_writes_nothing() -> None:
-    with pytest.raises(UserError, match=r"fill.*writes nothing"):
+    with pytest.raises(UserError, match=r"fill.*generates no text"):
         search(bert(), SearchRequest(PackedTokens.from_lists(TEXTS), DecodingSettings()))
 
 

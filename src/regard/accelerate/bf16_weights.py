@@ -22,12 +22,12 @@ class Bf16Weights:
 
     def __init__(self, model: nn.Module, without: Collection[nn.Parameter] = ()) -> None:
         uses = Counter(weight for module in model.modules() for weight in module.parameters(recurse=False))
-        self.places: list[tuple[nn.Module, str]] = []
+        self.owners: list[tuple[nn.Module, str]] = []
         self.weights: list[nn.Parameter] = []
         for module in model.modules():
             for name, weight in module.named_parameters(recurse=False):
                 if isinstance(module, nn.Linear) and uses[weight] == 1 and weight not in without:
-                    self.places.append((module, name))
+                    self.owners.append((module, name))
                     self.weights.append(weight)
         self.copies = [nn.Parameter(w.detach().to(torch.bfloat16), w.requires_grad) for w in self.weights]
 
@@ -54,5 +54,5 @@ class Bf16Weights:
             weight.grad = grad
 
     def _swap(self, weights: list[nn.Parameter]) -> None:
-        for (module, name), weight in zip(self.places, weights, strict=True):
+        for (module, name), weight in zip(self.owners, weights, strict=True):
             setattr(module, name, weight)

@@ -346,7 +346,7 @@ class SearchState:
     def _finish(self, which: Tensor, penalty: Tensor) -> None:
         """Move the live hypotheses `which` [N, K] to the finished ones, of which the F best are kept.
 
-        Unless beams are reordered, each of the K has a place of its own there.
+        Unless beams are reordered, finished hypothesis k is that of beam k.
         """
         if not self.static and not bool(which.any()):
             return

@@ -174,8 +174,8 @@ class ClassState:
 class Bert(SequenceModel):
     """A stack of encoder blocks over the whole text, with a head for the task.
 
-    `fill`: logits at every place of the source row. `classify`: a translator into sentences of one word, the class:
-    after the begin mark its logits, and after that the end mark for certain.
+    `fill`: logits [S, V] of every source token. `classify`: the class is the only token of a target, so that search
+    applies: after BOS the logits of the classes, and after the class EOS with probability 1.
     """
 
     Settings = BertSettings
@@ -202,24 +202,24 @@ class Bert(SequenceModel):
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def logits(self, batch: SeqBatch) -> Tensor:
-        """Logits at every place: of the source row to fill it in; of the target row to classify."""
+        """Logits [S, V] of the source tokens to fill masks, or [T, V] of the target tokens to classify."""
         if self.settings.task == "fill":
             return super().logits(batch)
-        return self._named(self._classes(self.encode(batch.source), batch.source.layout), batch)
+        return self._target_logits(self._classes(self.encode(batch.source), batch.source.layout), batch)
 
-    def _named(self, classes: Tensor, batch: SeqBatch) -> Tensor:
-        """The logits of each text's class [N, V] as those of the target row: the class, then the end mark."""
-        rows = batch.inputs.layout
-        begins = (rows.is_token & (rows.position == 0))[:, None]
-        own = classes.index_select(0, rows.segment_ids.clamp(max=len(classes) - 1))
-        return taps.tap(self, "logits", torch.where(begins, own, self._ended(classes)))
+    def _target_logits(self, classes: Tensor, batch: SeqBatch) -> Tensor:
+        """Class logits [N, V] -> logits [T, V] of the target tokens: the class, then EOS."""
+        layout = batch.inputs.layout
+        is_first = (layout.is_token & (layout.position == 0))[:, None]
+        logits = classes.index_select(0, layout.segment_ids.clamp(max=len(classes) - 1))
+        return taps.tap(self, "logits", torch.where(is_first, logits, self._ended(classes)))
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
-        """Logits from the stream [S, D] after any of the blocks: of every place, or of the target row to classify."""
+        """As `logits`, from the residual stream [S, D] after any block."""
         x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
             return self.project(self.mlm_head(x))
-        return self._named(self._classes(x, batch.source.layout), batch)
+        return self._target_logits(self._classes(x, batch.source.layout), batch)
 
     def features(self, batch: SeqBatch) -> Tensor:
         x = self.encode(batch.source)
@@ -235,18 +235,17 @@ class Bert(SequenceModel):
         """The training loss; logits are computed for masked positions only."""
         whole = self.settings.task == "classify" or batch.loss_mask is None or r_drop > 0
         if whole or isinstance(batch.source.layout, StaticPackedLayout):
-            return super().forward(
-                batch, smoothing, r_drop
-            )  # with static shapes, nothing may depend on the number of masked positions
+            # With static shapes, nothing may depend on the number of masked positions.
+            return super().forward(batch, smoothing, r_drop)
         hidden = self.mlm_head(self.encode(batch.source)[batch.loss_mask])
         labels = batch.labels[batch.loss_mask]
         return losses.cross_entropy(self.project(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
-    def _classes(self, x: Tensor, rows: PackedLayout) -> Tensor:
+    def _classes(self, x: Tensor, layout: PackedLayout) -> Tensor:
         """x [S, D] -> the class logits of each text, [N, V]."""
         if self.settings.pooling == "mean":
-            return self.classifier(rows.mean(x))
-        first = rows.offsets[:-1].clamp(max=len(x) - 1)  # clamped for the unused entries of static layouts
+            return self.classifier(layout.mean(x))
+        first = layout.offsets[:-1].clamp(max=len(x) - 1)  # clamped for the unused entries of static layouts
         return self.classifier(x.index_select(0, first))
 
     @staticmethod
@@ -258,7 +257,7 @@ class Bert(SequenceModel):
 
     def start(self, source: PackedTokens) -> ClassState:
         if self.settings.task == "fill":
-            raise UserError('a model with task = "fill" writes nothing: it fills in what is masked (regard fill)')
+            raise UserError('a model with task = "fill" generates no text: it predicts masked tokens (regard fill)')
         return ClassState(self._classes(self.encode(source), source.layout))
 
     def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:

@@ -137,12 +137,12 @@ def _faults(table: Table) -> list[ErrorDetails]:
 
 def _without_family(fault: ErrorDetails) -> ErrorDetails:
     """Pydantic says model.gpt.width, after the settings it checked against; the user has written model.width."""
-    place = fault["loc"]
-    if place[:1] == ("model",) and len(place) > 1 and place[1] in families():
-        fault["loc"] = (place[0], *place[2:])
-        fault["ctx"] = {**fault.get("ctx", {}), "family": place[1]}
+    loc = fault["loc"]
+    if loc[:1] == ("model",) and len(loc) > 1 and loc[1] in families():
+        fault["loc"] = (loc[0], *loc[2:])
+        fault["ctx"] = {**fault.get("ctx", {}), "family": loc[1]}
     elif fault["type"] == "union_tag_invalid":
-        fault["loc"] = (*place, "family")
+        fault["loc"] = (*loc, "family")
         given = fault["input"]
         fault["input"] = given["family"] if isinstance(given, dict) else given
     return fault

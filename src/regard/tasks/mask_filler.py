@@ -70,7 +70,7 @@ class MaskFiller:
     def for_recipe(cls, model: SequenceModel, tokenizer: Tokenizer, recipe: Recipe) -> MaskFiller:
         settings = recipe.model
         if not isinstance(settings, BertSettings) or settings.task != "fill":
-            raise UserError('this model fills in no gaps: that takes family = "bert" and task = "fill"')
+            raise UserError('this model does not predict masked tokens: it needs family = "bert" and task = "fill"')
         return cls(model, tokenizer, settings.max_positions, recipe.data.lowercase)
 
     def __call__(self, texts: Sequence[str], *, top: int = 5, lenient: bool = False) -> list[Filled]:

@@ -18,11 +18,11 @@ from regard.errors import UserError
 from regard.files import errno_text, regular
 from regard.recipes.schema import TrainingSettings
 
-Mark = list[Any]  # the length of a log in bytes, and its digest
+LogState = list[Any]  # the length of a log in bytes, and its digest
 
 
 class Log:
-    """A file of JSON lines that grows during training. A resumed run cuts it back to the mark that was saved."""
+    """A file of JSON lines that grows during training. A resumed run cuts it back to the state that was saved."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size, self._hash = path, 0, hashlib.blake2b(digest_size=16)
@@ -38,7 +38,7 @@ class Log:
         self.size += len(content)
         self._hash.update(content)
 
-    def mark(self) -> Mark:
+    def state(self) -> LogState:
         """Length and digest of the file, after everything is on disk."""
         if self.size > self._on_disk:
             try:
@@ -49,17 +49,17 @@ class Log:
                 raise UserError(f"{self.path} could not be written: {errno_text(error)}") from error
         return [self.size, self._hash.hexdigest()]
 
-    def restore(self, mark: Mark | None) -> bool:
-        """Cut the file back to a mark (None: keep all of it); return False if its content has changed since."""
+    def restore(self, state: LogState | None) -> bool:
+        """Cut the file back to a state (None: keep all of it); return False if its content has changed since."""
         try:
             if self.path.exists():
-                if mark is not None and self.path.stat().st_size > mark[0]:
-                    os.truncate(self.path, mark[0])
+                if state is not None and self.path.stat().st_size > state[0]:
+                    os.truncate(self.path, state[0])
                 self._hash.update(regular(self.path).read_bytes())
                 self.size = self.path.stat().st_size
         except OSError as error:
             raise UserError(f"{self.path} could not be read or shortened: {errno_text(error)}") from error
-        return mark is None or mark == [self.size, self._hash.hexdigest()]
+        return state is None or state == [self.size, self._hash.hexdigest()]
 
 
 @dataclass
@@ -81,7 +81,7 @@ class TrainingProgress:
     static: bool = False  # whether batches are static: a resumed run keeps this on any device
     data: str = ""  # digests of the training and the held-out data: a resumed run has to find the same
     held_out: str = ""
-    logs: dict[str, Mark] = field(default_factory=dict)  # marks of the logs by name
+    logs: dict[str, LogState] = field(default_factory=dict)  # states of the logs by name
 
     def limit(self, settings: TrainingSettings) -> str:
         """The setting that ends the run at this step, and would have to be raised to continue; "" if none does."""

@@ -251,7 +251,7 @@ class Trainer:
     def _save(self) -> None:
         self._tick()
         self.progress.window_loss = self._window_loss()
-        self.progress.logs = self.outputs.marks()
+        self.progress.logs = self.outputs.log_states()
         checkpoint.save(self.outputs, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
         self._saved = time.monotonic()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import distributed, tensor_io
 from regard.files import DirectoryLock, write_text
 from regard.run_dir import LOGS, RunDir
-from regard.training.checkpoint import Log, Mark
+from regard.training.checkpoint import Log, LogState
 from regard.training.progress import Reporter, TensorBoardWriter
 
 
@@ -86,14 +86,14 @@ class RunOutputs:
             self.ensure_held()
             self._logs[name].append(json.dumps(line, ensure_ascii=False))
 
-    def marks(self) -> dict[str, Mark]:
+    def log_states(self) -> dict[str, LogState]:
         """Length and digest of every log, after everything is on disk."""
-        return {name: log.mark() for name, log in self._logs.items()} if self.active else {}
+        return {name: log.state() for name, log in self._logs.items()} if self.active else {}
 
-    def restore_logs(self, marks: dict[str, Mark] | None) -> None:
-        """Cut the logs back to these marks, since what came after them will come again; None: empty logs."""
+    def restore_logs(self, log_states: dict[str, LogState] | None) -> None:
+        """Cut the logs back to these states, since what came after them will come again; None: empty logs."""
         for name, log in self._logs.items() if self.active else ():
-            if not log.restore(log.mark() if marks is None else marks.get(name)):
+            if not log.restore(log.state() if log_states is None else log_states.get(name)):
                 self.say(f"warning: {log.path} was altered after it was written: its numbers may be wrong")
 
     def __enter__(self) -> Self:
