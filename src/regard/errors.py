@@ -1,15 +1,15 @@
-"""The failures that the command line reports to users as one line and an exit status."""
+"""Errors and warnings that the command line reports as one line."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters except tab and line feed, overrides of the writing direction, and lone surrogates.
+# Control characters except tab and line feed, bidirectional controls, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class RegardWarning(UserWarning):
-    """A problem that does not stop the work; the command line prints it as one line."""
+    """A problem that does not stop a command, which prints it as one line."""
 
 
 class UserError(Exception):
@@ -17,7 +17,7 @@ class UserError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the work, and what was complete is saved; `status` is the exit status."""
+    """A signal stopped a command, and complete results are saved; `status` is the exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, which a terminal would act on. For text that may come from foreign files.
+    r"""Escape control characters, which a terminal would act on. For text from files that may not be trusted.
 
     >>> print(printable("\x1b[2Jgone"))
     \x1b[2Jgone
@@ -34,6 +34,6 @@ def printable(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, at most 200 characters; messages of libraries can be pages long."""
+    """The first line of an error's message, at most 200 characters: messages of libraries can be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__

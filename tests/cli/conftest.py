@@ -40,13 +40,13 @@ class Outcome:
     err: str
 
     @property
-    def complaint(self) -> str:
-        """The one line that a mistake of the user's is answered with."""
-        *news, line = self.err.splitlines()
+    def error(self) -> str:
+        """The one line that reports an error of the user."""
+        *before, line = self.err.splitlines()
         assert self.status == 2, f"exit status {self.status}: {self.err}"
         assert line.startswith("regard: ") and line.rstrip(": ") == line, line
-        complaints = [entry for entry in news if not entry.startswith("regard: warning: ")]
-        assert not any(entry.startswith("regard: ") for entry in complaints), self.err
+        others = [entry for entry in before if not entry.startswith("regard: warning: ")]
+        assert not any(entry.startswith("regard: ") for entry in others), self.err
         assert "Traceback" not in self.err and self.out == "", self.err
         return line.removeprefix("regard: ")
 
@@ -56,7 +56,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """A model this small only gets slower with threads, and far slower on a busy machine."""
+    """Use one thread: more make a model this small slower."""
     import torch
 
     torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def tiny() -> list[str]:
 
 @pytest.fixture(scope="session")
 def train_copy(tiny: Sequence[str]) -> list[str]:
-    """The command that made `trained`, but for --out."""
+    """The command that made `trained`, without --out."""
     return ["train", "copy", *tiny, *sets("data.count=500")]
 
 
@@ -115,7 +115,7 @@ def typed(regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def start() -> Callable[..., subprocess.Popen[str]]:
-    """Start `python -m regard` in a process of its own, with pipes; it is ended with the test."""
+    """Start `python -m regard` in another process with pipes, which ends with the test."""
     return _start
 
 

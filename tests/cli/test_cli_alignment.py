@@ -1,4 +1,4 @@
-"""regard evaluate --alignment as a user meets it: built-in gold, gold files, one head or a table, and mistakes."""
+"""regard evaluate --alignment with built-in gold alignments and gold files, for one head or all, and its errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> list[object]:
     return ["--gold", gold, "--source", text, "--reference", text]
 
 
-def test_a_run_on_a_built_in_corpus_has_a_table_and_says_what_was_chosen_on_what(regard, trained):
+def test_the_table_of_a_built_in_corpus_says_what_was_chosen_on_which_set(regard, trained):
     result = regard("evaluate", trained, "--alignment")
     assert result.status == 0, result.err
     head, *lines = result.out.splitlines()
@@ -41,7 +41,7 @@ def test_a_run_on_a_built_in_corpus_has_a_table_and_says_what_was_chosen_on_what
     assert any(line.startswith(("predicting: ", "reading: ")) for line in lines)
 
 
-def test_json_holds_the_same_figures_and_the_best_head_is_the_best_on_dev(regard, trained):
+def test_json_has_the_figures_of_the_table_and_the_best_head_is_best_on_dev(regard, trained):
     entry = json.loads(regard("evaluate", trained, "--alignment", "--json").out)
     assert (entry["pairs"], entry["chosen_on"]) == ("copy test", "copy valid")
     assert (entry["layers"], entry["heads"], entry["threshold"]) == (1, 2, None)
@@ -75,7 +75,7 @@ def test_the_minimum_weight_of_a_link_is_given_or_chosen_on_dev(regard, trained,
     said = regard("evaluate", trained, "--alignment", "--layer", 1, "--min-weight", 0.6).out
     assert "weight >= 0.6" in said and "or with none if that is below the minimum" in said
     assert "Chosen by AER" in regard("evaluate", trained, "--alignment", *words).out.splitlines()[-1]
-    assert "give --dev" in regard("evaluate", trained, "--alignment", *files, "--min-weight", "auto").complaint
+    assert "give --dev" in regard("evaluate", trained, "--alignment", *files, "--min-weight", "auto").error
 
 
 def test_gold_files_without_development_files_choose_nothing(regard, trained, files):
@@ -88,7 +88,7 @@ def test_gold_files_without_development_files_choose_nothing(regard, trained, fi
     assert regard("evaluate", trained, "--alignment", *files, "--quiet").err == ""
 
 
-def test_development_files_are_what_is_chosen_on(regard, trained, files):
+def test_the_best_head_is_chosen_on_the_development_files(regard, trained, files):
     gold, text = files[1], files[3]
     result = regard("evaluate", trained, "--alignment", *files, "--dev", gold, text, text, "--threshold", 0.2)
     assert result.status == 0, result.err
@@ -100,7 +100,7 @@ def test_development_files_are_what_is_chosen_on(regard, trained, files):
     assert result.out.splitlines()[1].startswith("chosen ") and "Nothing was chosen" in result.out
 
 
-def test_the_best_head_is_the_development_files_choice_also_where_another_would_do_better(regard, trained, tmp_path):
+def test_the_best_head_on_dev_is_used_even_if_another_is_better_on_test(regard, trained, tmp_path):
     text = tmp_path / "text"
     text.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     one, other = (tmp_path / f"head-{head + 1}.talp" for head in (0, 1))
@@ -117,14 +117,14 @@ def test_the_best_head_is_the_development_files_choice_also_where_another_would_
 
 
 def _links(run: Path) -> Iterator[tuple[int, list[str]]]:
-    """For each line, copied, what the two heads link by the rows that predict, in Pharaoh's format."""
+    """The links of both heads for each copied line, by the predicting rows, in Pharaoh format."""
     opened = RunDir(run)
     pairs = [(line, line) for line in LINES]
     for n, weights, _ in attended_words(opened.model(), opened.tokenizers, opened.recipe, pairs):
         yield n, [" ".join(f"{i}-{j}" for j, i in np.argwhere(linked(weights[0, 0, head]))) for head in (0, 1)]
 
 
-def test_explanations_are_a_line_of_their_own_and_are_those_of_regard_explain(regard, trained, files):
+def test_explanations_have_their_own_row_and_equal_those_of_regard_explain(regard, trained, files):
     words = [*files, "--explanations", "--masks", 40, "--quiet"]
     table = regard("evaluate", trained, "--alignment", *words)
     assert table.status == 0, table.err
@@ -143,14 +143,14 @@ def test_explanations_are_a_line_of_their_own_and_are_those_of_regard_explain(re
     )
 
 
-def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_path):
+def test_a_model_without_attention_has_only_explanations(regard, tiny, tmp_path):
     recurrent = ["family=recurrent", "size=tiny", "attention=none", *(f"{w}=8" for w in SIZES)]
     made = ["--out", tmp_path / "run", *(word for part in recurrent for word in ("--set", f"model.{part}"))]
     few = ["--set", "data.count=50", "--set", "training.steps=2", "--quiet"]
     kept = [word for word in tiny if not str(word).startswith("model.") and word != "--set"]
     settings = [word for setting in kept for word in ("--set", setting)]
     assert regard("train", "copy", *settings, *made, *few).status == 0
-    assert "does not attend to its source" in regard("evaluate", tmp_path / "run", "--alignment").complaint
+    assert "does not attend to its source" in regard("evaluate", tmp_path / "run", "--alignment").error
     text, gold = tmp_path / "lines", tmp_path / "gold"
     text.write_text("a b\n"), gold.write_text("0-0 1-1\n")
     files = ["--gold", gold, "--source", text, "--reference", text, "--explanations", "--how", "drop"]
@@ -186,18 +186,18 @@ def test_a_model_that_does_not_attend_has_explanations_alone(regard, tiny, tmp_p
         (["--gold", "x"], "--gold has no effect without --alignment"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(regard, trained, words, expected):
-    assert expected in regard("evaluate", trained, *words).complaint
+def test_errors_are_one_line(regard, trained, words, expected):
+    assert expected in regard("evaluate", trained, *words).error
 
 
-def test_a_run_is_needed_and_one_on_pairs_with_gold(regard, trained, copied):
-    assert "needs a RUN" in regard("evaluate", "--alignment").complaint
+def test_alignment_needs_a_run_on_pairs_with_gold_alignments(regard, trained, copied):
+    assert "needs a RUN" in regard("evaluate", "--alignment").error
     recipe = copied / "recipe.toml"
     text = recipe.read_text(encoding="utf-8")
     recipe.write_text(text.replace('corpus = "copy"', 'source = "a"\ntarget = "b"'), encoding="utf-8")
-    assert "no built-in gold alignments" in regard("evaluate", copied, "--alignment").complaint
+    assert "no built-in gold alignments" in regard("evaluate", copied, "--alignment").error
     plain = 'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n'
     recipe.write_text(plain, encoding="utf-8")
-    assert "trained for language-modelling" in regard("evaluate", copied, "--alignment").complaint
+    assert "trained for language-modelling" in regard("evaluate", copied, "--alignment").error
     shutil.rmtree(copied)
-    assert "does not exist" in regard("evaluate", copied, "--alignment").complaint
+    assert "does not exist" in regard("evaluate", copied, "--alignment").error

@@ -1,4 +1,4 @@
-"""regard bench: the speed of a run on this machine, for every family, with nothing in the run changed."""
+"""regard bench: every family is measured, and the run is not changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def digests(run: Path) -> dict[str, str]:
     return {str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def test_a_run_is_measured_in_words_with_units_and_stays_as_it_was(regard: Command, trained: Path) -> None:
+def test_bench_prints_units_and_does_not_change_the_run(regard: Command, trained: Path) -> None:
     before = digests(trained)
     shown = regard("bench", trained, *QUICK)
     assert shown.status == 0, shown.err
@@ -49,7 +49,7 @@ def test_a_run_is_measured_in_words_with_units_and_stays_as_it_was(regard: Comma
     assert digests(trained) == before
 
 
-def test_the_same_as_json(regard: Command, trained: Path) -> None:
+def test_json_output(regard: Command, trained: Path) -> None:
     found = json.loads(regard("bench", trained, "--json", *QUICK).out)
     training, decoding = found["training"], found["decoding"]
     assert found["device"] == "cpu" and training["step"] == "plain" and training["precision"] == "fp32"
@@ -72,11 +72,11 @@ def test_every_family_is_measured(regard: Command, tmp_path: Path, family: str) 
     assert (found["decoding"]["tokens_per_second"] is None) == (family == "bert")  # which writes nothing
 
 
-def test_no_run_is_a_mistake_that_says_how_to_make_one(regard: Command, tmp_path: Path) -> None:
-    assert "does not exist" in regard("bench", tmp_path / "nothing").complaint
+def test_a_missing_run_is_an_error_that_says_how_to_make_one(regard: Command, tmp_path: Path) -> None:
+    assert "does not exist" in regard("bench", tmp_path / "nothing").error
 
 
-def test_an_imported_run_has_nothing_to_train_on_and_decodes_random_text(regard: Command, copied: Path) -> None:
+def test_an_imported_run_is_not_trained_and_decodes_random_text(regard: Command, copied: Path) -> None:
     recipe = copied / "recipe.toml"
     kept = [line for line in recipe.read_text().splitlines() if not line.startswith(("corpus =", "count ="))]
     recipe.write_text("\n".join('[data]\nimported = "pairs"' if line == "[data]" else line for line in kept) + "\n")
@@ -97,12 +97,12 @@ def test_files_that_moved_are_found_with_data(regard: Command, tmp_path: Path) -
     made = regard("train", recipe, "--data", old, *sets(*settings), "-q", "--device", "cpu", "--out", tmp_path / "run")
     assert made.status == 0, made.err
     old.rename(new)
-    assert "--data" in regard("bench", tmp_path / "run", *QUICK).complaint
+    assert "--data" in regard("bench", tmp_path / "run", *QUICK).error
     assert regard("bench", tmp_path / "run", "--data", new, *QUICK).status == 0
 
 
-def test_idle_is_what_kernels_leave_of_the_updates_own_time(monkeypatch):
-    """600 updates of 10 ms, of which 100 are looked at again: 9.7 ms of kernels each, however long they take then."""
+def test_idle_is_the_time_of_the_steps_without_kernels(monkeypatch):
+    """600 steps of 10 ms; 100 of them are profiled, with 9.7 ms of kernels each, however long they take then."""
     import torch.profiler
 
     from regard.benchmark import idle_share

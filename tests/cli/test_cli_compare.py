@@ -1,4 +1,4 @@
-"""regard compare as a user meets it: two runs on the same few pairs."""
+"""regard compare, with two runs on the same few pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = ["a b", "b a c", "c c", "d e f a b c", "a b c d e", "f"]
 
 @pytest.fixture(scope="module")
 def other(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run like `trained`, but for its name."""
+    """A copy of the run `trained` with another name."""
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("compare") / "other"))
 
 
@@ -43,7 +43,7 @@ def test_one_table_and_one_plot_for_all_runs(regard, trained, other, pairs):
     assert "\x1b" not in result.out  # no terminal, no colours
 
 
-def test_json_holds_the_numbers_and_save_the_translations_they_come_from(regard, trained, other, pairs, tmp_path):
+def test_json_has_the_scores_and_save_writes_the_translations(regard, trained, other, pairs, tmp_path):
     picture, folder = tmp_path / "plot.svg", tmp_path / "outputs"
     words = [*pairs, "--buckets", "2,4", "--metric", "chrf", "--out", picture, "--save", folder, "--json", "--beam", 1]
     result = regard("compare", trained, other, *words)
@@ -66,7 +66,7 @@ def test_json_holds_the_numbers_and_save_the_translations_they_come_from(regard,
     assert {"other", "chrF", "5–6"} <= {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_a_single_run_may_stand_alone_and_moses_tokens_get_a_column(regard, trained, pairs):
+def test_a_single_run_and_a_column_for_moses_bleu(regard, trained, pairs):
     pytest.importorskip("sacremoses")
     result = regard("compare", trained, *pairs, "--moses", "en")
     assert result.status == 0, result.err
@@ -93,15 +93,15 @@ def test_runs_trained_on_other_data_are_named(regard, trained, copied, pairs):
     assert "other data" not in regard("compare", trained, *pairs).out
 
 
-def test_runs_that_do_not_compare_are_refused_before_anything_is_translated(regard, trained, copied, pairs):
+def test_runs_that_cannot_be_compared_are_refused_before_translating(regard, trained, copied, pairs):
     recipe = copied / "recipe.toml"
     text = recipe.read_text(encoding="utf-8")
     recipe.write_text(text.replace("lowercase = false", "lowercase = true"), encoding="utf-8")
-    line = regard("compare", trained, copied, *pairs).complaint
+    line = regard("compare", trained, copied, *pairs).error
     assert "lower-cased" in line and str(copied) in line
     recipe.write_text(text, encoding="utf-8")
     (copied / "model.safetensors").unlink()
-    assert "first validation" in regard("compare", trained, copied).complaint
+    assert "first validation" in regard("compare", trained, copied).error
 
 
 def test_a_run_of_plain_text_is_refused(regard, trained, copied):
@@ -109,7 +109,7 @@ def test_a_run_of_plain_text_is_refused(regard, trained, copied):
     recipe.write_text(
         'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n', encoding="utf-8"
     )
-    assert "use `regard evaluate`" in regard("compare", trained, copied).complaint
+    assert "use `regard evaluate`" in regard("compare", trained, copied).error
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_a_run_of_plain_text_is_refused(regard, trained, copied):
         (["--data", "nowhere"], "no such folder"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(regard, trained, words, expected):
-    assert expected in regard("compare", trained, *words).complaint
+def test_errors_are_one_line(regard, trained, words, expected):
+    assert expected in regard("compare", trained, *words).error
 
 
-def test_a_run_given_twice_and_a_folder_that_is_none(regard, trained, pairs, tmp_path):
-    assert "given twice" in regard("compare", trained, trained, *pairs).complaint
-    assert "does not exist" in regard("compare", trained, tmp_path / "nowhere", *pairs).complaint
+def test_a_run_given_twice_and_a_path_that_is_not_a_folder(regard, trained, pairs, tmp_path):
+    assert "given twice" in regard("compare", trained, trained, *pairs).error
+    assert "does not exist" in regard("compare", trained, tmp_path / "nowhere", *pairs).error
     (tmp_path / "file").touch()
-    assert "--save" in regard("compare", trained, *pairs, "--save", tmp_path / "file").complaint
+    assert "--save" in regard("compare", trained, *pairs, "--save", tmp_path / "file").error

@@ -1,4 +1,4 @@
-"""`regard draw` by its views and its files."""
+"""regard draw: views, files and errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_views_without_a_text(regard: Command, trained: Path, copied: Path, tmp_
             assert regard("draw", trained, "--view", view, "--out", tmp_path / name).err == f"{tmp_path / name}\n"
         ElementTree.parse(tmp_path / "one.svg")
         assert json.loads((tmp_path / "one.json").read_text())["view"] == view
-        said = regard("draw", trained, "--view", view, "--out", tmp_path / "one.safetensors").complaint
+        said = regard("draw", trained, "--view", view, "--out", tmp_path / "one.safetensors").error
         assert "no text and so no trace" in said
     named = regard("draw", trained, "--view", "positions", "--kind", "fraction").out
     assert named.startswith("Fraction positions") and "same distance  no" in named
@@ -79,7 +79,7 @@ def test_the_first_view_that_a_model_has_is_drawn(regard: Command, trained: Path
     assert regard("draw", trained, "a b", "--out", "-").out == regard("draw", trained, "a b").out
 
 
-def test_mistakes_name_what_there_is(regard: Command, trained: Path, gpt: Path, lstm: Path) -> None:
+def test_errors_name_the_possible_values(regard: Command, trained: Path, gpt: Path, lstm: Path) -> None:
     cases = [
         ([trained], ["TEXT is missing"]),
         ([trained, "a b", "--view", "gates"], ["--view gates", "without gates", "align, maps, heads, walk"]),
@@ -96,11 +96,11 @@ def test_mistakes_name_what_there_is(regard: Command, trained: Path, gpt: Path, 
         ([trained, "a b", "--beside", trained], ["--beside has no effect", "curves"]),
     ]
     for words, said in cases:
-        complaint = regard("draw", *words).complaint
-        assert all(part in complaint for part in said), complaint
+        error = regard("draw", *words).error
+        assert all(part in error for part in said), error
 
 
-def test_a_theme_is_kept(regard: Command, trained: Path, tmp_path: Path) -> None:
+def test_the_theme_is_applied(regard: Command, trained: Path, tmp_path: Path) -> None:
     regard("draw", trained, "a b", "--theme", "dark", "--out", tmp_path / "dark.svg")
     drawn = (tmp_path / "dark.svg").read_text()
     assert 'fill="#14171c"' in drawn and "prefers-color-scheme" not in drawn

@@ -1,4 +1,4 @@
-"""regard explain: what is shown, what is written, and what is said of mistakes."""
+"""regard explain: terminal output, files and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.interpret.explain import Explanation
 Command = Callable[..., Any]
 
 
-def test_the_terminal_shows_words_bars_matrix_and_what_it_means(regard: Command, trained: Path) -> None:
+def test_the_terminal_shows_bars_a_matrix_and_a_note(regard: Command, trained: Path) -> None:
     result = regard("explain", trained, "a b c", "--target", "a b")
     assert result.status == 0 and result.err == ""
     lines = result.out.splitlines()
@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_the_library(regard: Command, trained: Path) ->
     assert other["importance"] != found["importance"]
 
 
-def test_curves_have_random_order_and_attention_beside_them(regard: Command, trained: Path) -> None:
+def test_curves_also_for_random_order_and_attention(regard: Command, trained: Path) -> None:
     found = json.loads(regard("explain", trained, "a b c", "--json", "--curves").out)
     assert [curve["order"] for curve in found["curves"]] == ["importance", "attention", "random order"]
     for curve in found["curves"]:
@@ -57,7 +57,7 @@ def test_curves_have_random_order_and_attention_beside_them(regard: Command, tra
     assert "deletion (lower is better)" in shown and "random order" in shown
 
 
-def test_pictures_are_files_of_svg(regard: Command, trained: Path, tmp_path: Path) -> None:
+def test_out_writes_an_svg_file(regard: Command, trained: Path, tmp_path: Path) -> None:
     result = regard("explain", trained, "a b <&>", "--out", tmp_path / "one.svg")
     assert result.status == 0 and result.out == "" and str(tmp_path / "one.svg") in result.err
     ElementTree.fromstring((tmp_path / "one.svg").read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "error"),
     [
         (["  "], "there is nothing to explain: the text is blank"),
         (["a b", "--out", "map.png"], "map.png: the picture can only be written as .svg"),
@@ -86,8 +86,8 @@ def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
         (["a b", "--target", "a " * 60], "the target has"),
     ],
 )
-def test_mistakes_are_answered_in_a_line(regard: Command, trained: Path, words: list[str], complaint: str) -> None:
-    assert complaint in regard("explain", trained, *words).complaint
+def test_errors_are_one_line(regard: Command, trained: Path, words: list[str], error: str) -> None:
+    assert error in regard("explain", trained, *words).error
 
 
 def test_a_text_that_is_too_long_is_truncated_with_a_warning(regard: Command, trained: Path) -> None:

@@ -35,10 +35,10 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
     model = build(chosen.model, len(tokenizer), len(tokenizer), True)
     texts = [[BOS, *tokenizer.encode(text), EOS] for text in TEXTS] * 8
     clean = SeqBatch.from_lists([[] for _ in texts], texts, bos=BOS)
-    gaps = MaskingPolicy(0.3, mask_id=tokenizer.tag("<mask>"), first_id=tokenizer.first, vocabulary=len(tokenizer))
+    policy = MaskingPolicy(0.3, mask_id=tokenizer.tag("<mask>"), first_id=tokenizer.first, vocabulary=len(tokenizer))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
-        batch = gaps.mask(clean, generator(1, step + 1))
+        batch = policy.mask(clean, generator(1, step + 1))
         optimizer.zero_grad()
         (model(batch) / batch.num_targets).backward()
         optimizer.step()
@@ -50,13 +50,13 @@ def made(path: Path, chosen: Recipe, tokenizer: Tokenizer, steps: int) -> Path:
 
 @pytest.fixture(scope="module")
 def filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that knows the four sentences by heart; every word of theirs is one piece."""
+    """A run that has memorised the four sentences; each of their words is one token."""
     tokenizer = learn(TEXTS * 3, "bpe", 320, ["<mask>"])
     assert [len(tokenizer.encode(" " + word)) for word in ("cat", "dog", "mat", "time")] == [1, 1, 1, 1]
     return made(tmp_path_factory.mktemp("fill") / "run", recipe(), tokenizer, 150)
 
 
-def test_the_best_guess_stands_in_the_text_and_all_are_listed(regard: Callable, filler: Path) -> None:
+def test_the_best_guess_is_filled_in_and_all_guesses_are_listed(regard: Callable, filler: Path) -> None:
     result = regard("fill", filler, "the [MASK] sat on the mat")
     assert result.status == 0 and result.err == ""
     text, heading, *guesses = result.out.splitlines()
@@ -67,14 +67,14 @@ def test_the_best_guess_stands_in_the_text_and_all_are_listed(regard: Callable, 
     assert shares == sorted(shares, reverse=True) and shares[0] > 50 and sum(shares) <= 100.5
 
 
-def test_any_number_of_gaps_written_either_way(regard: Callable, filler: Path) -> None:
+def test_any_number_of_masks_in_both_spellings(regard: Callable, filler: Path) -> None:
     lines = regard("fill", filler, "--top", 2, "the [MASK] ran in the <mask>").out.splitlines()
     assert lines[0] == "the dog ran in the park"
     assert [line.strip() for line in lines if "mask" in line] == ["mask 1", "mask 2"]
     assert len(lines) == 1 + 2 * (1 + 2)
 
 
-def test_a_line_of_json_a_text(regard: Callable, filler: Path) -> None:
+def test_one_line_of_json_for_each_text(regard: Callable, filler: Path) -> None:
     texts = ["a bird [MASK] in the tree", "Once upon a [MASK]"]
     out = regard("fill", filler, "--format", "jsonl", "--top", 3, *texts).out
     found = [json.loads(line) for line in out.splitlines()]
@@ -92,7 +92,7 @@ def test_standard_input_line_by_line(start: Callable, filler: Path) -> None:
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["the cat sat on the mat", "Once upon a time"]
 
 
-def test_one_blank_before_a_gap_belongs_to_it(filler: Path) -> None:
+def test_one_space_before_a_mask_belongs_to_it(filler: Path) -> None:
     model = load(filler, device="cpu")
     tokenizer = model.run.tokenizers[0]
     the, cat, sat = (tokenizer.encode(text) for text in ("the", " cat", " sat"))
@@ -114,11 +114,11 @@ def test_guesses_from_python(filler: Path) -> None:
     assert found.guesses[0][0].text == " cat"
     everything = model.fill("the [MASK] sat on the mat", top=10**6).guesses[0]
     tokenizer = model.run.tokenizers[0]
-    assert len(everything) == len(tokenizer) - len(tokenizer.forbidden()) - 1  # all but marks and line breaks
+    assert len(everything) == len(tokenizer) - len(tokenizer.forbidden()) - 1  # all but special tokens and line breaks
     assert 0.99 < sum(guess.probability for guess in everything) <= 1 + 1e-5
 
 
-def test_a_text_does_not_notice_the_texts_beside_it(filler: Path) -> None:
+def test_guesses_do_not_depend_on_other_texts_of_the_batch(filler: Path) -> None:
     model = load(filler, device="cpu")
     texts = ["the [MASK] sat on the mat", "a [MASK]", "Once [MASK] a time [MASK] the dog"]
     together = model.filler()(texts)
@@ -129,7 +129,7 @@ def test_a_text_does_not_notice_the_texts_beside_it(filler: Path) -> None:
             assert [g.probability for g in one] == pytest.approx([g.probability for g in other], abs=1e-5)
 
 
-def test_what_was_typed_stays_as_it_was(tmp_path: Path) -> None:
+def test_the_rest_of_the_text_is_unchanged(tmp_path: Path) -> None:
     """A word vocabulary knows neither these words nor their spacing, and the recipe reads lower case."""
     tokenizer = learn([text.lower() for text in TEXTS], "word", 300, ["<mask>"])
     run = made(tmp_path / "run", recipe("word", lowercase=True), tokenizer, 2)
@@ -138,16 +138,16 @@ def test_what_was_typed_stays_as_it_was(tmp_path: Path) -> None:
     assert best in tokenizer.words and found.text == f"The  Zebra {best} ,  ON the mat"  # type: ignore[attr-defined]
 
 
-def test_mistakes_are_told_in_one_line(regard: Callable, filler: Path, trained: Path) -> None:
-    assert "no [MASK] to fill in: 'the cat sat'" in regard("fill", filler, "the cat sat").complaint
-    long = regard("fill", filler, "the [MASK] sat on" + " the mat" * 20).complaint
+def test_errors_are_one_line(regard: Callable, filler: Path, trained: Path) -> None:
+    assert "no [MASK] to fill in: 'the cat sat'" in regard("fill", filler, "the cat sat").error
+    long = regard("fill", filler, "the [MASK] sat on" + " the mat" * 20).error
     assert "the text has 44 tokens, more than the 22 of the model" in long
-    assert 'task = "fill"' in regard("fill", trained, "the [MASK] sat").complaint
-    assert "use `regard fill`" in regard("translate", filler, "the cat").complaint
-    assert "does not exist" in regard("fill", filler / "nowhere", "a [MASK]").complaint
+    assert 'task = "fill"' in regard("fill", trained, "the [MASK] sat").error
+    assert "use `regard fill`" in regard("translate", filler, "the cat").error
+    assert "does not exist" in regard("fill", filler / "nowhere", "a [MASK]").error
 
 
-def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
+def test_a_line_that_cannot_be_filled_does_not_affect_the_others(
     regard: Callable, filler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line too long for the model, one without a mask and a blank one: one output for each line, with warnings."""
@@ -170,7 +170,7 @@ def test_one_line_that_cannot_be_filled_does_not_cost_the_others(
     ]
 
 
-def test_a_text_with_invalid_bytes_is_repaired_skipped_or_refused(
+def test_invalid_bytes_in_a_text_are_replaced_skipped_or_refused(
     typed: Callable, regard: Callable, filler: Path
 ) -> None:
     texts = ["the [MASK] sat on the mat", "\ufffdthe [MASK] ran", "Once upon a [MASK]"]
@@ -188,4 +188,4 @@ def test_a_text_with_invalid_bytes_is_repaired_skipped_or_refused(
     assert (first, last) == (expected[0], expected[2])
     assert (skipped["text"], skipped["guesses"], skipped["error"]) == ("", [], error)
     assert result.err == f"regard: warning: line 2: {error}; the line was skipped\n"
-    assert "standard input, line 2" in typed(content, *words, "--errors", "stop").complaint
+    assert "standard input, line 2" in typed(content, *words, "--errors", "stop").error

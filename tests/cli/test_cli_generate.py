@@ -1,4 +1,4 @@
-"""regard generate, and regard evaluate for runs on plain text: what comes out, and what is said of mistakes."""
+"""regard generate, and regard evaluate for runs on plain text: output and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def document_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gap_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def masked_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bert = {
         "family": "bert",
         "size": "tiny",
@@ -73,7 +73,7 @@ def gap_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- generate -------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_is_the_prompt_and_what_follows(regard: Command, text_run: Path) -> None:
+def test_the_output_is_the_prompt_and_its_continuation(regard: Command, text_run: Path) -> None:
     found = regard("generate", text_run, "the cat", "--tokens", 30)
     assert found.status == 0 and found.err == ""
     expected = package.load(text_run).generate("the cat", tokens=30)
@@ -82,14 +82,14 @@ def test_the_text_is_the_prompt_and_what_follows(regard: Command, text_run: Path
     assert regard("generate", text_run, "the cat", "--tokens", 30, "--seed", 1).out != found.out
 
 
-def test_streamed_text_is_the_same_text(regard: Command, text_run: Path) -> None:
+def test_streaming_does_not_change_the_text(regard: Command, text_run: Path) -> None:
     for seed in range(5):  # random bytes have half characters in them
         words = ["generate", text_run, "the cat", "a", "--tokens", 60, "--seed", seed, "--stop", "a", "--stop", "e\\n"]
         whole = regard(*words, "--no-stream")
         assert regard(*words, "--stream") == whole and whole.status == 0
 
 
-def test_several_texts_have_a_line_between_them(regard: Command, text_run: Path) -> None:
+def test_several_texts_are_separated_by_a_line(regard: Command, text_run: Path) -> None:
     found = regard("generate", text_run, "the cat", "a", "--samples", 2, "--tokens", 5)
     both = package.load(text_run).generate(["the cat", "a"], samples=2, tokens=5)
     assert found.out == "---\n".join(f"{one.prompt}{text}\n" for one in both for text in one.texts)
@@ -115,14 +115,14 @@ def test_prompts_come_from_standard_input_line_by_line(
     assert out == given.out
 
 
-def test_greedy_draws_nothing(regard: Command, text_run: Path) -> None:
+def test_greedy_does_not_depend_on_the_seed(regard: Command, text_run: Path) -> None:
     words = ["generate", text_run, "the cat", "--greedy", "--tokens", 8]
     assert regard(*words).out == regard(*words, "--seed", 5).out
     by_hand = package.load(text_run).generate("the cat", tokens=8, method="beam", beam=1)
     assert regard(*words).out == f"{by_hand}\n"
 
 
-def test_a_long_prompt_loses_its_beginning_with_a_warning(regard: Command, text_run: Path) -> None:
+def test_a_long_prompt_is_truncated_at_the_start_with_a_warning(regard: Command, text_run: Path) -> None:
     prompt = "the cat sat on the mat and ate"
     found = regard("generate", text_run, prompt, "--greedy", "--tokens", 5)
     assert found.status == 0 and found.out.startswith(prompt)
@@ -131,7 +131,7 @@ def test_a_long_prompt_loses_its_beginning_with_a_warning(regard: Command, text_
     assert regard("generate", text_run, prompt, "--quiet").err == ""
 
 
-def test_prompts_in_a_batch_give_what_each_gives_alone(document_run: Path) -> None:
+def test_generation_in_a_batch_equals_generation_alone(document_run: Path) -> None:
     model, prompts = package.load(document_run), ["", "the cat", "once upon a time", "a"]
     together = model.generate(prompts, samples=2, tokens=40, repetition_penalty=1.3, top_k=20)
     for line, prompt in enumerate(prompts):
@@ -141,7 +141,7 @@ def test_prompts_in_a_batch_give_what_each_gives_alone(document_run: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "error"),
     [
         (["--greedy", "--top-k", 3], "--top-k has no effect with --greedy, which does not sample"),
         (["--greedy", "--samples", 2], "--samples has no effect with --greedy, which does not sample"),
@@ -152,19 +152,19 @@ def test_prompts_in_a_batch_give_what_each_gives_alone(document_run: Path) -> No
         (["--repetition-penalty", 0.5], "Invalid value for '--repetition-penalty': must be greater than or equal to 1"),
     ],
 )
-def test_mistakes_are_named(regard: Command, text_run: Path, words: list[object], complaint: str) -> None:
-    assert regard("generate", text_run, "the cat", *words).complaint.startswith(complaint)
+def test_error_messages(regard: Command, text_run: Path, words: list[object], error: str) -> None:
+    assert regard("generate", text_run, "the cat", *words).error.startswith(error)
 
 
-def test_each_verb_names_the_right_one(regard: Command, trained: Path, text_run: Path, gap_run: Path) -> None:
-    assert regard("generate", trained, "a b").complaint == (
+def test_each_verb_names_the_right_one(regard: Command, trained: Path, text_run: Path, masked_run: Path) -> None:
+    assert regard("generate", trained, "a b").error == (
         f"{trained} was trained on pairs: use `regard translate`, not `regard generate`"
     )
-    assert regard("translate", text_run, "a b").complaint == (
+    assert regard("translate", text_run, "a b").error == (
         f"{text_run} was trained on plain text: use `regard generate`, not `regard translate`"
     )
-    assert regard("generate", gap_run, "a b").complaint == (
-        f"{gap_run} was trained on plain text: use `regard fill`, not `regard generate`"
+    assert regard("generate", masked_run, "a b").error == (
+        f"{masked_run} was trained on plain text: use `regard fill`, not `regard generate`"
     )
 
 
@@ -176,7 +176,7 @@ def test_perplexity_of_a_run_on_text(regard: Command, kind: str, request: pytest
     run = request.getfixturevalue(kind)
     entry = json.loads(regard("evaluate", run, "--json", "--stride", 7).out)
     stream = kind == "text_run"
-    # characters, the é is one; a stream leaves the first unscored, documents have end marks and drop the line ends
+    # characters, the é is one; a stream leaves the first unscored, documents have EOS and drop the line ends
     assert entry["tokens"] == (len(TEXT) - 1 if stream else len(TEXT.rstrip()) - 2 + 2)
     assert entry["bytes"] == (len(TEXT.encode()) - 1 if stream else len(TEXT.rstrip().encode()) - 2)
     assert (entry["context"], entry["stride"]) == (24, 7)
@@ -184,7 +184,7 @@ def test_perplexity_of_a_run_on_text(regard: Command, kind: str, request: pytest
     assert entry["bits_per_byte"] == pytest.approx(entry["loss"] * entry["tokens"] / math.log(2) / entry["bytes"])
 
 
-def test_the_numbers_of_a_run_on_text_are_printed_with_how_they_were_taken(regard: Command, text_run: Path) -> None:
+def test_perplexity_is_printed_with_context_and_stride(regard: Command, text_run: Path) -> None:
     entry = json.loads(regard("evaluate", text_run, "--json").out)
     assert entry["stride"] == 12
     shown = regard("evaluate", text_run).out
@@ -198,27 +198,25 @@ def test_another_text_can_be_scored(regard: Command, text_run: Path, tmp_path: P
     assert json.loads(regard("evaluate", text_run, "--text", other, "--json").out)["tokens"] == 3
 
 
-def test_accuracy_of_a_run_that_fills_in_gaps(regard: Command, gap_run: Path) -> None:
-    entry = json.loads(regard("evaluate", gap_run, "--json").out)
+def test_accuracy_of_a_masked_language_model(regard: Command, masked_run: Path) -> None:
+    entry = json.loads(regard("evaluate", masked_run, "--json").out)
     assert 0 <= entry["accuracy"] <= 100 and entry["loss"] > 0 and 1 <= entry["masks"] < len(TEXT)
-    assert regard("evaluate", gap_run, "--json").out == regard("evaluate", gap_run, "--json").out
-    assert f"of {entry['masks']:,} masked tokens" in regard("evaluate", gap_run).out
+    assert regard("evaluate", masked_run, "--json").out == regard("evaluate", masked_run, "--json").out
+    assert f"of {entry['masks']:,} masked tokens" in regard("evaluate", masked_run).out
 
 
-def test_options_that_would_change_nothing_are_mistakes(
-    regard: Command, text_run: Path, trained: Path, gap_run: Path
-) -> None:
-    assert regard("evaluate", text_run, "--beam", 3).complaint == (
+def test_options_without_effect_are_errors(regard: Command, text_run: Path, trained: Path, masked_run: Path) -> None:
+    assert regard("evaluate", text_run, "--beam", 3).error == (
         "--beam has no effect for a run that was trained on plain text"
     )
-    assert regard("evaluate", text_run, "--length-penalty", 1).complaint.startswith("--length-penalty has no effect")
-    assert regard("evaluate", trained, "--stride", 3).complaint == (
+    assert regard("evaluate", text_run, "--length-penalty", 1).error.startswith("--length-penalty has no effect")
+    assert regard("evaluate", trained, "--stride", 3).error == (
         "--stride has no effect except for a run that was trained on plain text"
     )
-    assert regard("evaluate", text_run, "--stride", 25).complaint == (
+    assert regard("evaluate", text_run, "--stride", 25).error == (
         "a stride of 25 for a context of 24 tokens: it must be from 1 to the context"
     )
-    assert regard("evaluate", gap_run, "--stride", 3).complaint.startswith(
+    assert regard("evaluate", masked_run, "--stride", 3).error.startswith(
         "--stride has no effect for a masked language model"
     )
 
@@ -226,7 +224,7 @@ def test_options_that_would_change_nothing_are_mistakes(
 BAD = b"the cat\n\xffrat\nonce\n"  # the second line is not UTF-8
 
 
-def test_a_prompt_with_invalid_bytes_is_repaired_skipped_or_refused(
+def test_invalid_bytes_in_a_prompt_are_replaced_skipped_or_refused(
     typed: Command, regard: Command, text_run: Path
 ) -> None:
     words = ["generate", text_run, "--greedy", "--tokens", 5, "--format", "jsonl"]
@@ -243,4 +241,4 @@ def test_a_prompt_with_invalid_bytes_is_repaired_skipped_or_refused(
     assert result.err == f"regard: warning: line 2: {error}; the line was skipped\n"
     plain = typed(BAD, *words[:-2], "--errors", "skip", "--quiet")
     assert plain.out.split("---\n")[1] == "\n" and plain.out.count("---\n") == 2 and plain.err == ""
-    assert "standard input, line 2" in typed(BAD, *words, "--errors", "stop").complaint
+    assert "standard input, line 2" in typed(BAD, *words, "--errors", "stop").error

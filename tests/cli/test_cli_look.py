@@ -1,4 +1,4 @@
-"""regard look: what is a run and what a text, and what is refused before it listens (the rest is in tests/server)."""
+"""regard look: which argument is a text, and what is refused before the server starts (see also tests/server)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from conftest import Command
 
 
-def test_the_last_word_is_a_text_unless_it_is_a_run(trained: Path) -> None:
+def test_the_last_argument_is_a_text_unless_it_is_a_run(trained: Path) -> None:
     assert _split([str(trained)]) == ([trained], "")
     assert _split([str(trained), str(trained)]) == ([trained, trained], "")
     assert _split([str(trained), "this cat is very large"]) == ([trained], "this cat is very large")
@@ -24,9 +24,9 @@ def test_the_last_word_is_a_text_unless_it_is_a_run(trained: Path) -> None:
     assert _split([str(trained), ""]) == ([trained], "")
 
 
-def test_mistakes_are_named(regard: Command, trained: Path, tmp_path: Path) -> None:
+def test_error_messages(regard: Command, trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="the page needs regard[serve]")
-    assert "does not exist" in regard("look", tmp_path / "none", "--no-browser").complaint
-    assert "tpu" in regard("look", trained, "--no-browser", "--device", "tpu").complaint
-    assert "on this machine only" in regard("look", trained, "--host", "0.0.0.0").complaint
-    assert "must be less than or equal to 65535" in regard("look", trained, "--port", "70000").complaint
+    assert "does not exist" in regard("look", tmp_path / "none", "--no-browser").error
+    assert "tpu" in regard("look", trained, "--no-browser", "--device", "tpu").error
+    assert "on this machine only" in regard("look", trained, "--host", "0.0.0.0").error
+    assert "must be less than or equal to 65535" in regard("look", trained, "--port", "70000").error

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is answered with one line that says what, status 2, and nothing lost."""
+"""Errors of the user: one line that says what is wrong, exit status 2, and no lost files."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _change(file: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(("damage", "said"), [entry[1:] for entry in DAMAGES], ids=[entry[0] for entry in DAMAGES])
 def test_a_damaged_run_is_named(regard, copied, damage, said):
     damage(copied)
-    complaint = regard("translate", copied, "a").complaint
-    assert all(part in complaint for part in said), complaint
+    error = regard("translate", copied, "a").error
+    assert all(part in error for part in said), error
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_a_damaged_run_is_named(regard, copied, damage, said):
 )
 def test_a_file_of_a_run_that_is_not_text_is_named(regard, copied, name):
     (copied / name).write_bytes(b"\xff\xfe")
-    assert name in regard("translate", copied, "a").complaint
+    assert name in regard("translate", copied, "a").error
 
 
 @pytest.mark.parametrize("content", ["[]", '{"format": "x"}', "1"])
-def test_run_json_of_another_shape_is_damaged(regard, copied, content):
+def test_run_json_with_unexpected_content_is_damaged(regard, copied, content):
     (copied / "run.json").write_text(content)
-    assert "run.json" in regard("translate", copied, "a").complaint
+    assert "run.json" in regard("translate", copied, "a").error
 
 
 def test_a_damaged_tokenizer_is_named_with_its_path(regard, copied):
     (copied / "tokenizer.json").write_text("{}")
-    assert str(copied / "tokenizer.json") in regard("draw", copied, "a").complaint
+    assert str(copied / "tokenizer.json") in regard("draw", copied, "a").error
 
 
 USAGE = [
@@ -104,8 +104,8 @@ USAGE = [
 @pytest.mark.parametrize(("words", "said"), USAGE, ids=[" ".join(words) for words, _ in USAGE])
 def test_misuse(regard, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
-    complaint = regard(*words).complaint
-    assert all(part in complaint for part in said), complaint
+    error = regard(*words).error
+    assert all(part in error for part in said), error
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
@@ -128,18 +128,18 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("words", "said"), OPTIONS, ids=[ascii(" ".join(words)) for words, _ in OPTIONS])
 def test_wrong_options_of_translate(regard, trained, words, said):
-    complaint = regard("translate", trained, "a b", *words).complaint
-    assert all(part in complaint for part in said), complaint
+    error = regard("translate", trained, "a b", *words).error
+    assert all(part in error for part in said), error
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "cuda:99"])
 def test_a_device_that_cannot_be_used(regard, trained, device):
-    assert device in regard("translate", trained, "a", "--device", device).complaint
+    assert device in regard("translate", trained, "a", "--device", device).error
 
 
 def test_cuda_without_a_gpu(regard, trained, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "no GPU" in regard("translate", trained, "a", "--device", "cuda").complaint
+    assert "no GPU" in regard("translate", trained, "a", "--device", "cuda").error
 
 
 # -- files that are read -----------------------------------------------------------------------------------------------
@@ -159,29 +159,29 @@ def test_files_that_cannot_be_read(regard, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "open", refuse)
     for file, why in ((missing, "no such file"), (folder, "folder"), (folder, "director"), (secret, "permission")):
         for words in (["translate", trained, "--input", file], ["evaluate", "--outputs", file, "--reference", file]):
-            complaint = regard(*words).complaint
-            assert str(file) in complaint
-            assert why in complaint.lower() or file == folder
-    assert str(trained.parent) in regard("translate", trained.parent, "a").complaint  # a folder, but no run
+            error = regard(*words).error
+            assert str(file) in error
+            assert why in error.lower() or file == folder
+    assert str(trained.parent) in regard("translate", trained.parent, "a").error  # a folder, but no run
 
 
 @pytest.mark.parametrize("name", ["bad.gz", "bad.xz"])
-def test_a_file_that_is_not_what_its_name_says(regard, trained, tmp_path, name):
+def test_a_file_whose_content_does_not_match_its_suffix(regard, trained, tmp_path, name):
     (tmp_path / name).write_bytes(b"this is plain text\n")
-    assert name in regard("translate", trained, "--input", tmp_path / name).complaint
+    assert name in regard("translate", trained, "--input", tmp_path / name).error
 
 
-def test_invalid_utf8_is_found_by_file_and_line(regard, trained, tmp_path, monkeypatch):
+def test_the_error_for_invalid_utf8_names_file_line_and_option(regard, trained, tmp_path, monkeypatch):
     file = tmp_path / "latin1.txt"
     file.write_bytes(b"a\nb\nc\xe9\nd\n")
     result = regard("translate", trained, "--input", file, "--output", tmp_path / "out.txt")
     bad = "line 3: not valid UTF-8 (byte 2 of the line); --errors replace or --errors skip continues"
-    assert result.complaint == f"{file}, {bad}"
+    assert result.error == f"{file}, {bad}"
     assert not (tmp_path / "out.txt").exists()
     with open(file, "rb") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         result = regard("translate", trained, "--errors", "stop", "--output", tmp_path / "out.txt")
-        assert result.complaint == f"standard input, {bad}"
+        assert result.error == f"standard input, {bad}"
 
 
 BAD_DATA = {
@@ -207,59 +207,59 @@ def test_bad_training_data(regard, tiny, tmp_path, case):
     source, target, said = BAD_DATA[case]
     _texts(tmp_path, source=source, target=target, ok="a b\n" * 9)
     words = ["train", "copy", *tiny, *FILES, "--data", tmp_path, "--out", tmp_path / "run"]
-    complaint = regard(*words).complaint
-    assert all(part in complaint for part in said), complaint
+    error = regard(*words).error
+    assert all(part in error for part in said), error
 
 
-def test_after_the_data_are_mended_the_command_goes_through(regard, tiny, tmp_path):
+def test_the_same_command_succeeds_after_the_data_are_corrected(regard, tiny, tmp_path):
     _texts(tmp_path, source="a b\n" * 50, target="a b\n" * 49, ok="a b\n" * 9)
     words = ["train", "copy", *tiny, *FILES, "--data", tmp_path, "--out", tmp_path / "run"]
-    assert "not line-aligned" in regard(*words).complaint
+    assert "not line-aligned" in regard(*words).error
     _texts(tmp_path, target="a b\n" * 50)
     assert regard(*words).status == 0
 
 
-def test_a_forgotten_data_folder_can_be_given_afterwards(regard, tiny, tmp_path, monkeypatch):
-    """`regard train multi30k-en-de`, then the same with --data: the failed first try must not stand in the way."""
+def test_the_data_folder_can_be_given_when_resuming(regard, tiny, tmp_path, monkeypatch):
+    """`regard train multi30k-en-de`, which fails, then the same with --data, which must succeed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     _texts(tmp_path / "data", source="a b\n" * 50, target="a b\n" * 50, ok="a b\n" * 9)
     words = ["train", "copy", *tiny, *FILES, "--out", tmp_path / "run"]
-    assert "source.txt" in regard(*words).complaint
+    assert "source.txt" in regard(*words).error
     assert regard(*words, "--data", tmp_path / "data").status == 0
 
 
-def test_held_out_data_are_looked_at_before_anything_is_made(regard, tiny, tmp_path):
+def test_held_out_data_are_checked_before_the_run_is_made(regard, tiny, tmp_path):
     _texts(tmp_path, source="a b\n" * 50, target="a b\n" * 50)
     result = regard("train", "copy", *tiny, *FILES, "--data", tmp_path, "--out", tmp_path / "run")
-    assert "ok.txt" in result.complaint
+    assert "ok.txt" in result.error
     assert "learning the vocabulary" not in result.err
 
 
 # -- files that are written --------------------------------------------------------------------------------------------
 
 
-def test_train_does_not_touch_a_folder_that_is_no_run(regard, train_copy, tmp_path):
+def test_train_refuses_a_folder_that_is_not_a_run(regard, train_copy, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert str(tmp_path) in regard(*train_copy, "--out", tmp_path).complaint
-    assert "thesis.tex" in regard(*train_copy, "--out", tmp_path / "thesis.tex").complaint
-    assert "thesis.tex" in regard(*train_copy, "--out", tmp_path / "thesis.tex" / "run").complaint
+    assert str(tmp_path) in regard(*train_copy, "--out", tmp_path).error
+    assert "thesis.tex" in regard(*train_copy, "--out", tmp_path / "thesis.tex").error
+    assert "thesis.tex" in regard(*train_copy, "--out", tmp_path / "thesis.tex" / "run").error
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_train_does_not_go_on_with_another_recipe(regard, train_copy, copied):
+def test_train_does_not_resume_with_another_recipe(regard, train_copy, copied):
     before = _contents(copied)
-    complaint = regard(*train_copy, "--out", copied, "--set", "model.ffn_width=64").complaint
-    assert all(part in complaint for part in ("another recipe", "model.ffn_width", "32", "64", "--out"))
-    complaint = regard("train", "reverse", *train_copy[2:], "--out", copied).complaint
-    assert all(part in complaint for part in ("data.corpus", "copy", "reverse"))
+    error = regard(*train_copy, "--out", copied, "--set", "model.ffn_width=64").error
+    assert all(part in error for part in ("another recipe", "model.ffn_width", "32", "64", "--out"))
+    error = regard("train", "reverse", *train_copy[2:], "--out", copied).error
+    assert all(part in error for part in ("data.corpus", "copy", "reverse"))
     assert _contents(copied) == before
 
 
-def test_from_a_run_that_is_not_there_begins_nothing(regard, train_copy, tmp_path):
-    assert "nowhere" in regard(*train_copy, "--out", tmp_path / "new", "--from", tmp_path / "nowhere").complaint
+def test_from_a_missing_run_makes_no_run(regard, train_copy, tmp_path):
+    assert "nowhere" in regard(*train_copy, "--out", tmp_path / "new", "--from", tmp_path / "nowhere").error
     assert not (tmp_path / "new").exists()
 
 
@@ -268,9 +268,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("number", "why"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "no permission")])
-def test_a_write_that_fails_leaves_the_old_file(
-    regard, trained, copied, train_copy, tmp_path, monkeypatch, number, why
-):
+def test_a_failed_write_keeps_the_old_file(regard, trained, copied, train_copy, tmp_path, monkeypatch, number, why):
     old = tmp_path / "old.svg"
     old.write_text("old")
     weights = (copied / "model.safetensors").read_bytes()
@@ -284,10 +282,10 @@ def test_a_write_that_fails_leaves_the_old_file(
         ["draw", trained, "a", "--out", old],
         ["evaluate", "--outputs", trained / "run.json", "--reference", trained / "run.json", "--save", old],
     ):
-        complaint = regard(*words).complaint
-        assert why in complaint and "old.svg" in complaint
-    complaint = regard(*train_copy, "--out", copied, "--set", "training.steps=25").complaint
-    assert why in complaint and str(copied) in complaint
+        error = regard(*words).error
+        assert why in error and "old.svg" in error
+    error = regard(*train_copy, "--out", copied, "--set", "training.steps=25").error
+    assert why in error and str(copied) in error
     monkeypatch.undo()
     assert old.read_text() == "old"
     assert (copied / "model.safetensors").read_bytes() == weights
@@ -303,7 +301,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(regard, trained, tmp_path,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert "disk is full" in regard("translate", trained, "a", "--output", out).complaint
+    assert "disk is full" in regard("translate", trained, "a", "--output", out).error
     monkeypatch.undo()
     assert [file.name for file in tmp_path.iterdir()] == ["out.txt"]
     assert out.read_text() == "old"
@@ -318,8 +316,8 @@ def test_standard_output_on_a_full_disk(start, trained):
 
 
 def test_output_to_a_folder_is_refused_before_the_work(regard, trained, tmp_path):
-    assert "folder" in regard("translate", trained, "a", "--output", tmp_path).complaint
-    assert "folder" in regard("evaluate", trained, "--save", tmp_path).complaint
+    assert "folder" in regard("translate", trained, "a", "--output", tmp_path).error
+    assert "folder" in regard("evaluate", trained, "--save", tmp_path).error
 
 
 def test_a_pipe_is_not_replaced_by_a_file(regard, trained, tmp_path):
@@ -335,7 +333,7 @@ def test_a_pipe_is_not_replaced_by_a_file(regard, trained, tmp_path):
     assert pipe.is_fifo()
 
 
-def test_a_link_stays_a_link(regard, trained, tmp_path):
+def test_a_symbolic_link_is_kept(regard, trained, tmp_path):
     (tmp_path / "link.txt").symlink_to("real.txt")
     assert regard("translate", trained, "", "--output", tmp_path / "link.txt").status == 0
     assert (tmp_path / "link.txt").is_symlink() and (tmp_path / "real.txt").read_text() == "\n"
@@ -359,8 +357,8 @@ def test_wrong_evaluations(regard, trained, tmp_path):
         ([trained, "--data", tmp_path / "nowhere"], ["--data", "nowhere"]),
     ]
     for words, said in cases:
-        complaint = regard("evaluate", *words, "--save", tmp_path / "saved.txt").complaint
-        assert all(part in complaint for part in said), complaint
+        error = regard("evaluate", *words, "--save", tmp_path / "saved.txt").error
+        assert all(part in error for part in said), error
     assert not (tmp_path / "saved.txt").exists()
 
 
@@ -376,8 +374,8 @@ def test_wrong_drawings(regard, trained, tmp_path):
         (["a b", "--target", "a " * 50], ["target", "39 tokens"]),
     ]
     for words, said in cases:
-        complaint = regard("draw", trained, *words).complaint
-        assert all(part in complaint for part in said), complaint
+        error = regard("draw", trained, *words).error
+        assert all(part in error for part in said), error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -390,7 +388,7 @@ def test_debug_anywhere_shows_the_traceback(words):
         main(words)
 
 
-def test_a_fault_of_ours_asks_for_a_report(regard, trained, monkeypatch):
+def test_a_bug_is_reported_as_one(regard, trained, monkeypatch):
     def fault(*_, **__):
         raise ZeroDivisionError("two\nlines")
 
@@ -407,7 +405,7 @@ def test_out_of_memory_says_what_to_lower(regard, trained, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("regard.cli.translate.load", fault)
-    assert "batch_tokens" in regard("translate", trained, "a").complaint
+    assert "batch_tokens" in regard("translate", trained, "a").error
 
 
 def test_json_lines_of_metrics_survive_a_bad_byte(regard, copied, train_copy):
@@ -419,14 +417,14 @@ def test_json_lines_of_metrics_survive_a_bad_byte(regard, copied, train_copy):
 
 
 @pytest.mark.parametrize("words", [["translate", "RUN", "a b"], ["evaluate", "RUN"], ["draw", "RUN", "a b"]])
-def test_weights_that_are_not_there_are_answered_with_those_that_are(regard, trained, words):
+def test_the_error_for_missing_weights_lists_the_existing_ones(regard, trained, words):
     command = [trained if word == "RUN" else word for word in words]
-    answer = regard(*command, "--weights", "step-7").complaint
+    answer = regard(*command, "--weights", "step-7").error
     assert f"{trained} has no weights step-7; {trained} has best, last; an average needs" in answer
     assert regard(*command, "--weights", "last").status == 0
 
 
-def test_what_is_no_run_is_answered_with_what_to_do(regard, trained, tmp_path, monkeypatch):
+def test_the_error_for_a_path_that_is_not_a_run_says_what_to_do(regard, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("")
     (tmp_path / "a.txt").write_text("")
@@ -442,36 +440,36 @@ def test_what_is_no_run_is_answered_with_what_to_do(regard, trained, tmp_path, m
         "runs": "runs is not a run directory (it has no run.json); did you mean runs/",
     }
     for path, words in expected.items():
-        assert words in regard("translate", path, "a").complaint
+        assert words in regard("translate", path, "a").error
 
 
 @pytest.mark.parametrize(
     ("option", "setting"),
     [("--lr", "training.learning_rate"), ("--batch-size", "training.batch_tokens"), ("--steps", "training.steps")],
 )
-def test_a_setting_given_as_an_option_is_answered_with_set(regard, option, setting):
-    complaint = regard("train", "copy", option, "5").complaint
-    assert f"No such option: {option}; settings are given as --set {setting}=VALUE" in complaint
+def test_the_error_for_a_setting_given_as_an_option_suggests_set(regard, option, setting):
+    error = regard("train", "copy", option, "5").error
+    assert f"No such option: {option}; settings are given as --set {setting}=VALUE" in error
 
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
 
 
 @pytest.mark.parametrize("words", [("recipes", f"no{ESCAPE}"), ("translate", f"no{ESCAPE}", "a"), (f"verb{ESCAPE}",)])
-def test_escape_sequences_in_a_message_are_shown_and_not_obeyed(regard: Callable, words: tuple[str, ...]) -> None:
-    said = regard(*words).complaint
+def test_escape_sequences_in_a_message_are_escaped(regard: Callable, words: tuple[str, ...]) -> None:
+    said = regard(*words).error
     assert not set(ESCAPE) & set(said) - set("]0;title2J"), ascii(said)
     assert "\\x1b" in said
 
 
-def test_escape_sequences_in_a_recipe_are_shown_and_not_obeyed(regard: Callable, tmp_path: Path) -> None:
+def test_escape_sequences_in_a_recipe_are_escaped(regard: Callable, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "copy"\nabout = "\\u001b[2J\u009b2J"\n[training]\nsteps = "\u009b"\n')
-    assert "\x9b" not in regard("recipes", tmp_path / "a.toml").complaint
+    assert "\x9b" not in regard("recipes", tmp_path / "a.toml").error
     result = regard("recipes", tmp_path / "a.toml", "--set", "training.steps=1")
     assert result.status == 0 and "\x1b" not in result.out and "\x9b" not in result.out
 
 
-def test_a_terminal_shows_translations_escaped_and_a_pipe_gets_them_as_they_are(monkeypatch: Any) -> None:
+def test_translations_are_escaped_in_a_terminal_but_not_in_a_pipe(monkeypatch: Any) -> None:
     from regard.cli.output import text_output
 
     for terminal, wanted in ((True, r"a\x1b[2J" + "\n"), (False, "a\x1b[2J\n")):
@@ -494,7 +492,7 @@ def test_a_terminal_shows_translations_escaped_and_a_pipe_gets_them_as_they_are(
     ],
 )
 @pytest.mark.parametrize(("verb", "advice"), [("train", "batch_tokens"), ("translate", "--beam"), ("draw", "shorter")])
-def test_out_of_memory_is_said_with_advice_that_suits_the_verb(
+def test_out_of_memory_gives_advice_for_the_verb(
     capsys: pytest.CaptureFixture[str], error: Exception, verb: str, advice: str
 ) -> None:
     from regard.cli import _failed

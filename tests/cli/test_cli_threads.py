@@ -1,4 +1,4 @@
-"""Threads and the libraries' own settings: chosen before PyTorch is loaded, never against the user's."""
+"""The number of threads, and environment variables of libraries, which do not override the user's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_caches_of_generated_code_are_bounded(environment):
     assert {os.environ[cache] for cache in cli.CODE_CACHES} == {"64"}
 
 
-def test_settings_of_the_user_win(environment):
+def test_environment_variables_of_the_user_have_precedence(environment):
     environment.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "500")
     cli.configure_libraries()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "500"

@@ -1,4 +1,4 @@
-"""As many lines come out as went in, each as soon as it can, whatever is in them."""
+"""regard translate: one line of output for each line of input, files, --resume, signals, ensembles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _sentences(count: int) -> list[str]:
 
 @pytest.fixture
 def translate(regard, trained, tmp_path):
-    """The lines that come out for some bytes in a file."""
+    """Translate a file with this content; return the lines of output."""
 
     def call(content: bytes, *words: object, name: str = "in.txt") -> list[str]:
         (tmp_path / name).write_bytes(content)
@@ -82,7 +82,7 @@ def test_a_line_that_is_too_long_is_truncated_with_a_warning(regard, trained, tm
     assert "truncated" in regard("draw", trained, long).err
 
 
-def test_what_is_given_together_does_not_matter(translate, regard, trained, copied):
+def test_the_output_does_not_depend_on_the_batch(translate, regard, trained, copied):
     lines = _sentences(40)
     content = "".join(line + "\n" for line in lines).encode()
     recipe = copied / "recipe.toml"
@@ -107,7 +107,7 @@ def test_output_is_whole_or_not_there(translate, regard, trained, tmp_path, alon
     assert out.read_bytes() == f"{alone('a b')}\n\n{alone('c')}\n".encode()
     before = out.read_bytes()
     (tmp_path / "bad.txt").write_bytes(b"a\n\xff\n")
-    assert "line 2" in regard("translate", trained, "--input", tmp_path / "bad.txt", "--output", out).complaint
+    assert "line 2" in regard("translate", trained, "--input", tmp_path / "bad.txt", "--output", out).error
     assert out.read_bytes() == before
     assert [file.name for file in out.parent.iterdir()] == ["out.txt"]
 
@@ -133,12 +133,12 @@ def test_bad_lines_can_be_skipped_or_refused(typed, regard, trained, alone, tmp_
     entry = json.loads(typed(BAD, "translate", trained, "--errors", "skip", "--format", "jsonl").out.split("\n")[1])
     assert entry["text"] == "" and "UTF-8" in entry["error"]
     assert "standard input, line 2" in typed(BAD, "translate", trained, "--errors", "stop").err
-    assert "stdin, line 2" in regard("translate", trained, "-i", tmp_path / "stdin").complaint  # a file: the default
+    assert "stdin, line 2" in regard("translate", trained, "-i", tmp_path / "stdin").error  # a file: the default
     assert regard("translate", trained, "-i", tmp_path / "stdin", "--errors", "replace").out.count("\n") == 4
 
 
 def test_chunks_of_a_file_depend_on_the_file_alone(trained, tmp_path, monkeypatch, regard):
-    """However slowly it comes, the same lines are translated together."""
+    """The same lines are translated together, however slowly the input arrives."""
     import regard.tasks.translator as decoding
 
     (tmp_path / "in.txt").write_bytes("\n".join(_sentences(5000)).encode())
@@ -202,24 +202,24 @@ def test_an_interrupted_output_is_resumed(regard, trained, tmp_path, stops, word
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
-def test_a_part_that_does_not_fit_is_not_resumed(regard, trained, tmp_path, stops):
+def test_a_part_with_other_settings_or_input_is_not_resumed(regard, trained, tmp_path, stops):
     source, out, part = tmp_path / "in.txt", tmp_path / "out.txt", tmp_path / "out.txt.part"
     source.write_text("\n".join(_sentences(10)))
     command = ["translate", trained, "-i", source, "-o", out, "--quiet"]
     stops(7, KeyboardInterrupt())
     regard(*command)
     held = part.read_bytes()
-    assert "(beam was 2 and is now 3)" in regard(*command, "--resume", "--beam", 3).complaint
-    assert "(nbest was 1 and is now 2)" in regard(*command, "--resume", "--nbest", 2).complaint
+    assert "(beam was 2 and is now 3)" in regard(*command, "--resume", "--beam", 3).error
+    assert "(nbest was 1 and is now 2)" in regard(*command, "--resume", "--nbest", 2).error
     source.write_text("\n".join(["q", *_sentences(10)[1:]]))
-    assert "written from other input" in regard(*command, "--resume").complaint
+    assert "written from other input" in regard(*command, "--resume").error
     source.write_text("\n".join(_sentences(4)))
-    assert "written from other input" in regard(*command, "--resume").complaint
+    assert "written from other input" in regard(*command, "--resume").error
     assert part.read_bytes() == held
     source.write_text("\n".join([*_sentences(6), "later lines may have changed"]))
     assert regard(*command, "--resume").status == 0
     assert out.read_text() == regard("translate", trained, "-i", source).out
-    assert "--output" in regard("translate", trained, "-i", source, "--resume").complaint
+    assert "--output" in regard("translate", trained, "-i", source, "--resume").error
 
 
 def test_without_resume_it_starts_again(regard, trained, tmp_path, stops):
@@ -227,7 +227,7 @@ def test_without_resume_it_starts_again(regard, trained, tmp_path, stops):
     source.write_text("\n".join(_sentences(10)))
     stops(7, OSError(28, "No space left on device"))
     failed = regard("translate", trained, "-i", source, "-o", out)
-    assert failed.complaint.startswith(f"{out} could not be written: the disk is full; {out}.part has the output of 6")
+    assert failed.error.startswith(f"{out} could not be written: the disk is full; {out}.part has the output of 6")
     assert regard("translate", trained, "-i", source, "-o", out, "--beam", 1, "--resume", "-q").status == 2
     assert regard("translate", trained, "-i", source, "-o", out, "--beam", 1).err == ""
     assert out.read_text() == regard("translate", trained, "-i", source, "--beam", 1).out
@@ -247,12 +247,12 @@ def test_a_part_is_written_by_one_process(regard, trained, tmp_path):
     from regard.cli.partial import partial_output
 
     with partial_output(tmp_path / "out", {}, resume=False) as first:
-        assert "another process is writing it" in regard("translate", trained, "a", "-o", tmp_path / "out").complaint
+        assert "another process is writing it" in regard("translate", trained, "a", "-o", tmp_path / "out").error
         first.write(["a"], ["b"])
     assert (tmp_path / "out").read_text() == "b\n"
 
 
-def test_output_may_take_the_place_of_the_input(regard, trained, tmp_path, alone):
+def test_output_may_overwrite_the_input(regard, trained, tmp_path, alone):
     (tmp_path / "text").write_text("a b\nc\n")
     assert regard("translate", trained, "-i", tmp_path / "text", "-o", tmp_path / "text").status == 0
     assert (tmp_path / "text").read_text().splitlines() == [alone("a b"), alone("c")]
@@ -279,7 +279,7 @@ def test_n_best_lines(regard, trained):
     assert refused.status == 2 and "--nbest 3 needs a beam of at least 3, but --beam is 2" in refused.err
 
 
-def test_fewer_best_than_beams_search_as_widely_as_ever(regard, copied):
+def test_nbest_below_the_beam_does_not_narrow_the_beam(regard, copied):
     recipe = copied / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("beam = 2 ", "beam = 5 "))
     first = [regard("translate", copied, s, "--nbest", 2).out.split("\n")[0].split("\t")[1] for s in LETTERS]
@@ -306,7 +306,7 @@ def test_prefix_and_lengths(regard, trained):
 
 @contextlib.contextmanager
 def _ending(process: subprocess.Popen[str], seconds: float = 600) -> Iterator[subprocess.Popen[str]]:
-    """Nothing that hangs may hang the tests."""
+    """Kill a process that hangs, so that the tests do not."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -332,7 +332,7 @@ def test_standard_input_is_answered_line_by_line_until_ctrl_c(start, trained, al
         assert process.stderr.read() == "regard: stopped\n"
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(start, trained):
+def test_a_closed_pipe_ends_translate_quietly(start, trained):
     """`regard translate RUN | head -1`, with more input still to come."""
     with _ending(start("translate", trained)) as process:
         process.stdin.write("a b\n")
@@ -346,7 +346,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(start, trained):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], []])
-def test_a_reader_of_the_help_that_goes_away_ends_it_quietly(start, words):
+def test_a_closed_pipe_ends_help_quietly(start, words):
     with _ending(start(*words)) as process:
         process.stdout.close()
         assert process.wait() == 141
@@ -383,8 +383,8 @@ def test_a_killed_translation_is_resumed(start, regard, trained, tmp_path):
     assert out.read_text() == regard("translate", trained, "-i", source, "--beam", 1).out
 
 
-def test_training_stops_on_signals_and_goes_on(start, train_copy, trained, tmp_path):
-    """Ctrl-C saves; the same command goes on; SIGTERM saves too."""
+def test_training_stops_on_signals_and_can_be_resumed(start, train_copy, trained, tmp_path):
+    """Ctrl-C and SIGTERM save a checkpoint, and the same command resumes."""
     run = tmp_path / "run"
     words = [*train_copy, "--out", run, "--set", "training.steps=1000000", "--set", "training.validate_every=1000000"]
     with _ending(start(*words)) as process:
@@ -410,8 +410,8 @@ def test_training_stops_on_signals_and_goes_on(start, train_copy, trained, tmp_p
     assert not [name for name in os.listdir(run) if name.endswith(".tmp")]
 
 
-def test_runs_decide_together(regard, trained, train_copy, tmp_path):
-    """Two that agree say what each says; the second's share is seen in the scores."""
+def test_with_decodes_with_an_ensemble(regard, trained, train_copy, tmp_path):
+    """Two equal runs give the output of one; another run changes the scores."""
     other = tmp_path / "other"
     assert regard(*train_copy, "--set", "training.seed=2", "--quiet", "--out", other).status == 0
     alone = [json.loads(regard("translate", run, "--format", "jsonl", "a b c").out) for run in (trained, other)]
@@ -424,8 +424,8 @@ def test_runs_decide_together(regard, trained, train_copy, tmp_path):
     assert scored["perplexity"] != singly["perplexity"]
 
 
-def test_what_cannot_decide_together_is_said(regard, trained, tmp_path):
-    assert "does not exist" in regard("translate", trained, "--with", tmp_path / "nowhere", "a").complaint
+def test_runs_that_cannot_form_an_ensemble_are_refused(regard, trained, tmp_path):
+    assert "does not exist" in regard("translate", trained, "--with", tmp_path / "nowhere", "a").error
     for words in (["--alignment"], ["--outputs", tmp_path / "out.txt", "--reference", tmp_path / "out.txt"]):
         run = [] if "--outputs" in words else [trained]
-        assert "--with has no effect" in regard("evaluate", *run, *words, "--with", trained).complaint
+        assert "--with has no effect" in regard("evaluate", *run, *words, "--with", trained).error

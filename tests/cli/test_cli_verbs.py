@@ -1,4 +1,4 @@
-"""Help, recipes, evaluate and draw as a newcomer meets them."""
+"""Help of all verbs; recipes, fetch, train, evaluate and draw in short."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_regard_alone_shows_the_help_and_nothing_else(regard):
 
 
 def test_help_is_quick():
-    """Nothing heavy is imported to show it: torch alone takes more. Its own seconds, for the machine may be busy."""
+    """Help must not import torch, which alone takes longer. CPU time, because the machine may be busy."""
     seconds = []
     for _ in range(5):
         begun = os.times()
@@ -63,7 +63,7 @@ def test_help_is_quick():
 
 
 def _imported(*words: str) -> set[str]:
-    """The modules that `regard WORDS` imports, in a process of its own."""
+    """The modules that `regard WORDS` imports, in another process."""
     code = f"import sys; from regard.cli import run; run({[*words]}, True); print('loaded:', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("loaded:")[2].split())
@@ -80,8 +80,8 @@ def test_verbs_that_need_no_model_do_not_import_torch(words):
     assert f"regard.cli.{words[0]}" in loaded and not {"torch", "numpy"} & loaded
 
 
-def test_a_mistyped_verb_is_answered_with_the_nearest(regard):
-    assert regard("trian").complaint == "No such command 'trian'. Did you mean 'train'? (see regard --help)"
+def test_the_error_for_a_mistyped_verb_suggests_the_nearest(regard):
+    assert regard("trian").error == "No such command 'trian'. Did you mean 'train'? (see regard --help)"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_version(regard):
     assert regard("--version").out == f"regard {version('regard')}\n"
 
 
-def test_recipes_are_listed_and_printed_whole(regard, tmp_path):
+def test_recipes_are_listed_and_printed(regard, tmp_path):
     listed = regard("recipes").out.splitlines()
     assert [line.split()[0] for line in listed] == [name for name, _ in names()]
     assert all(len(line.split()) > 2 for line in listed)
@@ -119,7 +119,7 @@ def test_fetch_alone_lists_the_data_sets(regard):
     assert result.status == 0 and "multi30k" in result.out
 
 
-def test_training_again_says_that_it_is_done(regard, train_copy, copied):
+def test_training_a_finished_run_says_so(regard, train_copy, copied):
     weights = (copied / "model.safetensors").read_bytes()
     result = regard(*train_copy, "--out", copied)
     assert result.status == 0 and result.out == ""
@@ -177,7 +177,7 @@ def test_drawing_in_the_terminal_prints_the_tokens(regard, trained):
     assert "layer 1 of 1, head 2 of 2" in regard("draw", trained, "q r", "--layer", 1, "--head", 2).out
 
 
-def test_what_may_change_on_resume_is_one_list(regard):
+def test_help_lists_the_settings_that_may_change_on_resume(regard):
     """In the code (each a setting or a section), in the help, and in the guide."""
     from regard.recipes import Recipe
     from regard.recipes.errors import fields_at

@@ -48,6 +48,6 @@ def test_an_edited_recipe_is_reported_until_it_is_accepted(regard: Callable, cop
     assert regard("translate", copied, "a b").err == ""  # no warning any more
 
 
-def test_a_folder_that_is_no_run_is_refused(regard: Callable, tmp_path: Path) -> None:
-    assert "nowhere does not exist" in regard("verify", tmp_path / "nowhere").complaint
-    assert "not a run directory" in regard("verify", tmp_path, "--accept-edit").complaint
+def test_a_folder_that_is_not_a_run_is_refused(regard: Callable, tmp_path: Path) -> None:
+    assert "nowhere does not exist" in regard("verify", tmp_path / "nowhere").error
+    assert "not a run directory" in regard("verify", tmp_path, "--accept-edit").error

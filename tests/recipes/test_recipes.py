@@ -1,4 +1,4 @@
-"""Recipes: what loads, what is refused and in which words, and what survives the way to TOML and back."""
+"""Loading recipes, error messages for invalid ones, and writing them as TOML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPY = '[data]\ncorpus = "copy"\n'
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own, so that relative names in messages are short and known."""
+    """Run every test in its own folder, so that relative names in messages are short and known."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -37,7 +37,7 @@ def write(name: str, text: str) -> str:
     return name
 
 
-def complaint(name: str, *overrides: str) -> str:
+def error_of(name: str, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
         load(name, overrides)
     assert "\n" not in str(caught.value)
@@ -47,7 +47,7 @@ def complaint(name: str, *overrides: str) -> str:
 # Built-in recipes
 
 
-def test_the_built_in_recipes_are_these_and_each_says_what_it_is_for():
+def test_list_of_built_in_recipes_with_an_about_each():
     expected = [
         "copy",
         "en-es",
@@ -87,7 +87,7 @@ def test_a_built_in_recipe_loads_and_leaves_the_folder_to_the_user(name):
     assert recipe.about == dict(names())[name]
 
 
-def test_the_wmt_recipes_are_the_papers():
+def test_wmt_recipes_have_the_settings_of_the_paper():
     base, big = load("wmt14-en-de-base"), load("wmt14-en-de-big")
     assert (base.model.width, base.model.ffn_width, base.model.heads, base.model.dropout) == (512, 2048, 8, 0.1)
     assert (big.model.width, big.model.ffn_width, big.model.heads, big.model.dropout) == (1024, 4096, 16, 0.3)
@@ -100,13 +100,13 @@ def test_the_wmt_recipes_are_the_papers():
         assert (recipe.decoding.beam, recipe.decoding.length_penalty) == (4, 0.6)
 
 
-def test_multi30k_the_other_way_round_swaps_the_files_and_nothing_else():
+def test_multi30k_de_en_differs_from_en_de_in_the_files_only():
     changed = differences(load("multi30k-en-de"), load("multi30k-de-en"))
     assert set(changed) == {"about", "data.source", "data.target", "data.valid", "data.test"}
     assert all(list(reversed(old)) == new for old, new in (changed["data.valid"], changed["data.test"]))
 
 
-def test_the_hansards_the_other_way_round_swap_the_files_and_nothing_else():
+def test_hansards_fr_en_differs_from_en_fr_in_the_files_only():
     changed = differences(load("hansards-en-fr"), load("hansards-fr-en"))
     assert set(changed) == {"about", "data.mix", "data.valid", "data.test"}
     for one, other in zip(load("hansards-en-fr").data.mix, load("hansards-fr-en").data.mix, strict=True):
@@ -133,7 +133,7 @@ def test_set_takes_toml_values_and_bare_words():
             "model.size=small",
             "training.steps = 100",
             'data.valid=["a", "b"]',
-            "data.test=[a,b]",  # what is left when the shell has eaten the quotes
+            "data.test=[a,b]",  # what remains when the shell removes the quotes
             "training.learning_rate=5e-4",
             "training.betas=[0.9, 0.999]",
             "data.lowercase=true",
@@ -149,7 +149,7 @@ def test_set_takes_toml_values_and_bare_words():
 
 
 @pytest.mark.parametrize("word", ["2024", "true", "1979-05-27", "[draft]"])
-def test_free_text_stays_text_even_where_toml_would_read_something_else(word):
+def test_free_text_settings_are_not_parsed_as_toml(word):
     assert load("copy", [f"about={word}"]).about == word
 
 
@@ -157,7 +157,7 @@ def test_the_last_set_of_a_key_wins():
     assert load("copy", ["training.steps=5", "training.steps=7"]).training.steps == 7
 
 
-def test_a_new_size_brings_its_own_fields_but_fields_set_beside_it_stay():
+def test_a_new_size_sets_its_fields_except_those_set_with_it():
     everything = write("all.toml", describe(load("multi30k-en-de")))
     tiny = load(everything, ["model.size=tiny", "model.width=64"])
     assert tiny.model.width == 64
@@ -165,7 +165,7 @@ def test_a_new_size_brings_its_own_fields_but_fields_set_beside_it_stay():
         assert getattr(tiny.model, field) == TransformerSettings.PRESETS["tiny"][field]
 
 
-def test_naming_the_data_another_way_lets_go_of_the_inherited_way():
+def test_giving_data_in_another_way_drops_the_inherited_data():
     assert load("multi30k-en-de", ["data.corpus=copy"]).data.source is None
     assert load("copy", ["data.source=a", "data.target=b"]).data.corpus is None
     mixed = load("copy", ['data.mix=[{corpus = "sort"}, {corpus = "reverse", weight = 0.5}]'])
@@ -175,7 +175,7 @@ def test_naming_the_data_another_way_lets_go_of_the_inherited_way():
 # Files, extends and folders
 
 
-def test_a_file_extends_a_built_in_recipe_and_changes_only_what_it_says():
+def test_a_file_that_extends_a_recipe_changes_only_its_own_settings():
     mine = load(write("mine.toml", 'extends = "en-es"\n[training]\nsteps = 7\n'))
     assert differences(load("en-es"), mine) == {"training.steps": (load("en-es").training.steps, 7)}
 
@@ -187,7 +187,7 @@ def test_a_file_extends_another_file_relative_to_itself():
     assert (recipe.training.steps, recipe.training.warmup, recipe.training.seed) == (4, 5, 9)
 
 
-def test_a_recipe_beside_its_data_works_from_anywhere(here):
+def test_a_recipe_next_to_its_data_works_from_any_directory(here):
     files = '[data]\nsource = "train.en"\ntarget = "train.de"\n'
     write("corpus/plain.toml", files)
     write("corpus/given.toml", files + 'folder = "raw"\n')
@@ -208,34 +208,34 @@ def test_a_byte_order_mark_is_no_error():
     assert load(write("bom.toml", "\ufeff" + COPY)).data.corpus == "copy"
 
 
-# Errors: one line each, in these words
+# Errors, each of one line
 
 
-def test_an_unknown_recipe_is_answered_with_the_nearest_names():
-    assert complaint("en-ess") == "unknown recipe 'en-ess'; did you mean en-es? regard recipes lists them"
-    assert complaint("wmt14") == (
+def test_error_for_an_unknown_recipe_suggests_similar_names():
+    assert error_of("en-ess") == "unknown recipe 'en-ess'; did you mean en-es? regard recipes lists them"
+    assert error_of("wmt14") == (
         "unknown recipe 'wmt14'; did you mean wmt14-en-de-base or wmt14-en-de-big? regard recipes lists them"
     )
-    assert complaint("zzz") == "unknown recipe 'zzz'; regard recipes lists them"
+    assert error_of("zzz") == "unknown recipe 'zzz'; regard recipes lists them"
     write("mine.toml", COPY)
-    assert complaint("mine") == "unknown recipe 'mine'; did you mean mine.toml? regard recipes lists them"
+    assert error_of("mine") == "unknown recipe 'mine'; did you mean mine.toml? regard recipes lists them"
 
 
-def test_a_path_that_is_no_recipe_file():
-    assert complaint("no.toml") == "no.toml: no such file"
-    assert complaint("runs/no") == "runs/no: no such file"
+def test_error_for_a_path_that_is_not_a_recipe_file():
+    assert error_of("no.toml") == "no.toml: no such file"
+    assert error_of("runs/no") == "runs/no: no such file"
     write("runs/one/recipe.toml", COPY)
-    assert complaint("runs/one") == "runs/one: a folder, not a recipe; its recipe is runs/one/recipe.toml"
-    assert complaint("runs/") == "runs/: a folder, not a recipe"
+    assert error_of("runs/one") == "runs/one: a folder, not a recipe; its recipe is runs/one/recipe.toml"
+    assert error_of("runs/") == "runs/: a folder, not a recipe"
     Path("latin.toml").write_bytes('about = "año"'.encode("latin-1"))
-    assert complaint("latin.toml") == "latin.toml: not a text file in UTF-8"
+    assert error_of("latin.toml") == "latin.toml: not a text file in UTF-8"
 
 
-def test_a_syntax_error_says_where():
+def test_a_syntax_error_names_line_and_column():
     write("bad.toml", COPY + "[training]\nsteps 5\n")
-    assert complaint("bad.toml").startswith("bad.toml, line 4, column 7: not valid TOML: expected '='")
+    assert error_of("bad.toml").startswith("bad.toml, line 4, column 7: not valid TOML: expected '='")
     write("open.toml", 'about = "')
-    assert complaint("open.toml").startswith("open.toml, ")
+    assert error_of("open.toml").startswith("open.toml, ")
 
 
 @pytest.mark.parametrize(
@@ -271,21 +271,21 @@ def test_a_syntax_error_says_where():
          "line 4: unknown key training.step; did you mean training.steps? (and 2 more)"),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_file_is_told_in_one_line(lines, expected):
+def test_an_error_in_a_file_names_the_line_and_the_allowed_values(lines, expected):
     write("my.toml", COPY + lines + "\n")
-    assert complaint("my.toml") == f"my.toml, {expected}"
+    assert error_of("my.toml") == f"my.toml, {expected}"
 
 
-def test_faults_in_whole_sections_and_in_the_entries_of_mix():
+def test_errors_in_whole_sections_and_in_entries_of_mix():
     write("flat.toml", "training = 5\n" + COPY)
-    assert complaint("flat.toml") == ("flat.toml, line 1: training = 5: must be a section of its own, [training]")
+    assert error_of("flat.toml") == ("flat.toml, line 1: training = 5: must be a section, [training]")
     write("none.toml", "[text]\nunit = 'word'\n")
-    assert complaint("none.toml") == "none.toml: the section [data] is missing"
-    assert complaint("none.toml", "training.steps=5") == "none.toml: the section [data] is missing"
+    assert error_of("none.toml") == "none.toml: the section [data] is missing"
+    assert error_of("none.toml", "training.steps=5") == "none.toml: the section [data] is missing"
     write("mix.toml", "[[data.mix]]\ncorpus = 'copy'\n[[data.mix]]\ncorpus = 'sort'\nwieght = 2\n")
-    assert complaint("mix.toml") == ("mix.toml, line 5: unknown key data.mix[1].wieght; did you mean data.mix.weight?")
+    assert error_of("mix.toml") == ("mix.toml, line 5: unknown key data.mix[1].wieght; did you mean data.mix.weight?")
     write("mix.toml", "[[data.mix]]\ncorpus = 'copy'\n[[data.mix]]\ncorpus = 'sort'\nweight = 0\n")
-    assert complaint("mix.toml") == "mix.toml, line 5: data.mix[1].weight = 0: must be more than 0"
+    assert error_of("mix.toml") == "mix.toml, line 5: data.mix[1].weight = 0: must be more than 0"
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_faults_in_whole_sections_and_in_the_entries_of_mix():
         ("training.steps=many", "--set training.steps=many: must be a whole number"),
         ("model.size=huge", "--set model.size=huge: must be tiny, small, base or big"),
         ("model.heads=3", "--set model.heads=3: model: width 64 is not a multiple of heads 3"),
-        ("training=5", "--set training=5: must be a section of its own, [training]"),
+        ("training=5", "--set training=5: must be a section, [training]"),
         (
             "data.mix=[{corpus = 3}]",
             "--set data.mix=[{corpus = 3}]: data.mix[0].corpus = 3: must be text in quotes",
@@ -325,38 +325,38 @@ def test_faults_in_whole_sections_and_in_the_entries_of_mix():
         ("data.source=a", "--set data.source=a: data: source and target go together"),
     ],
 )  # fmt: skip
-def test_a_fault_in_set_says_so(override, expected):
-    assert complaint("copy", override) == expected
+def test_an_error_in_set_quotes_the_option(override, expected):
+    assert error_of("copy", override) == expected
 
 
-def test_blame_goes_to_the_layer_that_brought_the_fault_in():
+def test_an_error_names_the_layer_that_causes_it():
     write("base.toml", COPY + "[training]\nsteps = 0\n")
     write("child.toml", 'extends = "base.toml"\n[training]\nwarmup = 5\n')
     expected = "base.toml, line 4: training.steps = 0: must be at least 1"
-    assert complaint("child.toml") == complaint("child.toml", "training.seed=3", "training.max_grad_norm=2") == expected
-    assert load("child.toml", ["training.steps=1"]).training.steps == 1, "a later layer mends it"
+    assert error_of("child.toml") == error_of("child.toml", "training.seed=3", "training.max_grad_norm=2") == expected
+    assert load("child.toml", ["training.steps=1"]).training.steps == 1, "a later layer corrects it"
     write("half.toml", '[data]\nsource = "a"\n')
     expected = "half.toml, line 1: data: source and target go together"
-    assert complaint("half.toml", "data.lowercase=true") == expected
-    several = complaint("copy", "training.seed=2", "model.heads=3", "model.width=100")
+    assert error_of("half.toml", "data.lowercase=true") == expected
+    several = error_of("copy", "training.seed=2", "model.heads=3", "model.width=100")
     assert several == "--set model.heads=3 --set model.width=100: model: width 100 is not a multiple of heads 3"
 
 
-def test_extends_that_leads_nowhere_or_round_in_a_circle():
+def test_extends_of_a_missing_recipe_or_in_a_cycle():
     write("a.toml", 'extends = "b.toml"\n')
     write("b.toml", '# a comment\nextends = "a.toml"\n')
-    assert complaint("a.toml") == ("b.toml, line 2: extends goes round in a circle: a.toml -> b.toml -> a.toml")
+    assert error_of("a.toml") == ("b.toml, line 2: extends forms a cycle: a.toml -> b.toml -> a.toml")
     write("self.toml", 'extends = "self.toml"\n')
-    assert complaint("self.toml") == "self.toml, line 1: extends goes round in a circle: self.toml -> self.toml"
+    assert error_of("self.toml") == "self.toml, line 1: extends forms a cycle: self.toml -> self.toml"
     write("lost.toml", 'extends = "no.toml"\n')
-    assert complaint("lost.toml") == "lost.toml, line 1: no.toml: no such file"
+    assert error_of("lost.toml") == "lost.toml, line 1: no.toml: no such file"
     write("typo.toml", 'extends = "multi30k"\n')
-    assert complaint("typo.toml") == (
+    assert error_of("typo.toml") == (
         "typo.toml, line 1: unknown recipe 'multi30k'; "
         "did you mean multi30k-en-de or multi30k-de-en? regard recipes lists them"
     )
     write("two.toml", 'extends = ["copy", "sort"]\n')
-    assert complaint("two.toml") == (
+    assert error_of("two.toml") == (
         'two.toml, line 1: extends = ["copy", "sort"]: must be the name of one recipe, in quotes'
     )
 
@@ -365,13 +365,13 @@ def test_extends_that_leads_nowhere_or_round_in_a_circle():
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_described_recipe_reads_back_as_itself(name, here):
+def test_parse_of_describe_gives_an_equal_recipe(name, here):
     recipe = load(name)
     assert parse(describe(recipe)) == parse(to_toml(recipe)) == recipe
     placed = load(write("written.toml", describe(recipe)))
     expected = {} if recipe.data.corpus else {"data.folder": (None, str(here))}
     assert differences(recipe, placed) == expected
-    assert load(write("deeper/again.toml", describe(placed))) == placed, "a folder once found stays where it is"
+    assert load(write("deeper/again.toml", describe(placed))) == placed, "an absolute folder does not change"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_described_recipe_reads_back_as_itself(name, here):
         '"""',
     ],
 )
-def test_any_text_survives_the_way_to_toml_and_back(awkward):
+def test_any_text_can_be_written_to_toml_and_read_back(awkward):
     recipe = Recipe.model_validate(
         {"about": awkward, "data": {"mix": [{"corpus": awkward}, {"pairs": "x", "source_tag": awkward, "count": 3}]}}
     )
@@ -395,7 +395,7 @@ def test_any_text_survives_the_way_to_toml_and_back(awkward):
 
 
 @pytest.mark.parametrize("number", [1e-9, 5e-4, 0.1, 1.0, 123456789.125, 1e22])
-def test_any_number_survives_the_way_to_toml_and_back(number):
+def test_any_number_can_be_written_to_toml_and_read_back(number):
     recipe = load("copy", [f"data.weight={number!r}"])
     assert recipe.data.weight == number
     assert parse(describe(recipe)).data.weight == number
@@ -420,7 +420,7 @@ def test_describe_lists_every_setting_with_its_description_and_choices():
     assert list(tomllib.loads(describe(recipe))) == list(Recipe.model_fields)
 
 
-def test_a_stored_recipe_is_checked_under_its_own_name():
+def test_errors_in_a_stored_recipe_name_its_file():
     with pytest.raises(UserError, match=r"^runs/x/recipe.toml, line 4: training.steps = 0: must be at least 1$"):
         parse(COPY + "[training]\nsteps = 0\n", name="runs/x/recipe.toml")
 
@@ -438,21 +438,21 @@ def test_differences_are_old_and_new_by_dotted_key():
     assert set(differences(old, mixed)) == {"data.corpus", "data.mix"}
 
 
-def test_a_size_lets_go_of_what_sizes_of_its_family_decide_and_of_nothing_else():
-    """BERT's sizes have no context of their own, so the recipe's stays; GPT's do."""
+def test_a_size_drops_only_the_settings_that_sizes_of_its_family_determine():
+    """The sizes of GPT determine max_positions; those of BERT do not, so that the recipe's remains."""
     assert load("stories-bert", ["model.size=small"]).model.max_positions == 128
     assert load("stories-bert", ["model.size=small"]).model.layers == 4
     assert load("stories", ["model.size=mini"]).model.max_positions == 256
 
 
 def test_one_vocabulary_has_one_unit_and_rotary_heads_are_even():
-    assert complaint("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
-    assert complaint("stories", "model.width=20", "model.heads=4").endswith(
+    assert error_of("copy", "text.target_unit=word", "text.unit=bpe").endswith("one vocabulary has one unit")
+    assert error_of("stories", "model.width=20", "model.heads=4").endswith(
         "need an even width of a head, which is width / heads = 5"
     )
 
 
-def test_foreign_names_stand_for_settings_that_there_are():
+def test_names_of_other_toolkits_map_to_existing_settings():
     known = {f"{section}.{name}" for section in Recipe.model_fields for name in fields_at([section])}
     for name, ours in foreign.SETTINGS.items():
         assert all(setting in known or setting.startswith("--") for setting in ours), name

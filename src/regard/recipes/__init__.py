@@ -1,7 +1,7 @@
 """Recipes: named, complete settings for data, text, model, training and decoding.
 
     recipe = load("en-es", ["training.steps=100"])      # built in, or the path of a .toml file
-    print(describe(recipe))                             # every setting, with its meaning, as TOML
+    print(describe(recipe))                             # every setting with its description, as TOML
 
 This package does not import torch.
 """

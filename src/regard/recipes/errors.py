@@ -1,7 +1,6 @@
-"""Checking a recipe, and saying what is wrong with it.
+"""Check a recipe, and report what is invalid.
 
-Whatever is wrong is reported as one line that says where (file and line, or `--set`), what, and what is allowed,
-because a settings error is the first thing a newcomer meets.
+An error is one line that says where it is (file and line, or `--set`), what it is, and which values are allowed.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from regard.recipes.to_toml import toml_value
 Table = dict[str, Any]
 Key = tuple[str | int, ...]  # ("data", "mix", 0, "weight") is data.mix[0].weight
 
-LONGEST_VALUE = 60  # characters of a wrong value that a message repeats
-ALLOWED = {  # by how pydantic's name of the fault begins
+MAX_VALUE_CHARS = 60  # of an invalid value in a message
+ALLOWED = {  # by the start of the type of a pydantic error
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -38,16 +37,16 @@ ALLOWED = {  # by how pydantic's name of the fault begins
 
 @dataclass(frozen=True)
 class SettingsLayer:
-    """One place where settings were written: a built-in recipe, a file, or the command line."""
+    """One source of settings: a built-in recipe, a file, or the command line."""
 
     name: str
     table: Table
-    text: str = ""  # the TOML, to find line numbers in
-    folder: str | None = None  # of a file given by its path
-    sets: tuple[str, ...] = ()  # of the command line: section.key=value, as typed
+    text: str = ""  # the TOML, in which line numbers are found
+    folder: str | None = None  # the folder of a file that was given by path
+    sets: tuple[str, ...] = ()  # for the command line: section.key=value, as typed
 
     def where(self, key: Key) -> str:
-        """`my.toml, line 3`, or `--set training.steps=-3`: what the user has to look at to mend `key`."""
+        """Where `key` was set: `my.toml, line 3`, or `--set training.steps=-3`."""
         if self.sets:
             typed = [entry for entry in self.sets if _overlap(key_of(entry), _dotted(key))]
             return " ".join(f"--set {entry}" for entry in typed or self.sets)
@@ -55,26 +54,26 @@ class SettingsLayer:
         return f"{self.name}, line {line}" if line else self.name
 
 
-def complaint(text: str) -> UserError:
-    """An error of one line, whatever line breaks a file name or a value in it has."""
+def one_line_error(text: str) -> UserError:
+    """Make an error of one line: replace the line breaks that a file name or a value may contain."""
     return UserError(re.sub(r"\s*[\r\n]\s*", " ", text))
 
 
 def check(layers: Sequence[SettingsLayer], merge: Callable[[Sequence[SettingsLayer]], Table]) -> Recipe:
-    """The recipe that the layers merge into, or a `UserError` that blames the layer which brought the fault in."""
+    """Merge the layers into a recipe; a `UserError` names the layer that causes it."""
     try:
         return Recipe.model_validate(merge(layers))
     except ValidationError:
         first, *others = _faults(merge(layers))
-    # The layer to blame is the last one without which the fault would not be there.
-    while len(layers) > 1 and _essence(first) in map(_essence, _faults(merge(layers[:-1]))):
+    # The cause is the last layer without which the error would not occur.
+    while len(layers) > 1 and _identity(first) in map(_identity, _faults(merge(layers[:-1]))):
         layers = layers[:-1]
     more = f" (and {len(others)} more)" if others else ""
-    raise complaint(_explain(first, layers[-1]) + more)
+    raise one_line_error(_explain(first, layers[-1]) + more)
 
 
 class SettingFault(UserError):
-    """A value that a setting cannot have."""
+    """An invalid value of a setting."""
 
     def __init__(self, name: str, value: Any, rule: str) -> None:
         super().__init__(f"{name} = {value!r}: {rule}")
@@ -82,7 +81,7 @@ class SettingFault(UserError):
 
 
 def refuse_unknown(given: Iterable[str], known: Sequence[str], function: str) -> None:
-    """Raise a TypeError for keywords that a Python function does not take, with the nearest and all that it takes."""
+    """Raise a TypeError for an unknown keyword of a Python function; it names the most similar one and all others."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -94,9 +93,10 @@ Section = TypeVar("Section", bound=BaseModel)
 
 
 def changed(section: Section, changes: Mapping[str, Any], function: str, also: Sequence[str] = ()) -> Section:
-    """A section with some settings changed, as keywords of a Python function that takes `also` others.
+    """Return a section with some settings changed, given as keywords of a Python function.
 
-    An unknown keyword is a TypeError that lists those there are; a value that cannot be is a `SettingFault`.
+    An unknown keyword is a TypeError that lists the settings and `also`, the other keywords of the function; an invalid
+    value is a `SettingFault`.
     """
     refuse_unknown(changes, [*also, *type(section).model_fields], function)
     try:
@@ -108,9 +108,9 @@ def changed(section: Section, changes: Mapping[str, Any], function: str, also: S
 
 
 def fields_at(sections: Sequence[str], family: str | None = None) -> dict[str, FieldInfo]:
-    """The settings in a section: of () the recipe's, of ("data", "mix") a corpus's; none if it is not a section.
+    """The settings of a section: those of the recipe for (), of a corpus for ("data", "mix"); none if there is no such.
 
-    Of ("model",) those of a family, or of all of them together.
+    For ("model",), those of a family, or of all families together.
     """
     if tuple(sections) == ("model",):
         kinds_of_model = [families()[family]] if family in families() else list(families().values())
@@ -124,40 +124,40 @@ def fields_at(sections: Sequence[str], family: str | None = None) -> dict[str, F
 
 
 def _faults(table: Table) -> list[ErrorDetails]:
-    """Unknown keys first (they cause the rest), and no "missing" that only follows from another fault beside it."""
+    """The errors of a table: unknown keys first, and no missing key of a section that has another error, its cause."""
     try:
         Recipe.model_validate(table)
         return []
     except ValidationError as error:
-        found = map(_without_family, error.errors(include_url=False))
-        faults = sorted(found, key=lambda fault: fault["type"] != "extra_forbidden")
-    hurt = {fault["loc"][:-1] for fault in faults if fault["type"] != "missing"}
-    return [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in hurt]
+        errors = map(_without_family, error.errors(include_url=False))
+        faults = sorted(errors, key=lambda fault: fault["type"] != "extra_forbidden")
+    affected = {fault["loc"][:-1] for fault in faults if fault["type"] != "missing"}
+    return [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in affected]
 
 
 def _without_family(fault: ErrorDetails) -> ErrorDetails:
-    """Pydantic says model.gpt.width, after the settings it checked against; the user has written model.width."""
-    loc = fault["loc"]
-    if loc[:1] == ("model",) and len(loc) > 1 and loc[1] in families():
-        fault["loc"] = (loc[0], *loc[2:])
-        fault["ctx"] = {**fault.get("ctx", {}), "family": loc[1]}
+    """Turn pydantic's model.gpt.width, which names the family, into model.width."""
+    key = fault["loc"]
+    if key[:1] == ("model",) and len(key) > 1 and key[1] in families():
+        fault["loc"] = (key[0], *key[2:])
+        fault["ctx"] = {**fault.get("ctx", {}), "family": key[1]}
     elif fault["type"] == "union_tag_invalid":
-        fault["loc"] = (*loc, "family")
+        fault["loc"] = (*key, "family")
         given = fault["input"]
         fault["input"] = given["family"] if isinstance(given, dict) else given
     return fault
 
 
-def _essence(fault: ErrorDetails) -> tuple[Any, ...]:
-    """What two layers' faults have in common if they are the same one."""
-    given = fault["input"]  # a section's content differs between layers even where its fault does not
+def _identity(fault: ErrorDetails) -> tuple[Any, ...]:
+    """A key that is equal for the same error in two merges of layers."""
+    given = fault["input"]  # the content of a section may differ between the merges
     return fault["loc"], fault["msg"], None if isinstance(given, dict) else repr(given)
 
 
 def _explain(fault: ErrorDetails, layer: SettingsLayer) -> str:
     """`my.toml, line 3: training.steps = -3: must be at least 1`."""
     key, kind, given = fault["loc"], fault["type"], fault["input"]
-    if kind == "missing" and isinstance(key[-1], int):  # a pair with one entry
+    if kind == "missing" and isinstance(key[-1], int):  # a list of fixed length that is too short
         key = key[:-1]
         rule = f"must have {len(given) + 1} entries"
     elif kind == "missing":
@@ -166,19 +166,19 @@ def _explain(fault: ErrorDetails, layer: SettingsLayer) -> str:
     elif kind == "extra_forbidden":
         return f"{layer.where(key)}: unknown key {_dotted(key)}{_nearest_key(key, fault)}"
     elif kind == "value_error":
-        named = f"{_dotted(key)}: " if key else ""  # a rule between sections belongs to none of them
+        named = f"{_dotted(key)}: " if key else ""  # a rule that concerns several sections has no key
         return f"{layer.where(key)}: {named}{fault['ctx']['error']}"
     else:
         rule = _rule(fault)
-    if _dotted(key) in map(key_of, layer.sets):  # then `where` shows key and value already
+    if _dotted(key) in map(key_of, layer.sets):  # `where` already shows key and value
         return f"{layer.where(key)}: {rule}"
     value = toml_value(given)
-    value = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + "..."
+    value = value if len(value) <= MAX_VALUE_CHARS else value[: MAX_VALUE_CHARS - 3] + "..."
     return f"{layer.where(key)}: {_dotted(key)} = {value}: {rule}"
 
 
 def _rule(fault: ErrorDetails) -> str:
-    """What is allowed, in plain words."""
+    """Describe the allowed values."""
     limits = fault.get("ctx", {})
     match fault["type"]:
         case "greater_than_equal":
@@ -198,7 +198,7 @@ def _rule(fault: ErrorDetails) -> str:
         case "too_long":
             return f"must have at most {_entries(limits['max_length'])}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"must be a section of its own, [{_dotted(fault['loc'])}]"
+            return f"must be a section, [{_dotted(fault['loc'])}]"
     for start, allowed in ALLOWED.items():
         if fault["type"].startswith(start):
             return f"must be {allowed}"
@@ -214,7 +214,7 @@ def _entries(count: int) -> str:
 
 
 def _nearest_key(key: Key, fault: ErrorDetails) -> str:
-    """`; did you mean training.steps?`: a like name in the same section, else the same or a like name in another."""
+    """Suggest a similar name in the same section, else one in another section: `; did you mean training.steps?`."""
     *section, last = (str(part) for part in key if not isinstance(part, int))
     family = fault.get("ctx", {}).get("family")
     if ours := _foreign(last, family):
@@ -223,60 +223,61 @@ def _nearest_key(key: Key, fault: ErrorDetails) -> str:
     if near := difflib.get_close_matches(last, fields_at(section, family), n=1):
         return f"; did you mean {'.'.join([*section, near[0]])}?"
     if owners := [name for name, kind in families().items() if section == ["model"] and last in kind.model_fields]:
-        return f" of the {family} family; it is one of {' and '.join(owners)}"
-    every = _every()
-    if near := difflib.get_close_matches(last, every, n=1):
-        return f"; did you mean {every[near[0]]}?"
+        return f" of the {family} family; {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+    keys = _all_keys()
+    if near := difflib.get_close_matches(last, keys, n=1):
+        return f"; did you mean {keys[near[0]]}?"
     return "; regard recipes NAME shows every key"
 
 
-def _every() -> dict[str, str]:
-    """Every name of a section or setting, and where it first occurs: `{"steps": "training.steps", ...}`."""
-    every: dict[str, str] = {}
+def _all_keys() -> dict[str, str]:
+    """The dotted key of every section and setting, by name: `{"steps": "training.steps", ...}`; the first wins."""
+    keys: dict[str, str] = {}
     for name in Recipe.model_fields:
-        every.setdefault(name, name)
+        keys.setdefault(name, name)
         for inner in fields_at([name]):
-            every.setdefault(inner, f"{name}.{inner}")
-    return every
+            keys.setdefault(inner, f"{name}.{inner}")
+    return keys
 
 
 def _foreign(name: str, family: str | None) -> list[str]:
-    """Our settings (or options of the command line) for what another toolkit calls so, in [model] of this family."""
+    """The settings, or options of the command line, that correspond to a name in another toolkit; for this family."""
     ours = [setting.partition(".") for setting in foreign.SETTINGS.get(name.lower().replace("-", "_"), [])]
     return [section + dot + inner for section, dot, inner in ours if not dot or inner in fields_at([section], family)]
 
 
 def settings_called(option: str) -> list[str]:
-    """The settings that somebody may mean who types `--lr` or `--batch-size`; none if there are no such."""
+    """The settings that an unknown option such as `--lr` or `--batch-size` may refer to."""
     name = option.lstrip("-").replace("-", "_")
-    return [_every()[name]] if name in _every() else _foreign(name, None)
+    return [_all_keys()[name]] if name in _all_keys() else _foreign(name, None)
 
 
 def _line_of(key: Key, text: str) -> int | None:
-    """The line of the statement that first writes `key`, in TOML that is known to be valid.
+    """The line of the first statement that sets `key`, in valid TOML.
 
-    Every statement is given to the TOML parser by itself, which is right for every way to write a key, and linear.
+    Parses each statement separately with the TOML parser: this handles every way to write a key, in linear time.
     """
-    table: Key = ()  # the one that the last [header] opened
-    arrays: dict[Key, int] = {}  # entries so far of each array of tables
+    table: Key = ()  # opened by the last [header]
+    arrays: dict[Key, int] = {}  # number of entries so far of each array of tables
     for line, statement in _statements(text):
-        found = tomllib.loads(statement)
+        parsed = tomllib.loads(statement)
         if statement.lstrip().startswith("["):
-            table = _opened(found, arrays)
-            found = {}
-        if table[: len(key)] == key or (table == key[: len(table)] and _has(found, key[len(table) :])):
+            table = _opened(parsed, arrays)
+            parsed = {}
+        if table[: len(key)] == key or (table == key[: len(table)] and _has(parsed, key[len(table) :])):
             return line
     return None
 
 
-# Strings (of several lines first) and comments hide brackets and line feeds; brackets hide line feeds.
+# Brackets and line feeds in strings (multi-line ones are matched first) and comments do not count, nor do line feeds in
+# brackets.
 _TOML_TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"""+|\'\'\'.*?\'\'\'+|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[\[{]|[\]}]|\n', re.DOTALL
 )
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The statements of valid TOML that are not blank, each with the number of its first line."""
+    """Yield the statements of valid TOML, each with the number of its first line."""
     begin, line, depth = 0, 1, 0
     for token in _TOML_TOKEN.finditer(text + "\n"):
         depth += (token[0] in "[{") - (token[0] in "]}")
@@ -289,7 +290,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _opened(header: Table, arrays: dict[Key, int]) -> Key:
-    """The key of the table that a [header] or an [[array]] entry opens; counts the latter in `arrays`."""
+    """The key of the table that a [header] or an [[array]] entry opens; counts the entries in `arrays`."""
     key: Key = ()
     inner: Any = header
     while inner:
@@ -319,10 +320,10 @@ def _dotted(key: Key) -> str:
 
 
 def key_of(entry: str) -> str:
-    """`training.steps` of `training.steps = 5`."""
+    """The key of `training.steps = 5`: `training.steps`."""
     return entry.partition("=")[0].strip()
 
 
 def _overlap(typed: str, key: str) -> bool:
-    """Whether one of two dotted keys is the other or lies within it."""
+    """Whether two dotted keys are equal, or one contains the other."""
     return (key + ".").startswith((typed + ".", typed + "[")) or (typed + ".").startswith(key + ".")

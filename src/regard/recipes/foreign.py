@@ -1,9 +1,9 @@
-"""What other toolkits call our settings, so that an unknown key can be answered with ours."""
+"""Names of settings in other toolkits, so that the error for an unknown key can suggest ours."""
 
 from __future__ import annotations
 
-# Our setting, or several of which a family has one or two; then what fairseq, OpenNMT, Marian, Joey NMT, Hugging Face,
-# PyTorch Lightning and nanoGPT call it. Dashes in their names are underscores here.
+# Our setting (or several, of which a family has one or two), and its names in fairseq, OpenNMT, Marian, Joey NMT,
+# Hugging Face, PyTorch Lightning and nanoGPT, with underscores for dashes.
 _NAMES = {
     "data.source": "src train_src src_train path_src source_file",
     "data.target": "tgt trg train_tgt tgt_train path_tgt target_file labels",
@@ -72,7 +72,7 @@ _NAMES = {
 SETTINGS = {
     name: ours.split(" ") if "." in ours else [ours] for ours, names in _NAMES.items() for name in names.split()
 }
-UNITS = {  # where a number cannot be taken over as it is
+UNITS = {  # of settings whose number has another meaning in other toolkits
     "training.steps": "it counts updates, not epochs",
     "training.batch_tokens": "it counts target tokens, not sentences",
     "training.warmup": "it counts updates",

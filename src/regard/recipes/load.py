@@ -1,7 +1,7 @@
-"""From names, TOML files and `--set` to a checked `Recipe`.
+"""Load a `Recipe` from a built-in name or a TOML file, and `--set`.
 
-A recipe is a stack of layers: the recipes it extends, oldest first, then the one that was named, then `--set`. Later
-layers win.
+A recipe is a stack of layers: the recipes that it extends, oldest first, then the recipe itself, then `--set`. Later
+layers override earlier ones.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any, get_args
 
 from regard.errors import UserError, first_line
 from regard.files import read_text
-from regard.recipes.errors import SettingsLayer, Table, check, complaint, fields_at, key_of
+from regard.recipes.errors import SettingsLayer, Table, check, fields_at, key_of, one_line_error
 from regard.recipes.schema import Recipe, families
 from regard.recipes.to_toml import toml_value
 
-# Ways to name the training data that exclude each other: a layer that takes one lets go of the inherited others.
-KINDS_OF_DATA = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
-NAMES_OF_FILES = {"source", "target", "pairs", "text", "mix", "valid", "test"}
-MAX_DOTS = 2000  # in a line: the parser's time grows with the square of the parts of a dotted key
-LIST_THEM = "regard recipes lists them"
+# Mutually exclusive ways to give the training data: a layer that uses one drops the inherited others.
+DATA_KEYS = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
+FILE_KEYS = {"source", "target", "pairs", "text", "mix", "valid", "test"}
+MAX_DOTS = 2000  # in a line: the time of the parser is quadratic in the parts of a dotted key
+LIST_HINT = "regard recipes lists them"
 
 
 def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name, or in that .toml file, with `section.key=value` overrides; or a one-line `UserError`.
+    """Load a built-in recipe or a .toml file, with `section.key=value` overrides. Errors are one-line `UserError`s.
 
         load("en-es", ["model.size=small", "training.steps=100"])
 
-    A file may build on a built-in recipe or on another file with `extends = "en-es"` at its top. Three rules say what
-    "later wins" means where settings belong together:
+    A file may extend a built-in recipe or another file with `extends = "en-es"` at its top. Three rules for settings
+    that belong together:
 
-    - naming training data one way (corpus; pairs; text; source and target; mix) drops an inherited other way and its
-      `count`, and the inherited `task`;
-    - giving `model.size` drops inherited widths, layers and dropout: they belonged to the other size; giving another
+    - giving training data in one way (corpus; pairs; text; source and target; mix) drops inherited data given in
+      another way and their `count`, and the inherited `task`;
+    - giving `model.size` drops the inherited settings that sizes determine (widths, layers, dropout); giving another
       `model.family` drops the whole inherited section and the `task`;
     - file names are looked up in `data.folder`. In a file, a relative folder is relative to that file, and if none is
-      given, the folder of the file that names the data is taken, so that a recipe beside its data works from anywhere.
+      given, it is the folder of the file that names the data, so that a recipe next to its data works from anywhere.
       In `--set`, a relative folder is relative to the current directory.
     """
     layers = _stack(name_or_path)
@@ -53,12 +53,12 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def parse(text: str, name: str = "recipe.toml") -> Recipe:
-    """The recipe that `to_toml` wrote, exactly: nothing is extended and no folder is filled in. For stored recipes."""
+    """Read a recipe that `to_toml` wrote. Unlike `load`, it extends nothing and sets no folder."""
     return check([SettingsLayer(name, _toml(text, name), text)], _merge)
 
 
 def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | None = None) -> Recipe:
-    """A recipe with `section.key=value` overrides and other data, as if later layers had given them."""
+    """Return a recipe with `section.key=value` overrides and other data, applied as later layers."""
     layers = [SettingsLayer("the recipe", recipe.model_dump())]
     layers += [_from_command_line(overrides)] if overrides else []
     layers += [SettingsLayer("the data given", {"data": data})] if data else []
@@ -66,12 +66,12 @@ def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | No
 
 
 def names() -> list[tuple[str, str]]:
-    """The built-in recipes, by name, each with what it is for."""
-    found = []
+    """The built-in recipes: name and `about`, sorted by name."""
+    recipes = []
     for name in sorted(_built_in()):
         abouts = (layer.table.get("about") for layer in reversed(_stack(name)))
-        found.append((name, next((str(about) for about in abouts if about), "")))
-    return found
+        recipes.append((name, next((str(about) for about in abouts if about), "")))
+    return recipes
 
 
 def _built_in() -> dict[str, Traversable]:
@@ -84,28 +84,28 @@ def _is_path(name: str) -> bool:
 
 
 def _stack(name_or_path: str) -> list[SettingsLayer]:
-    """The layers of a recipe: those it extends, oldest first, and itself last."""
+    """The layers of a recipe: those that it extends, oldest first, and itself last."""
     layers: list[SettingsLayer] = []
     seen: list[str] = []
-    wanted, blame = name_or_path, ""
+    wanted, context = name_or_path, ""
     while True:
         identity = os.path.realpath(wanted) if _is_path(wanted) else wanted
         if identity in seen:
-            circle = " -> ".join(layer.name for layer in reversed(layers[: len(layers) - seen.index(identity)]))
-            raise complaint(f"{blame}extends goes round in a circle: {circle} -> {wanted}")
+            cycle = " -> ".join(layer.name for layer in reversed(layers[: len(layers) - seen.index(identity)]))
+            raise one_line_error(f"{context}extends forms a cycle: {cycle} -> {wanted}")
         seen.append(identity)
-        layer = _from_file(wanted, blame) if _is_path(wanted) else _from_package(wanted, blame)
+        layer = _from_file(wanted, context) if _is_path(wanted) else _from_package(wanted, context)
         layers.insert(0, layer)
         if "extends" not in layer.table:
             return layers
         parent = layer.table.pop("extends")
-        blame = f"{layer.where(('extends',))}: "
+        context = f"{layer.where(('extends',))}: "
         if not isinstance(parent, str):
-            raise complaint(f"{blame}extends = {toml_value(parent)}: must be the name of one recipe, in quotes")
+            raise one_line_error(f"{context}extends = {toml_value(parent)}: must be the name of one recipe, in quotes")
         wanted = os.path.normpath(os.path.join(layer.folder or "", parent)) if _is_path(parent) else parent
 
 
-def _from_package(name: str, blame: str) -> SettingsLayer:
+def _from_package(name: str, context: str) -> SettingsLayer:
     files = _built_in()
     if name not in files:
         near = difflib.get_close_matches(name, files, n=3)
@@ -113,28 +113,28 @@ def _from_package(name: str, blame: str) -> SettingsLayer:
         within = [other for other in sorted(files) if name and name in other]
         near += [other for other in beginning or within if other not in near]
         near += [f"{name}.toml"] if os.path.isfile(f"{name}.toml") else []
-        hint = f"did you mean {' or '.join(near)}? {LIST_THEM}" if near else LIST_THEM
-        raise complaint(f"{blame}unknown recipe {name!r}; {hint}")
+        hint = f"did you mean {' or '.join(near)}? {LIST_HINT}" if near else LIST_HINT
+        raise one_line_error(f"{context}unknown recipe {name!r}; {hint}")
     text = files[name].read_text(encoding="utf-8")
     label = f"recipe {name}"
     return SettingsLayer(label, _toml(text, label), text)
 
 
-def _from_file(path: str, blame: str) -> SettingsLayer:
+def _from_file(path: str, context: str) -> SettingsLayer:
     try:
         text = read_text(Path(path), "utf-8-sig")
     except FileNotFoundError:
-        raise complaint(f"{blame}{path}: no such file") from None
+        raise one_line_error(f"{context}{path}: no such file") from None
     except IsADirectoryError:
         inside = os.path.join(path, "recipe.toml")
         hint = f"; its recipe is {inside}" if os.path.isfile(inside) else ""
-        raise complaint(f"{blame}{path}: a folder, not a recipe{hint}") from None
+        raise one_line_error(f"{context}{path}: a folder, not a recipe{hint}") from None
     except OSError as error:
-        raise complaint(f"{blame}{path}: cannot be read ({error.strerror})") from None
+        raise one_line_error(f"{context}{path}: cannot be read ({error.strerror})") from None
     except UserError as error:
-        raise complaint(f"{blame}{error}") from None
+        raise one_line_error(f"{context}{error}") from None
     except UnicodeDecodeError:
-        raise complaint(f"{blame}{path}: not a text file in UTF-8") from None
+        raise one_line_error(f"{context}{path}: not a text file in UTF-8") from None
     table, folder = _toml(text, path), os.path.dirname(path)
     _absolute_folder(table, folder)
     return SettingsLayer(path, table, text, folder=folder)
@@ -142,27 +142,27 @@ def _from_file(path: str, blame: str) -> SettingsLayer:
 
 def _toml(text: str, name: str) -> Table:
     if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
-        raise complaint(f"{name}: not valid TOML: it is nested too deeply")
+        raise one_line_error(f"{name}: not valid TOML: it is nested too deeply")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(r"(.*) \(at (.*)\)", str(error), flags=re.DOTALL)
-        what, place = found.groups() if found else (str(error), "somewhere")
-        raise complaint(f"{name}, {place}: not valid TOML: {what[:1].lower()}{what[1:]}") from None
+        match = re.fullmatch(r"(.*) \(at (.*)\)", str(error), flags=re.DOTALL)
+        what, where = match.groups() if match else (str(error), "unknown position")
+        raise one_line_error(f"{name}, {where}: not valid TOML: {what[:1].lower()}{what[1:]}") from None
     except RecursionError:
-        raise complaint(f"{name}: not valid TOML: it is nested too deeply") from None
+        raise one_line_error(f"{name}: not valid TOML: it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits, or a date that does not exist
-        raise complaint(f"{name}: not valid TOML: {first_line(error)}") from None
+        raise one_line_error(f"{name}: not valid TOML: {first_line(error)}") from None
 
 
 def _from_command_line(overrides: Sequence[str]) -> SettingsLayer:
-    """`section.key=value` strings as one layer, so that their order matters only where two give the same key."""
+    """Make one layer of all `section.key=value` strings; their order matters only if two set the same key."""
     table: Table = {}
     for entry in overrides:
         dotted, equals, raw = entry.partition("=")
         *sections, last = key = [part.strip() for part in dotted.split(".")]
         if not equals or not all(key):
-            raise complaint(f"--set {entry}: must look like section.key=value")
+            raise one_line_error(f"--set {entry}: must look like section.key=value")
         inner = table
         for section in sections:
             inner[section] = _section(inner, section)
@@ -173,31 +173,31 @@ def _from_command_line(overrides: Sequence[str]) -> SettingsLayer:
 
 
 def _typed(raw: str, entry: str, wants_text: bool = False) -> Any:
-    """A value from the command line: TOML, or a bare word. Shells eat quotes, so [a,b] is a list of bare words."""
+    """Parse a value of the command line: TOML or a bare word. Shells remove quotes: [a,b] is a list of bare words."""
     try:
         parsed = tomllib.loads(f"value = {raw}")
         if parsed.keys() == {"value"} and (isinstance(parsed["value"], str) or not wants_text):
             return parsed["value"]
     except RecursionError:
-        raise complaint(f"--set {key_of(entry)}: the value is nested too deeply") from None
+        raise one_line_error(f"--set {key_of(entry)}: the value is nested too deeply") from None
     except ValueError:  # not TOML, or a number of thousands of digits
         if wants_text:
             return raw
         if raw.startswith("[") and raw.endswith("]"):
             return [_typed(item.strip(), entry) for item in raw[1:-1].split(",")]
         if raw.startswith(("[", "{", '"', "'")):
-            raise complaint(f"--set {entry}: the value is neither valid TOML nor a bare word") from None
+            raise one_line_error(f"--set {entry}: the value is neither valid TOML nor a bare word") from None
     return raw
 
 
 def _takes_text(key: Sequence[str]) -> bool:
-    """Whether the setting is free text, so that `data.folder=2024` is a name and not a number."""
+    """Whether a setting is free text: then 2024 in `data.folder=2024` is a string, not a number."""
     field = fields_at(key[:-1]).get(key[-1])
     return field is not None and str in (field.annotation, *get_args(field.annotation))
 
 
 def _section(table: Table, name: str) -> Table:
-    """A section's own table; an empty one where there is none, or where something else is written in its place."""
+    """The table of a section; an empty one if there is none, or if the value is not a table."""
     section = table.get(name)
     return section if isinstance(section, dict) else {}
 
@@ -209,13 +209,11 @@ def _absolute_folder(table: Table, start: str) -> None:
 
 
 def _default_folder(layers: list[SettingsLayer]) -> None:
-    """Where no layer gives `data.folder`, the last file that names data gives its own; see `load`."""
+    """If no layer sets `data.folder`, set it to the folder of the last file that names data; see `load`."""
     data = [_section(layer.table, "data") for layer in layers]
     if layers[-1].folder is None or any("folder" in section for section in data):
         return
-    naming = [
-        layer for layer, section in zip(layers, data, strict=True) if any(section.get(key) for key in NAMES_OF_FILES)
-    ]
+    naming = [layer for layer, section in zip(layers, data, strict=True) if any(section.get(key) for key in FILE_KEYS)]
     if naming:
         owner = next((layer for layer in reversed(naming) if layer.folder is not None), layers[-1])
         section = owner.table.setdefault("data", {})
@@ -226,20 +224,20 @@ def _default_folder(layers: list[SettingsLayer]) -> None:
 def _merge(layers: Sequence[SettingsLayer]) -> Table:
     merged: Table = {}
     for layer in layers:
-        _let_go(merged, layer.table)
+        _drop_replaced(merged, layer.table)
         _update(merged, layer.table)
     return merged
 
 
-def _let_go(merged: Table, newer: Table) -> None:
+def _drop_replaced(merged: Table, newer: Table) -> None:
     """Drop the inherited settings that `newer` replaces as a group (see `load`)."""
     data = _section(newer, "data")
-    taken = [kind for kind in KINDS_OF_DATA if any(data.get(key) for key in kind)]
-    for kind in KINDS_OF_DATA:
-        for key in kind if taken and kind not in taken else ():
+    given = [keys for keys in DATA_KEYS if any(data.get(key) for key in keys)]
+    for keys in DATA_KEYS:
+        for key in keys if given and keys not in given else ():
             if _section(merged, "data").pop(key, None):
-                _section(merged, "data").pop("count", None)  # it was of the other data
-    if taken:
+                _section(merged, "data").pop("count", None)  # the count of the dropped data
+    if given:
         merged.pop("task", None)
     model, inherited = _section(newer, "model"), _section(merged, "model")
     if "family" in model and model["family"] != inherited.get("family", "transformer"):
