@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard import tasks
 from regard.data.corpora import held_out, read_pairs
 from regard.data.packing import Packer, StreamPosition, TokenWindows, fill_ratio
 from regard.data.token_cache import TokenStore, build, learn_tokenizers
@@ -210,7 +211,7 @@ def test_bert_reads_texts_to_classify_between_bos_and_eos(tmp_path):
     assert store.target[0].tolist() == [*target.encode("yes"), EOS]
     (tmp_path / "a.tsv").write_text("good film\tnot bad\n")
     with pytest.raises(UserError, match="a class must be one word, and 'not bad' is not"):
-        build(plan, source, target)
+        build(plan, source, target, check_targets=tasks.of(plan).check_targets)
 
 
 @pytest.mark.parametrize("unit", ["bpe", "char"])

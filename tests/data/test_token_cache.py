@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from regard import tasks
 from regard.data import token_cache as module
 from regard.data.token_cache import Ragged, TokenStore, build, cache_folder, learn_tokenizers
 from regard.errors import UserError
@@ -99,11 +100,11 @@ def test_an_unknown_class_is_an_error(tmp_path):
     plan = recipe(tmp_path, "good\tyes\nbad\tno\n", text)
     model = {"family": "bert", "size": "tiny", "task": "classify"}
     plan = Recipe.model_validate({**plan.model_dump(), "task": "classification", "model": model})
-    tokenizers = learn_tokenizers(plan)
-    assert len(build(plan, *tokenizers)[0]) == 2
+    tokenizers, check = learn_tokenizers(plan), tasks.of(plan).check_targets
+    assert len(build(plan, *tokenizers, check_targets=check)[0]) == 2
     (tmp_path / "a.tsv").write_text("good\tyes\nsoso\tmaybe\n")
     with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not one of the model's classes"):
-        build(plan, *tokenizers)
+        build(plan, *tokenizers, check_targets=check)
 
 
 def test_several_chunks_equal_one_chunk(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ from regard.data import builtin
 from regard.data.corpora import TextPair, corpora, describe, files, read_options, read_pairs
 from regard.errors import UserError
 from regard.files import json_checksum
-from regard.text import EOS, UNK, Tokenizer, train
+from regard.text import EOS, Tokenizer, train
 from regard.text.encode import ContextBudget, chunk, encode_lines, prefix_ids, stream_parts
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ DRAFT_MAX_AGE = 24 * 3600  # seconds
 
 Item = TypeVar("Item")
 Array = np.ndarray[Any, np.dtype[Any]]
+TargetCheck = Callable[[str, list[str], list[list[int]]], None]  # called with the corpus's name, targets, their tokens
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
 
@@ -182,12 +183,15 @@ def build(
     target_tokenizer: Tokenizer,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    check_targets: TargetCheck | None = None,
 ) -> list[TokenStore]:
     """Tokenize every corpus of the recipe's mix, or open its cache entry if there is an undamaged one.
 
-    `say` is called with a message when a damaged entry is rebuilt.
+    `say` is called with a message when a damaged entry is rebuilt; `check_targets` may refuse encoded targets.
     """
-    jobs = [_CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    jobs = [
+        _CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer, check_targets) for corpus in corpora(recipe.data)
+    ]
     return [_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)) for job in jobs]
 
 
@@ -206,6 +210,7 @@ class _CorpusJob:
     recipe: Recipe
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    check_targets: TargetCheck | None = None
 
     @property
     def data(self) -> DataSettings:
@@ -254,19 +259,9 @@ class _CorpusJob:
         sources = [[*prefix, *ids, EOS] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in pairs])]
         prefix = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
         targets = [[*prefix, *ids, EOS] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in pairs])]
-        if self.recipe.task == "classification":
-            self._check_classes([target for _, target in pairs], targets)
+        if self.check_targets is not None:
+            self.check_targets(describe(self.corpus), [target for _, target in pairs], targets)
         return sources, targets
-
-    def _check_classes(self, names: list[str], targets: list[list[int]]) -> None:
-        for name, ids in zip(names, targets, strict=True):
-            if len(ids) != 2:
-                raise UserError(f"{describe(self.corpus)}: a class must be one word, and {name[:60]!r} is not")
-            if ids[0] == UNK:
-                raise UserError(
-                    f"{describe(self.corpus)}: {name[:60]!r} is not one of the model's classes: "
-                    "choose another --out, or raise text.vocabulary or text.sample"
-                )
 
     def split_document(self, ids: list[int]) -> list[list[int]]:
         """Split a document's tokens into sequences of at most `max_tokens`, and add the special tokens."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regard.data.packing import BatchStream, ClassLabelsOnly, class_labels_only
+from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
@@ -18,6 +19,7 @@ from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, Output, TraceSpec
 from regard.tasks.translation import Translation, TranslationValidator
 from regard.tasks.validator import Validation
+from regard.text import UNK
 
 
 @TASKS.register("classification")
@@ -41,6 +43,16 @@ class Classification(Translation):
         super().check(recipe)
         if recipe.text.shared:
             raise ValueError("classification needs text.shared = false: classes have a vocabulary of their own")
+
+    def check_targets(self, corpus: str, targets: list[str], encoded: list[list[int]]) -> None:
+        for name, ids in zip(targets, encoded, strict=True):
+            if len(ids) != 2:  # the class and EOS
+                raise UserError(f"{corpus}: a class must be one word, and {name[:60]!r} is not")
+            if ids[0] == UNK:
+                raise UserError(
+                    f"{corpus}: {name[:60]!r} is not one of the model's classes: "
+                    "choose another --out, or raise text.vocabulary or text.sample"
+                )
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         return ClassLabelsOnly(self.packer(dataset, static))

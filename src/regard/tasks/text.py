@@ -63,7 +63,11 @@ class TextTask(Task):
         progress: Callable[[str, int], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> TokenDataset:
-        return TokenDataset(build(self.recipe, *run.tokenizers, progress=progress, say=say))
+        stores = build(self.recipe, *run.tokenizers, progress=progress, say=say, check_targets=self.check_targets)
+        return TokenDataset(stores)
+
+    def check_targets(self, corpus: str, targets: list[str], encoded: list[list[int]]) -> None:
+        """Raise a UserError if the task cannot be trained on these targets of a corpus; `encoded` are their tokens."""
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         return self.packer(dataset, static)
