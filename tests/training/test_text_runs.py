@@ -271,14 +271,14 @@ def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "training", "said"),
     [
-        (GPT, {}, {"best": "bleu"}, 'for language-modelling it is "loss"'),
-        (GPT, {}, {"best": "exact"}, 'for language-modelling it is "loss"'),
+        (GPT, {}, {"best": "bleu"}, 'for language-modelling: it must be "loss"'),
+        (GPT, {}, {"best": "exact"}, 'for language-modelling: it must be "loss"'),
         (BERT, {"documents": "stream"}, {}, "whole documents"),
         (
             {**BERT, "task": "classify"},
             {"pairs": "a.tsv", "valid": ["a.tsv"]},
             {"best": "bleu"},
-            "for classification it is",
+            "for classification: it must be",
         ),
         (GPT, {"pairs": "a.tsv", "held_out": 0.1}, {}, "held_out is for files of plain text"),
     ],
