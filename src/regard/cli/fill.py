@@ -10,7 +10,7 @@ import typer
 
 from regard.api import load
 from regard.cli import options
-from regard.cli.inputs import Input, Line
+from regard.cli.inputs import Input, InputLine
 from regard.cli.output import note, text_output
 from regard.tasks.mask_filler import Filled
 
@@ -82,7 +82,7 @@ def _plain(filled: Filled) -> Iterator[str]:
         yield from (f"    {guess.probability:6.1%}  {guess.text}" for guess in guesses)
 
 
-def _json(line: Line, filled: Filled) -> Iterator[str]:
+def _json(line: InputLine, filled: Filled) -> Iterator[str]:
     masks = [[{"text": g.text, "probability": round(g.probability, 6)} for g in guesses] for guesses in filled.guesses]
     entry = {"source": filled.source, "text": filled.text, "guesses": masks, "truncated": filled.truncated}
     yield json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)

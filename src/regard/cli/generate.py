@@ -11,7 +11,7 @@ import typer
 
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.inputs import Chunk, Input, Line
+from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.output import note, text_output
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
@@ -206,7 +206,7 @@ class _GenerateJob:
             note(f"regard: warning: prompt {number} has more than {limit} tokens: its beginning was dropped")
 
 
-def _json(line: Line, generation: Generation) -> str:
+def _json(line: InputLine, generation: Generation) -> str:
     entry = generation.as_dict() | {"prompt": line.text}
     for sample in entry["samples"]:
         sample["score"] = round(sample["score"], 4)

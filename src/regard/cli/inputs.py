@@ -23,7 +23,7 @@ CHUNK_LINES = 2048  # maximum number of lines that are processed together
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """A line of input. `error` describes its invalid bytes; a `skipped` line is not processed."""
 
     text: str
@@ -41,7 +41,7 @@ class Chunk:
     """Lines that are processed together; `first` is the number of lines before them."""
 
     first: int
-    lines: Sequence[Line]
+    lines: Sequence[InputLine]
 
     @property
     def texts(self) -> list[str]:
@@ -71,7 +71,7 @@ class Input:
         self._file = file
         self._arriving = False
         if texts:
-            self._lines = iter([Line(text) for text in texts])
+            self._lines = iter([InputLine(text) for text in texts])
         elif file is not None:
             self._lines = _decoded(read_bytes(file), str(file), on_error or OnError.STOP)
         else:
@@ -83,7 +83,7 @@ class Input:
         """Whether the lines are typed into a terminal."""
         return self._arriving and sys.stdin is not None and sys.stdin.isatty()
 
-    def skip(self, count: int) -> list[Line]:
+    def skip(self, count: int) -> list[InputLine]:
         """Read and return the next lines, at most `count`, without processing them."""
         lines = list(islice(self._lines, count))
         self.done += len(lines)
@@ -119,7 +119,7 @@ def _standard_input() -> Iterator[bytes]:
     yield from split_lines(iter(lambda: os.read(descriptor, 1 << 16), b""))
 
 
-def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[Line]:
+def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[InputLine]:
     lines = 0
     errors: list[str] = []
 
@@ -131,18 +131,18 @@ def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[
 
     for text in decode_lines(stream, name, on_error=note):
         lines += 1
-        yield Line(text, errors.pop(), on_error is OnError.SKIP) if errors else Line(text)
+        yield InputLine(text, errors.pop(), on_error is OnError.SKIP) if errors else InputLine(text)
 
 
-def _batched(lines: Iterator[Line]) -> Iterator[list[Line]]:
+def _batched(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
     while chunk := list(islice(lines, CHUNK_LINES)):
         yield chunk
 
 
-Arrival = Line | BaseException | None  # None and an exception end the stream
+Arrival = InputLine | BaseException | None  # None and an exception end the stream
 
 
-def _arriving(lines: Iterator[Line]) -> Iterator[list[Line]]:
+def _arriving(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
     """Read lines on another thread; yield chunks of those that have arrived."""
     waiting: queue.Queue[Arrival] = queue.Queue(maxsize=2 * CHUNK_LINES)
     threading.Thread(target=_read_into, args=(lines, waiting), daemon=True).start()
@@ -156,7 +156,7 @@ def _arriving(lines: Iterator[Line]) -> Iterator[list[Line]]:
             return
 
 
-def _read_into(lines: Iterator[Line], into: queue.Queue[Arrival]) -> None:
+def _read_into(lines: Iterator[InputLine], into: queue.Queue[Arrival]) -> None:
     try:
         for line in lines:
             into.put(line)
@@ -165,11 +165,11 @@ def _read_into(lines: Iterator[Line], into: queue.Queue[Arrival]) -> None:
         into.put(error)
 
 
-def _next_chunk(waiting: queue.Queue[Arrival]) -> tuple[list[Line], Arrival]:
+def _next_chunk(waiting: queue.Queue[Arrival]) -> tuple[list[InputLine], Arrival]:
     """Wait for a line, then take all that have arrived. Also return the last arrival, which may end the stream."""
     chunk = []
     arrived = waiting.get()
-    while isinstance(arrived, Line):
+    while isinstance(arrived, InputLine):
         chunk.append(arrived)
         if len(chunk) == CHUNK_LINES:
             break

@@ -13,7 +13,7 @@ import typer
 from regard import __version__, tensor_io
 from regard.api import Model, load
 from regard.cli import decoders, options
-from regard.cli.inputs import Chunk, Input, Line
+from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.output import note, text_output, written
 from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
@@ -239,7 +239,7 @@ class _TranslateJob:
                 note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
             yield from self._lines(line, answer)
 
-    def _lines(self, line: Line, answer: Answer) -> Iterator[str]:
+    def _lines(self, line: InputLine, answer: Answer) -> Iterator[str]:
         """Format the translations of one line."""
         scores = [round(hypothesis.score, 4) for hypothesis in answer.hypotheses] or [0.0]
         if self.form is options.OutputFormat.JSONL:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,12 +14,16 @@ GROUP = 64  # columns per group in the first stage of `topk`
 MIN_RATIO = 8  # vocabulary size / k from which on `stable_topk` selects instead of sorting
 
 
+def _triton() -> Any:
+    from regard.kernels import topk  # Triton can be imported on GPUs only
+
+    return topk
+
+
 def log_sum(values: Tensor) -> Tensor:
     """log(sum(exp(v))) of each row [..., V], in float32."""
     if kernels.supports(values):
-        from regard.kernels import topk
-
-        return topk.logsumexp(values)
+        return _triton().logsumexp(values)
     return values.float().logsumexp(-1)
 
 
@@ -38,12 +44,9 @@ def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if size <= 2 * (count + 1) * GROUP:
         top = values.topk(min(count, size))
         return top.values, top.indices
-    if kernels.supports(values):
-        from regard.kernels import topk
-
-        if count <= topk.MAX_COUNT:
-            best, index = topk.topk(values, count)
-            return best.to(values.dtype), index
+    if kernels.supports(values) and count <= _triton().MAX_COUNT:
+        best, index = _triton().topk(values, count)
+        return best.to(values.dtype), index
     whole = size // GROUP * GROUP
     groups = values[..., :whole].unflatten(-1, (-1, GROUP)).amax(-1).topk(count).indices
     within = torch.arange(GROUP, device=values.device)

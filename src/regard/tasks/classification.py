@@ -17,13 +17,13 @@ from regard.recipes.schema import Recipe
 from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, Output, TraceSpec
-from regard.tasks.translation import Translation, TranslationValidator
+from regard.tasks.translation import TranslationTask, TranslationValidator
 from regard.tasks.validator import Validation
 from regard.text import UNK
 
 
 @TASKS.register("classification")
-class Classification(Translation):
+class ClassificationTask(TranslationTask):
     """Trains on pairs of a text and the name of its class; the loss counts one target per text."""
 
     name = "classification"

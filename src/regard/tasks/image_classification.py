@@ -36,7 +36,7 @@ class ImageDataset(Dataset):
 
 
 @TASKS.register("image-classification")
-class ImageClassification(ClassTask):
+class ImageClassificationTask(ClassTask):
     """Trains on images and the names of their classes; `training.batch_tokens` counts images."""
 
     name = "image-classification"

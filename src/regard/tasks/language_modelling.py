@@ -26,7 +26,7 @@ BENCHMARK_TOKENS = 64  # of a continuation in a benchmark
 
 
 @TASKS.register("language-modelling")
-class LanguageModelling(TextTask):
+class LanguageModellingTask(TextTask):
     """Trains on plain text, documents or one stream; the loss counts every token."""
 
     name = "language-modelling"

@@ -28,7 +28,7 @@ from regard.text.tokenizers import join_tokens
 
 
 @TASKS.register("masked-lm")
-class MaskedLM(TextTask):
+class MaskedLMTask(TextTask):
     """Trains on documents of plain text; the loss counts the tokens to be guessed."""
 
     name = "masked-lm"

@@ -20,7 +20,7 @@ from regard.tasks.validator import SAMPLES, Validation
 
 
 @TASKS.register("translation")
-class Translation(TextTask):
+class TranslationTask(TextTask):
     """Trains on pairs; the loss counts every target token."""
 
     name = "translation"
