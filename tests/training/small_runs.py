@@ -31,7 +31,8 @@ def small(
     """A recipe for a run of a few quick steps; its held-out pairs go to `folder`."""
     files = [folder / "held-out.source", folder / "held-out.target"]
     for file in files:
-        file.write_text("".join(f"{line}\n" for line in HELD_OUT))
+        if not file.exists():  # several processes may read them
+            file.write_text("".join(f"{line}\n" for line in HELD_OUT))
     sizes = {"width": 8, "heads": 2, "ffn_width": 16, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
     return Recipe.model_validate(
         {

@@ -95,6 +95,7 @@ def worker(rank: int, world: int, folder: Path) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
     """The folder that two processes worked in, and what each printed."""
     folder = tmp_path_factory.mktemp("job")
+    recipe(folder)  # writes the held-out pairs before the processes read them
     command = [sys.executable, __file__]
     processes = [
         subprocess.Popen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True)
