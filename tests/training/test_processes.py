@@ -91,6 +91,15 @@ def worker(rank: int, world: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as the processes do: other numbers of threads round differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
     """The folder that two processes worked in, and what each printed."""
