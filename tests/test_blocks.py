@@ -21,7 +21,7 @@ def settings(**changes: Any) -> BlockConfig:
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    """Randomise every parameter, so that no bias is zero and no gain is one."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -49,7 +49,7 @@ def linear(layer: nn.Linear, x: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize(("activation", "f"), [("relu", relu), ("gelu", gelu)])
-def test_feed_forward_is_two_linear_maps_with_a_bend_between(activation: Any, f: Any) -> None:
+def test_feed_forward_is_two_linear_layers_with_an_activation_between(activation: Any, f: Any) -> None:
     torch.manual_seed(1)
     layer = randomised(FeedForward(settings(activation=activation)))
     x = torch.randn(4, 6)
@@ -63,7 +63,7 @@ def test_the_gated_feed_forward_multiplies_by_a_gate() -> None:
     x = torch.randn(4, 6)
     expected = []
     for row in x.tolist():
-        both = linear(layer.w_in, row)  # the gate first, then what it lets through
+        both = linear(layer.w_in, row)  # the gate first, then the gated features
         expected.append(linear(layer.w_out, [silu(g) * h for g, h in zip(both[:5], both[5:], strict=True)]))
     torch.testing.assert_close(layer(x), torch.tensor(expected))
 
@@ -71,7 +71,7 @@ def test_the_gated_feed_forward_multiplies_by_a_gate() -> None:
 # -- norms -------------------------------------------------------------------------------------------------------------
 
 
-def test_layer_norm_takes_mean_and_deviation_over_the_features_of_a_token() -> None:
+def test_layer_norm_uses_mean_and_deviation_over_the_features_of_a_token() -> None:
     norm = randomised(LayerNorm(6))
     x = torch.randn(5, 6) * 3 + 2
     expected = []
@@ -91,33 +91,33 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
 
 
 @pytest.mark.parametrize("poison", [0.0, 1e4, math.nan])
-def test_batch_norm_is_pytorchs_on_the_real_tokens_whatever_the_fill_holds(poison: float) -> None:
+def test_batch_norm_equals_pytorch_s_and_ignores_padding(poison: float) -> None:
     torch.manual_seed(3)
     ours, theirs = BatchNorm(6), nn.BatchNorm1d(6)
     with torch.no_grad():
         theirs.weight.copy_(ours.weight.normal_())
         theirs.bias.copy_(ours.bias.normal_())
-    real = torch.tensor([True] * 5 + [False] * 3)
+    is_token = torch.tensor([True] * 5 + [False] * 3)
     for _ in range(3):  # running statistics build up over batches
         x = torch.randn(8, 6) * 2 + 1
         x[5:] = poison
-        mine, other = x.clone().requires_grad_(), x[:5].clone().requires_grad_()
-        out, expected = ours(mine, real)[:5], theirs(other)
+        our_x, their_x = x.clone().requires_grad_(), x[:5].clone().requires_grad_()
+        out, expected = ours(our_x, is_token)[:5], theirs(their_x)
         torch.testing.assert_close(out, expected)
-        cause = torch.randn(5, 6)
-        gradient = torch.autograd.grad((out * cause).sum(), mine)[0]
-        if math.isfinite(poison):  # a gradient of zero times NaN is NaN, in any layer; fill is always finite
-            torch.testing.assert_close(gradient[:5], torch.autograd.grad((expected * cause).sum(), other)[0])
+        grad_out = torch.randn(5, 6)
+        gradient = torch.autograd.grad((out * grad_out).sum(), our_x)[0]
+        if math.isfinite(poison):  # zero times NaN is NaN in any layer; padding is always finite
+            torch.testing.assert_close(gradient[:5], torch.autograd.grad((expected * grad_out).sum(), their_x)[0])
             assert not gradient[5:].any()
     torch.testing.assert_close(ours.running_mean, theirs.running_mean)
     torch.testing.assert_close(ours.running_variance, theirs.running_var)
     ours.eval(), theirs.eval()
     x = torch.randn(8, 6)
-    torch.testing.assert_close(ours(x, real), theirs(x))
+    torch.testing.assert_close(ours(x, is_token), theirs(x))
     assert not torch.equal(ours.running_mean, torch.zeros(6))
 
 
-def test_batch_norm_counts_everything_when_nothing_is_said_to_be_fill() -> None:
+def test_batch_norm_counts_all_tokens_without_a_mask() -> None:
     ours, theirs = BatchNorm(6), nn.BatchNorm1d(6)
     x = torch.randn(8, 6)
     torch.testing.assert_close(ours(x), theirs(x))
@@ -141,7 +141,7 @@ def ones(x: Tensor) -> Tensor:
     return torch.ones_like(x)
 
 
-def test_the_norm_stands_before_the_sublayer_or_after_the_sum() -> None:
+def test_the_norm_comes_before_the_sublayer_or_after_the_sum() -> None:
     x = torch.randn(4, 6)
     before = randomised(Residual(settings(norm_first=True)))
     torch.testing.assert_close(before(x, double), x + 2 * before.norm(x))
@@ -149,40 +149,40 @@ def test_the_norm_stands_before_the_sublayer_or_after_the_sum() -> None:
     torch.testing.assert_close(after(x, double), after.norm(x + 2 * x))
 
 
-def test_dropout_falls_on_what_the_sublayer_adds_and_nowhere_else() -> None:
+def test_dropout_applies_only_to_the_output_of_the_sublayer() -> None:
     torch.manual_seed(4)
     x = torch.randn(400, 6) + 10
-    way = Residual(settings(norm_first=True, dropout=0.25))
-    added = way(x, ones) - x  # ones, dropped or scaled up by 1 / 0.75
-    kept = added > 0.5
-    torch.testing.assert_close(added[kept], torch.full_like(added[kept], 4 / 3), atol=1e-5, rtol=1e-5)
-    assert added[~kept].abs().max() < 1e-5  # where it is dropped, x itself comes through whole
-    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.04)  # 2400 draws: a deviation is 0.009
-    way.eval()
-    torch.testing.assert_close(way(x, ones), x + 1)
+    residual = Residual(settings(norm_first=True, dropout=0.25))
+    added = residual(x, ones) - x  # ones, dropped or scaled up by 1 / 0.75
+    not_dropped = added > 0.5
+    torch.testing.assert_close(added[not_dropped], torch.full_like(added[not_dropped], 4 / 3), atol=1e-5, rtol=1e-5)
+    assert added[~not_dropped].abs().max() < 1e-5  # where it is dropped, x is unchanged
+    assert not_dropped.float().mean().item() == pytest.approx(0.75, abs=0.04)  # 2400 draws: a deviation is 0.009
+    residual.eval()
+    torch.testing.assert_close(residual(x, ones), x + 1)
 
 
-def test_dropout_after_which_comes_the_norm() -> None:
+def test_dropout_comes_before_a_post_norm() -> None:
     torch.manual_seed(5)
-    way = Residual(settings(norm_first=False, dropout=0.5))
+    residual = Residual(settings(norm_first=False, dropout=0.5))
     x = torch.randn(50, 6)
     torch.manual_seed(6)
-    out = way(x, ones)
+    out = residual(x, ones)
     torch.manual_seed(6)
     dropped = dropout(torch.ones_like(x), 0.5, True)
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    torch.testing.assert_close(out, way.norm(x + dropped))
+    torch.testing.assert_close(out, residual.norm(x + dropped))
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bool) -> None:
+def test_an_encoder_block_applies_dropout_once_per_sublayer(norm_first: bool) -> None:
     """The whole block written out, with dropout where the paper puts it: on the output of each sub-layer."""
     torch.manual_seed(7)
     block = randomised(EncoderBlock(settings(dropout=0.4, norm_first=norm_first)))
     rows = PackedLayout([3, 2])
-    own, x = PackedQK(rows, rows), torch.randn(5, 6)
+    self_layout, x = PackedQK(rows, rows), torch.randn(5, 6)
     torch.manual_seed(8)
-    out = block(x, own, rows.is_token)
+    out = block(x, self_layout, rows.is_token)
     torch.manual_seed(8)
     first, second = block.self_attn_residual.norm, block.feed_forward_residual.norm
 
@@ -190,16 +190,16 @@ def test_an_encoder_block_draws_its_dropout_twice_once_a_sublayer(norm_first: bo
         return dropout(t, 0.4, True)
 
     if norm_first:
-        x = x + drop(block.self_attn(first(x), own))
+        x = x + drop(block.self_attn(first(x), self_layout))
         x = x + drop(block.feed_forward(second(x)))
     else:
-        x = first(x + drop(block.self_attn(x, own)))
+        x = first(x + drop(block.self_attn(x, self_layout)))
         x = second(x + drop(block.feed_forward(x)))
     assert torch.equal(out, x)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
-def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
+def test_every_norm_can_be_used_in_a_block(norm: Any) -> None:
     block = EncoderBlock(settings(norm=norm))
     rows = PackedLayout([3, 2], size=6)
     kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
@@ -207,10 +207,10 @@ def test_each_norm_can_stand_in_a_block(norm: Any) -> None:
     assert block(torch.randn(6, 6), PackedQK(rows, rows), rows.is_token).shape == (6, 6)
 
 
-# -- how blocks begin, and queries and keys of one size ----------------------------------------------------------------
+# -- zero initialisation, and norms of queries and keys ----------------------------------------------------------------
 
 
-def test_a_block_that_begins_with_zeros_is_its_way_around() -> None:
+def test_a_zero_initialised_block_is_the_identity() -> None:
     torch.manual_seed(0)
     rows, x = PackedLayout([3, 2]), torch.randn(5, 6)
     block = EncoderBlock(settings(zero_init=True))
@@ -218,11 +218,11 @@ def test_a_block_that_begins_with_zeros_is_its_way_around() -> None:
     assert not torch.equal(EncoderBlock(settings())(x, PackedQK(rows, rows)), x)
     block(x, PackedQK(rows, rows)).square().sum().backward()
     last = (block.self_attn.out_proj.weight.grad, block.feed_forward.w_out.weight.grad)
-    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in last)  # it does not stay there
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in last)  # it can learn
 
 
 def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() -> None:
-    """So their size does not matter, and with gains of g and h no score of D features is above g h sqrt(D)."""
+    """Their scale has no effect, and with gains g and h no score of D features exceeds g h sqrt(D)."""
     torch.manual_seed(0)
     rows, x = PackedLayout([4, 3]), torch.randn(7, 6)
     attention = settings(qk_norm=True).make_self_attn()

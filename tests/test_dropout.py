@@ -1,4 +1,4 @@
-"""Random bits from a hash: as many, as even and as independent as dropout wants them."""
+"""Dropout: rates, independence and reproducibility of its random bits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def seeds(number: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, generator=random)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.9])
-def test_the_share_that_is_dropped_is_the_one_asked_for(share: float) -> None:
-    """Of half a million, within five standard deviations; and of every feature and every token too."""
-    dropped = 1 - hashed(SHAPE, share, seeds(1)).float()
-    deviation = (share * (1 - share)) ** 0.5
-    assert abs(dropped.mean().item() - share) < 5 * deviation / SHAPE.numel() ** 0.5
-    assert (dropped.mean(0) - share).abs().max().item() < 5 * deviation / SHAPE[0] ** 0.5
-    assert (dropped.mean(1) - share).abs().max().item() < 5.5 * deviation / SHAPE[1] ** 0.5
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.5, 0.9])
+def test_the_dropped_share_is_the_dropout_rate(rate: float) -> None:
+    """Within five standard deviations, over all values, per feature and per token."""
+    dropped = 1 - hashed(SHAPE, rate, seeds(1)).float()
+    deviation = (rate * (1 - rate)) ** 0.5
+    assert abs(dropped.mean().item() - rate) < 5 * deviation / SHAPE.numel() ** 0.5
+    assert (dropped.mean(0) - rate).abs().max().item() < 5 * deviation / SHAPE[0] ** 0.5
+    assert (dropped.mean(1) - rate).abs().max().item() < 5.5 * deviation / SHAPE[1] ** 0.5
 
 
-def test_neighbours_and_calls_know_nothing_of_each_other() -> None:
+def test_neighbours_and_calls_are_uncorrelated() -> None:
     """Correlations of half a million independent bits are below 5 / sqrt(n)."""
     calls = torch.stack([hashed(SHAPE, 0.3, seeds(n)).float().flatten() for n in range(4)])
     limit = 5 / SHAPE.numel() ** 0.5
@@ -35,7 +35,7 @@ def test_neighbours_and_calls_know_nothing_of_each_other() -> None:
 
 
 def test_the_bits_are_those_of_murmur3s_mixer() -> None:
-    """Worked out with Python's integers."""
+    """The expected bits are computed with Python integers."""
 
     def mixed(h: int) -> int:
         h = ((h ^ (h >> 16)) * 0x85EBCA6B) % 2**32
@@ -43,13 +43,13 @@ def test_the_bits_are_those_of_murmur3s_mixer() -> None:
         return h ^ (h >> 16)
 
     first, second = (int(seed) % 2**32 for seed in seeds(3))
-    bits = [mixed(mixed(place ^ first) ^ second) for place in range(50)]
+    bits = [mixed(mixed(index ^ first) ^ second) for index in range(50)]
     signed = [h - 2**32 if h >= 2**31 else h for h in bits]
     expected = [h >= round(0.3 * 2**32) - 2**31 for h in signed]
     assert hashed(torch.Size((50,)), 0.3, seeds(3)).tolist() == expected
 
 
-def test_on_a_cpu_the_seed_decides_and_the_mean_stays() -> None:
+def test_on_a_cpu_the_mask_depends_on_the_seed_and_the_mean_is_kept() -> None:
     torch.manual_seed(1)
     out = dropout(torch.ones(400_001), 0.3, True)  # not a multiple of four
     deviation = (0.3 * 0.7 / 400_001) ** 0.5
@@ -66,7 +66,7 @@ def test_the_four_numbers_of_a_draw_are_dropped_independently() -> None:
     assert (torch.corrcoef(lanes) - torch.eye(4)).abs().max() < 0.02
 
 
-def test_on_a_cpu_the_gradient_is_that_of_what_was_kept() -> None:
+def test_on_a_cpu_gradients_use_the_same_mask() -> None:
     x, up = torch.randn(7, 3, requires_grad=True), torch.randn(7, 3)
     torch.manual_seed(2)
     out = dropout(x, 0.4, True)
@@ -82,7 +82,7 @@ def test_nothing_is_dropped_outside_training() -> None:
     assert dropout(x, 0.2, False) is x and dropout(x, 0.0, True) is x
 
 
-def test_in_a_compiler_what_is_kept_is_scaled_and_gradients_follow() -> None:
+def test_compiled_dropout_scales_values_and_gradients() -> None:
     x = torch.randn(300, 40, requires_grad=True)
     out = torch.compile(lambda x: dropout(x, 0.25, True), backend="aot_eager", fullgraph=True)(x)
     out.sum().backward()

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works by itself, away from the sources."""
+"""The wheel: its contents, and that it works without the sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_wheel_carries_all_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_a_wheel_contains_the_whole_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if ".dist-info/" not in name}
     sources = [file for file in (ROOT / "src").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
@@ -52,7 +52,7 @@ def test_an_installed_wheel_lists_recipes_and_trains_away_from_the_sources(wheel
         return done.stdout
 
     where = Path(python("-c", "import regard; print(regard.__file__)").strip())
-    assert where == site / "regard" / "__init__.py"  # PYTHONPATH comes before the environment's own packages
+    assert where == site / "regard" / "__init__.py"  # PYTHONPATH comes before installed packages
     listed = python("-m", "regard", "recipes")
     assert all(name in listed for name in ("copy", "reverse", "sort", "en-es", "multi30k-en-de", "wmt14-en-de-big"))
     changes = ["model.width=8", "model.heads=1", "training.steps=5", "data.count=50", "training.validate_lines=2"]
@@ -62,6 +62,6 @@ def test_an_installed_wheel_lists_recipes_and_trains_away_from_the_sources(wheel
 
 
 def test_decoding_does_not_load_the_compiler() -> None:
-    """Which takes longer than the translation of a sentence."""
+    """Loading it takes longer than translating a sentence."""
     code = "import sys, regard.decoding, regard.models; assert not {'torch._dynamo', 'triton'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

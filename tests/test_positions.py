@@ -1,4 +1,4 @@
-"""Position vectors, against the formulas they are defined by."""
+"""Position encodings against their formulas."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from regard.nn.positions import Sinusoidal
 from regard.registry import POSITIONS
 
 
-def vectors(made: positions.PositionEncoding, places: list[int], length: int = 1) -> Tensor:
-    position = torch.tensor(places)
-    return made(position, torch.full_like(position, length)).detach()
+def vectors(encoding: positions.PositionEncoding, indices: list[int], length: int = 1) -> Tensor:
+    position = torch.tensor(indices)
+    return encoding(position, torch.full_like(position, length)).detach()
 
 
 @pytest.mark.parametrize("width", [2, 7, 8, 9, 64])
 @pytest.mark.parametrize("base", [10000.0, 100.0])
 def test_sine_on_even_and_cosine_on_odd_columns_with_the_same_exponent(width: int, base: float) -> None:
-    places = [0, 1, 2, 17, 100, 1000]
-    table = vectors(Sinusoidal(width, base), places)
-    assert table.shape == (len(places), width)
-    for row, pos in zip(table.tolist(), places, strict=True):
+    indices = [0, 1, 2, 17, 100, 1000]
+    table = vectors(Sinusoidal(width, base), indices)
+    assert table.shape == (len(indices), width)
+    for row, pos in zip(table.tolist(), indices, strict=True):
         for column, value in enumerate(row):
             angle = pos / base ** (2 * (column // 2) / width)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
-            # a float32 angle of up to 1000 is off by up to half a unit in its last place, 2^-15
+            # a float32 angle of up to 1000 is off by up to half a unit in the last place, 2^-15
             assert value == pytest.approx(expected, abs=1e-6 + pos * 2**-23)
 
 
-def test_place_zero_is_zeros_and_ones() -> None:
+def test_position_zero_is_zeros_and_ones() -> None:
     assert vectors(Sinusoidal(6), [0]).tolist() == [[0, 1, 0, 1, 0, 1]]
 
 
@@ -56,36 +56,36 @@ def test_a_shift_by_k_is_one_rotation_wherever_it_starts(k: int) -> None:
         rotation[i : i + 2, i : i + 2] = torch.tensor([[cos, sin], [-sin, cos]])  # sin(a+b), cos(a+b)
     assert torch.allclose(rotation @ rotation.T, torch.eye(width, dtype=torch.float64))
     starts = list(range(0, 100, 3))
-    here = vectors(Sinusoidal(width, base), starts).double()
-    there = vectors(Sinusoidal(width, base), [pos + k for pos in starts]).double()
-    assert torch.allclose(here @ rotation.T, there, atol=2e-5)
+    before = vectors(Sinusoidal(width, base), starts).double()
+    shifted = vectors(Sinusoidal(width, base), [pos + k for pos in starts]).double()
+    assert torch.allclose(before @ rotation.T, shifted, atol=2e-5)
 
 
 def test_sinusoids_need_no_longest_sentence_and_are_not_saved() -> None:
-    made = Sinusoidal(8)
-    assert vectors(made, [10**6]).isfinite().all()
-    assert made.state_dict() == {}
+    encoding = Sinusoidal(8)
+    assert vectors(encoding, [10**6]).isfinite().all()
+    assert encoding.state_dict() == {}
 
 
-def test_the_bare_index_stands_in_the_first_feature() -> None:
+def test_the_index_is_the_first_feature() -> None:
     assert vectors(positions.make("index", 3), [0, 4, 900]).tolist() == [[0, 0, 0], [4, 0, 0], [900, 0, 0]]
 
 
 def test_the_fraction_runs_from_0_to_1_over_every_sentence() -> None:
-    made = positions.make("fraction", 3)
-    assert vectors(made, [0, 1, 2, 3, 4], length=5).tolist() == [[n / 4, 0, 0] for n in range(5)]
-    assert vectors(made, [0], length=1).tolist() == [[0, 0, 0]]  # a single word: nothing has passed
+    encoding = positions.make("fraction", 3)
+    assert vectors(encoding, [0, 1, 2, 3, 4], length=5).tolist() == [[n / 4, 0, 0] for n in range(5)]
+    assert vectors(encoding, [0], length=1).tolist() == [[0, 0, 0]]  # a single word is at 0
     for length in range(1, 60):
-        passed = vectors(made, list(range(length)), length)[:, 0]
-        assert passed.min() == 0 and passed.max() == (1 if length > 1 else 0)
+        fractions = vectors(encoding, list(range(length)), length)[:, 0]
+        assert fractions.min() == 0 and fractions.max() == (1 if length > 1 else 0)
 
 
-def test_learned_places_are_rows_of_a_trained_table() -> None:
-    made = positions.LearnedPositions(4, longest=6)
-    assert made.table.shape == (6, 4) and made.table.requires_grad
-    assert torch.equal(vectors(made, [5, 0, 5]), made.table[[5, 0, 5]])
+def test_learned_positions_are_rows_of_a_trained_table() -> None:
+    encoding = positions.LearnedPositions(4, longest=6)
+    assert encoding.table.shape == (6, 4) and encoding.table.requires_grad
+    assert torch.equal(vectors(encoding, [5, 0, 5]), encoding.table[[5, 0, 5]])
     with pytest.raises(IndexError):
-        vectors(made, [6])
+        vectors(encoding, [6])
 
 
 def test_positions_by_name() -> None:
@@ -105,22 +105,22 @@ def test_positions_by_name() -> None:
 
 def test_positions_inside_the_attention_add_nothing_to_the_embedding() -> None:
     for kind in ("rotary", "relative", "none"):
-        made = positions.make(kind, 3)
-        assert vectors(made, [0, 7]).tolist() == [[0, 0, 0], [0, 0, 0]] and not list(made.parameters())
+        encoding = positions.make(kind, 3)
+        assert vectors(encoding, [0, 7]).tolist() == [[0, 0, 0], [0, 0, 0]] and not list(encoding.parameters())
 
 
-def test_places_of_any_shape() -> None:
-    place = torch.tensor([[0, 1, 2], [3, 4, 5]])
+def test_positions_of_any_shape() -> None:
+    index = torch.tensor([[0, 1, 2], [3, 4, 5]])
     for kind in ("sinusoidal", "learned", "index", "fraction"):
-        made = positions.make(kind, 5)
-        table = made(place, torch.tensor([[6], [6]]))
+        encoding = positions.make(kind, 5)
+        table = encoding(index, torch.tensor([[6], [6]]))
         assert table.shape == (2, 3, 5)
-        assert torch.equal(table[1, 2], made(torch.tensor(5), torch.tensor(6)))
+        assert torch.equal(table[1, 2], encoding(torch.tensor(5), torch.tensor(6)))
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-split"])
-def test_in_training_waves_are_looked_up(kind: str) -> None:
-    """They are those that are computed; and after it there is no longest sentence."""
-    made, places = positions.make(kind, 10, longest=40), torch.tensor([0, 7, 39, 3])
-    assert torch.equal(made.train()(places, places), made.eval()(places, places))
-    assert made(torch.tensor([4000]), places).shape == (1, 10)
+def test_in_training_sinusoids_come_from_a_table(kind: str) -> None:
+    """They equal the computed ones, which have no maximum length."""
+    encoding, indices = positions.make(kind, 10, longest=40), torch.tensor([0, 7, 39, 3])
+    assert torch.equal(encoding.train()(indices, indices), encoding.eval()(indices, indices))
+    assert encoding(torch.tensor([4000]), indices).shape == (1, 10)

@@ -18,14 +18,14 @@ ATTRIBUTES = {"_version"}  # private ones that are not reached through torch
 
 
 def dotted(node: ast.expr) -> str:
-    """The expression as it is written, if it is names joined by dots."""
+    """Return a dotted name as it is written; else an empty string."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def private(source: str) -> list[str]:
-    """What a file uses of PyTorch that begins with an underscore."""
+    """List the private names of PyTorch that a file uses."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -38,7 +38,7 @@ def private(source: str) -> list[str]:
     return found
 
 
-def test_they_are_in_one_module() -> None:
+def test_private_functions_are_used_in_one_module_only() -> None:
     found = private("torch._foreach_add_(a, b); torch.ops.mkldnn._linear(x); w._version; torch.__version__")
     assert sorted(found) == ["torch._foreach_add_", "torch.ops.mkldnn._linear", "w._version"]
     used = {str(file.relative_to(SOURCES)): private(file.read_text()) for file in SOURCES.rglob("*.py")}
@@ -55,21 +55,21 @@ CASES: dict[str, tuple[str, Callable[[list[Tensor], list[Tensor]], object]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_is_its_fallback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_private_function_equals_its_fallback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, call = CASES[name]
     torch.manual_seed(0)
     before, other = [torch.randn(3, 4), torch.randn(5)], [torch.randn(3, 4), torch.randn(5)]
     found = []
     for _ in range(2):
-        given = [x.clone() for x in before]
-        call(given, other)
-        found.append(given)
+        tensors = [x.clone() for x in before]
+        call(tensors, other)
+        found.append(tensors)
         monkeypatch.delattr(torch, hidden, raising=False)
     torch.testing.assert_close(*found)
     assert not torch.equal(found[0][0], before[0])
 
 
-def test_a_prepacked_linear_layer_is_a_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepacked_linear_layer_equals_a_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     with torch.no_grad():
         packed = torch_private.prepacked_linear(x, torch_private.prepack(weight), bias)
@@ -78,7 +78,7 @@ def test_a_prepacked_linear_layer_is_a_linear_layer(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(packed, plain)
 
 
-def test_what_is_not_known_is_the_slower_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_private_functions_the_slower_path_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(2)
     before = torch_private.version(weight)
     weight += 1

@@ -19,7 +19,7 @@ from regard.text import BOS, EOS
 
 
 def corpus(count, seed=0, first=100, longest=12):
-    """A store whose every pair begins with a number of its own, on both sides, so that it can be recognised."""
+    """Return a store whose pairs start with a unique id on both sides."""
     draw = np.random.default_rng(seed)
     sentences = [
         [[first + pair, *draw.integers(4, 99, draw.integers(0, longest - 1)).tolist(), EOS] for pair in range(count)]
@@ -29,12 +29,12 @@ def corpus(count, seed=0, first=100, longest=12):
 
 
 def pairs_of(batch):
-    """The numbers of the pairs in a batch."""
+    """Return the ids of the pairs in a batch."""
     return [int(sentence[0]) for sentence in batch.source.layout.split(batch.source.ids)]
 
 
 def epoch_of(packer, epoch=0):
-    """The batches of one epoch."""
+    """Return the batches of one epoch."""
     batches = []
     for batch, position in packer.batches(StreamPosition(epoch, 0)):
         if position.epoch != epoch:
@@ -42,13 +42,13 @@ def epoch_of(packer, epoch=0):
         batches.append(batch)
 
 
-def same(one, other):
+def assert_same(one, other):
     assert torch.equal(one.source.ids, other.source.ids) and one.source.layout.lengths == other.source.layout.lengths
     assert torch.equal(one.inputs.ids, other.inputs.ids) and one.inputs.layout.lengths == other.inputs.layout.lengths
     assert torch.equal(one.labels, other.labels)
 
 
-def test_a_batch_is_what_its_token_lists_say():
+def test_a_batch_equals_one_made_from_token_lists():
     store = corpus(200)
     for static in (False, True):
         packer = Packer([store], [1.0], target_budget=60, source_budget=70, seed=1, static=static)
@@ -61,7 +61,7 @@ def test_a_batch_is_what_its_token_lists_say():
                 source_size=70 if static else None,
                 target_size=60 if static else None,
             )
-            same(batch, expected)
+            assert_same(batch, expected)
 
 
 def test_every_pair_comes_once_an_epoch_and_no_budget_is_exceeded():
@@ -74,14 +74,14 @@ def test_every_pair_comes_once_an_epoch_and_no_budget_is_exceeded():
 
 
 def test_batches_are_as_full_as_the_sorted_order_allows():
-    # 12 pairs of 2 target and 2 source tokens, 10 to a row: 5 + 5 + 2
+    # 12 pairs of 2 target and 2 source tokens, 10 tokens per batch: 5 + 5 + 2
     store = TokenStore.of([[7, EOS]] * 12, [[8, EOS]] * 12)
     packer = Packer([store], [1.0], target_budget=10, seed=0)
     assert sorted(len(batch.source.layout) for batch in epoch_of(packer)) == [2, 5, 5]
 
 
-def test_sorting_puts_like_with_like():
-    # targets of 2 and of 6 tokens, 30 to a row: never in one batch, but for one at the border
+def test_sorting_groups_pairs_of_similar_length():
+    # targets of 2 and of 6 tokens, 30 per batch: at most one batch has both
     store = TokenStore.of([[7, EOS]] * 60, [[8, EOS] if n % 2 else [8] * 5 + [EOS] for n in range(60)])
     mixed = [
         len(set(batch.inputs.layout.lengths)) > 1
@@ -110,14 +110,14 @@ def test_resumed_equals_uninterrupted():
         for (batch, after), (expected, expected_after) in zip(
             packer.batches(position), stream[step + 1 :], strict=False
         ):
-            same(batch, expected)
+            assert_same(batch, expected)
             assert after == expected_after
 
 
 def test_a_batch_is_a_pure_function_of_its_step():
     packer = Packer([corpus(120)], [1.0], target_budget=40, pool=8, seed=5)
     for step, (batch, _) in enumerate(islice(packer.batches(), 30)):
-        same(batch, packer.batch_at(step))
+        assert_same(batch, packer.batch_at(step))
 
 
 @pytest.mark.parametrize(("accumulate", "world"), [(1, 1), (4, 1), (4, 2), (5, 3), (2, 4)])
@@ -130,10 +130,10 @@ def test_the_batch_of_a_step_is_the_same_for_any_number_of_processes(accumulate,
     for step, parts in enumerate(zip(*shares, strict=True)):
         expected = plain[step * accumulate : (step + 1) * accumulate]
         assert {part.after for part in parts} == {expected[-1][1]}
-        found = {index: batch for part in parts for index, batch in part.batches.items()}
-        assert sum(len(part.batches) for part in parts) == len(found) == accumulate
+        actual = {index: batch for part in parts for index, batch in part.batches.items()}
+        assert sum(len(part.batches) for part in parts) == len(actual) == accumulate
         for index, (batch, _) in enumerate(expected):
-            same(found[index], batch)
+            assert_same(actual[index], batch)
         assert sum(not part.batches for part in parts) == max(world - accumulate, 0)
 
 
@@ -144,7 +144,7 @@ def test_a_position_between_steps_serves_any_number_of_processes():
         (share,) = islice(packer.shares(first.after, 3, rank, 2), 1)
         assert share.after == second.after
         for index, batch in share.batches.items():
-            same(batch, second.batches[index])
+            assert_same(batch, second.batches[index])
 
 
 @settings(max_examples=100, deadline=None)
@@ -159,22 +159,22 @@ def test_shares_are_balanced_by_cost(costs, parts):
         assert all(total - costs[index] <= min(totals) for index in share)
 
 
-def test_weights_say_how_often_an_epoch_visits_a_pair():
+def test_weights_set_how_often_an_epoch_visits_a_pair():
     stores = [corpus(40, 1, first=100), corpus(40, 2, first=200), corpus(40, 3, first=300), corpus(40, 4, first=400)]
     packer = Packer(stores, [2.0, 0.5, 1.5, 1.0], target_budget=50, seed=1)
-    halves = []
+    visited_per_epoch = []
     for epoch in (0, 1):
         visits = Counter(pair for batch in epoch_of(packer, epoch) for pair in pairs_of(batch))
         assert all(visits[100 + n] == 2 and visits[400 + n] == 1 for n in range(40))
-        half = {n for n in range(40) if visits[200 + n]}
-        more = [visits[300 + n] for n in range(40)]
-        assert len(half) == 20 and visits.total() == 80 + 20 + 60 + 40
-        assert sorted(more) == [1] * 20 + [2] * 20
-        halves.append(half)
-    assert halves[0] != halves[1], "drawn anew each epoch"
+        visited = {n for n in range(40) if visits[200 + n]}
+        visits_of_third = [visits[300 + n] for n in range(40)]
+        assert len(visited) == 20 and visits.total() == 80 + 20 + 60 + 40
+        assert sorted(visits_of_third) == [1] * 20 + [2] * 20
+        visited_per_epoch.append(visited)
+    assert visited_per_epoch[0] != visited_per_epoch[1], "drawn anew each epoch"
 
 
-def test_pairs_of_several_stores_keep_their_sides_together():
+def test_sources_and_targets_of_several_stores_stay_aligned():
     stores = [corpus(30, 1, first=100), corpus(30, 2, first=200)]
     for batch in epoch_of(Packer(stores, [1.0, 1.0], target_budget=60, seed=1)):
         firsts = [int(sentence[0]) for sentence in batch.inputs.layout.split(batch.labels)]
@@ -185,7 +185,7 @@ def test_the_source_budget_follows_the_corpus():
     # 2 source tokens for every 3 target tokens: 100 * 2 / 3 * 1.1 = 73.3
     store = TokenStore.of([[7, EOS]] * 5, [[8, 8, EOS]] * 5)
     assert Packer([store], [1.0], target_budget=100, seed=0).source_budget == 74
-    # as many: 110, not 111 for a rounding error
+    # equally many: 110, not 111 by a rounding error
     assert Packer([TokenStore.of([[7, EOS]], [[8, EOS]])], [1.0], target_budget=100, seed=0).source_budget == 110
     # one long source among short ones still fits: 4 * 26 / 42 * 1.1 = 2.7 -> 6
     store = TokenStore.of([[EOS]] * 20 + [[7] * 5 + [EOS]], [[8, EOS]] * 21)
@@ -193,7 +193,7 @@ def test_the_source_budget_follows_the_corpus():
     assert Packer([store], [1.0], target_budget=4, seed=0, source_budget=9).source_budget == 9
 
 
-def test_static_rows_have_one_shape():
+def test_static_batches_have_one_shape():
     packer = Packer([corpus(200)], [1.0], target_budget=48, source_budget=50, seed=1, static=True)
     shapes = {(batch.source.ids.shape, batch.inputs.ids.shape, batch.labels.shape) for batch in epoch_of(packer)}
     assert shapes == {((50,), (48,), (48,))}
@@ -214,23 +214,23 @@ def test_an_epoch_without_a_batch_is_an_error():
         Packer([store], [0.25], target_budget=20, seed=0).batch_at(0)
 
 
-def test_fill_is_the_fraction_of_tokens():
-    # sources of 2 and 4 tokens in a row of 8; targets of 3 and 3 in a row of 10; padded: 2 * 4 + 2 * 3 cells
+def test_fill_ratio_is_the_fraction_of_tokens():
+    # sources of 2 and 4 tokens in a batch of 8; targets of 3 and 3 in one of 10; padded: 2 * 4 + 2 * 3 cells
     batch = SeqBatch.from_lists([[7, EOS], [7, 7, 7, EOS]], [[8, 8, EOS]] * 2, bos=BOS, source_size=8, target_size=10)
     assert fill_ratio(batch) == {"source": 6 / 8, "target": 6 / 10, "padded": 12 / 14}
 
 
-def test_rows_are_well_filled_for_an_ordinary_corpus():
+def test_batches_of_an_ordinary_corpus_have_little_padding():
     draw = np.random.default_rng(0)
     targets = np.clip(draw.lognormal(2.8, 0.5, 20_000), 2, 100).astype(int)
     sources = np.clip(targets * draw.lognormal(0, 0.2, 20_000), 2, 100).astype(int)
     store = TokenStore.of([[7] * n for n in sources], [[8] * n for n in targets])
     for static in (False, True):
         packer = Packer([store], [1.0], target_budget=1024, seed=1, static=static)
-        fills = [fill_ratio(batch) for batch in epoch_of(packer)]
-        mean = {name: np.mean([one[name] for one in fills]) for name in fills[0]}
+        ratios = [fill_ratio(batch) for batch in epoch_of(packer)]
+        mean = {name: np.mean([one[name] for one in ratios]) for name in ratios[0]}
         assert mean["target"] > 0.9 and mean["source"] > 0.85
-        assert static or mean["padded"] > 0.85  # who has static rows never sees the padded view
+        assert static or mean["padded"] > 0.85  # static batches never use the padded view
 
 
 def test_static_batches_hold_pairs_of_all_lengths_and_never_more_than_their_bounds():
@@ -257,4 +257,4 @@ def test_decoding_batches_hold_every_sentence_once_within_the_budget(lengths, bu
         assert len(group) == 1 or len(group) * max(lengths[index] for index in group) <= budget
     for one, other in pairwise(groups):
         assert lengths[one[-1]] <= lengths[other[0]]
-        assert (len(one) + 1) * lengths[other[0]] > budget, "a sentence that would have fitted was put off"
+        assert (len(one) + 1) * lengths[other[0]] > budget, "a sentence that would have fitted was deferred"

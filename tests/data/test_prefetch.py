@@ -1,4 +1,4 @@
-"""Batches made ahead on a thread are the batches that would have been made without it."""
+"""Batches prefetched on a thread equal those made without it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_the_same_batches_and_positions_come_in_the_same_order(ahead: int) -> No
     plain = list(islice(packer().batches(), 60))  # more than an epoch
     with Prefetched(packer().batches(), ahead) as stream:
         for batch, position in plain:
-            found, after = next(stream)
-            assert same(found, batch) and after == position
+            actual, after = next(stream)
+            assert same(actual, batch) and after == position
 
 
-def test_resuming_at_the_last_position_taken_goes_on_with_the_next_batch() -> None:
-    """What was made ahead and never taken is made again."""
+def test_resuming_at_the_last_position_continues_with_the_next_batch() -> None:
+    """Prefetched batches that were never used are made again."""
     plain = [batch for batch, _ in islice(packer().batches(), 30)]
     position = StreamPosition()
     with Prefetched(packer().batches(), ahead=6) as stream:
@@ -47,21 +47,21 @@ def test_resuming_at_the_last_position_taken_goes_on_with_the_next_batch() -> No
         assert all(same(next(stream)[0], batch) for batch in plain[13:])
 
 
-def test_no_more_is_made_than_was_asked_to_be_ahead() -> None:
-    made = []
+def test_no_more_than_ahead_items_are_prefetched() -> None:
+    produced = []
 
     def numbers() -> Iterator[int]:
         for number in count():
-            made.append(number)
+            produced.append(number)
             yield number
 
     with Prefetched(numbers(), ahead=3) as stream:
         assert next(stream) == 0
         time.sleep(0.1)
-        assert len(made) <= 5  # one taken, three waiting, one in the making
+        assert len(produced) <= 5  # one used, three waiting, one in progress
 
 
-def test_what_goes_wrong_is_raised_after_the_items_before_it() -> None:
+def test_an_exception_is_raised_after_the_items_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
         yield 2
@@ -75,7 +75,7 @@ def test_what_goes_wrong_is_raised_after_the_items_before_it() -> None:
             next(stream)
 
 
-def test_closing_ends_the_thread_whatever_it_was_doing() -> None:
+def test_closing_ends_the_thread() -> None:
     before = threading.active_count()
     stream = Prefetched(count(), ahead=2)
     next(stream)
@@ -85,7 +85,7 @@ def test_closing_ends_the_thread_whatever_it_was_doing() -> None:
         next(stream)
 
 
-def test_waiting_for_a_slow_maker_is_counted_and_a_quick_one_is_not_waited_for() -> None:
+def test_time_spent_waiting_for_a_slow_producer_is_measured() -> None:
     def slow() -> Iterator[int]:
         for number in range(3):
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Training runs of a second, and ways to look at what they left behind."""
+"""Training runs that take about a second, and helpers that read their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_OUT = ["a b c", "t t s r", "d e f g h", "k l m"]
 def small(
     folder: Path, *, data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **training: Any
 ) -> Recipe:
-    """A recipe for a run of a few quick steps; its held-out pairs go to `folder`."""
+    """Return a recipe of a few quick steps; its held-out pairs are written to `folder`."""
     files = [folder / "held-out.source", folder / "held-out.target"]
     for file in files:
         if not file.exists():  # several processes may read them
@@ -53,7 +53,7 @@ def small(
     )
 
 
-def go(recipe: Recipe, run: Path, **options: Any) -> RunDir:
+def train_run(recipe: Recipe, run: Path, **options: Any) -> RunDir:
     return train(recipe, run, device="cpu", **{"quiet": True, **options})
 
 
@@ -74,20 +74,20 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def now(trainer: Trainer) -> dict[str, Tensor]:
-    """A copy of the weights as they are."""
+def current_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Return a copy of the current weights."""
     return {name: tensor.clone() for name, tensor in tensor_io.model_tensors(trainer.model).items()}
 
 
-def script(patch: pytest.MonkeyPatch, looks: list[Validation]) -> Iterator[Validation]:
-    """Validation that finds these numbers, one look after the other."""
-    left = iter(looks)
-    patch.setattr(Validator, "validate", lambda self, model: next(left))
-    return left
+def script_validations(patch: pytest.MonkeyPatch, results: list[Validation]) -> Iterator[Validation]:
+    """Replace validation by these results, one after the other."""
+    remaining = iter(results)
+    patch.setattr(Validator, "validate", lambda self, model: next(remaining))
+    return remaining
 
 
 def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> None:
-    """Send this process a signal in the middle of step `at`."""
+    """Send this process a signal during step `at`."""
     update = Trainer._update
 
     def interrupted(self: Trainer, batches: dict[int, SeqBatch]) -> None:

@@ -1,4 +1,4 @@
-"""What makes training quick on a CPU changes no result."""
+"""Optimisations for training on a CPU change no result."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from regard.nn import losses
 CPU = torch.device("cpu")
 
 
-def test_a_loss_taken_a_few_rows_at_a_time_is_the_loss_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_computed_in_chunks_equals_the_loss_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     x, table = torch.randn(150, 6, requires_grad=True), torch.randn(20, 6, requires_grad=True)
-    labels, counted = torch.randint(0, 20, (150,)), torch.rand(150) < 0.8
+    labels, loss_mask = torch.randint(0, 20, (150,)), torch.rand(150) < 0.8
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        loss = losses.linear_cross_entropy(x, table, None, labels, counted, 0.1)
+        loss = losses.linear_cross_entropy(x, table, None, labels, loss_mask, 0.1)
         return loss.detach(), *torch.autograd.grad(loss, (x, table))
 
-    plain = losses.cross_entropy(x @ table.T, labels, counted, 0.1)
+    plain = losses.cross_entropy(x @ table.T, labels, loss_mask, 0.1)
     expected = plain.detach(), *torch.autograd.grad(plain, (x, table))
-    for rows in (1, 64, 1000):
-        monkeypatch.setattr(losses, "CACHED_ROWS", rows)
-        for found, right in zip(gradients(), expected, strict=True):
-            torch.testing.assert_close(found, right)
+    for chunk in (1, 64, 1000):
+        monkeypatch.setattr(losses, "CACHED_ROWS", chunk)
+        for actual, reference in zip(gradients(), expected, strict=True):
+            torch.testing.assert_close(actual, reference)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
-def test_freed_memory_is_held_for_the_next_use_and_handed_back_afterwards() -> None:
-    """Resident pages, by the system's own count, before and after 200 MB are freed."""
+def test_freed_memory_is_kept_for_reuse_and_released_at_the_end() -> None:
+    """Compare the resident memory that the system reports before and after 200 MB are freed."""
 
     def resident() -> int:
         with open("/proc/self/statm") as file:
@@ -48,6 +48,6 @@ def test_freed_memory_is_held_for_the_next_use_and_handed_back_afterwards() -> N
     assert resident() < full - size // 2
 
 
-def test_other_devices_are_left_alone() -> None:
+def test_other_devices_are_unaffected() -> None:
     with held_memory(torch.device("meta")):
         assert torch.ones(3).sum() == 3

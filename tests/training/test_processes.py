@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import go, metrics, small, tensors
+from small_runs import metrics, small, tensors, train_run
 from torch import Tensor
 
 from regard import distributed
@@ -31,7 +31,7 @@ STOPPED_AT = 6
 
 
 def updates(accumulate: int, folder: Path) -> dict[str, Tensor]:
-    """Loss, gradients and weights in float64 of three steps on this process's share of the batches, with dropout."""
+    """Run three steps in float64 on this process's share of the batches; return losses, gradients and weights."""
     sentences = [[4 + (3 * n + i) % 20 for i in range(2 + n % 7)] + [2] for n in range(60)]
     packer = Packer([TokenStore.of(sentences, sentences)], [1.0], target_budget=48, seed=1)
     torch.manual_seed(0)
@@ -40,22 +40,22 @@ def updates(accumulate: int, folder: Path) -> dict[str, Tensor]:
     step = TrainingStep(
         model, optimizer, None, TrainingSettings(precision="fp32", accumulate=accumulate), torch.device("cpu")
     )
-    found: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
     shares = packer.shares(accumulate=accumulate, rank=distributed.rank(), world=distributed.world_size())
     for number, share in enumerate(islice(shares, 3), 1):
-        take = optimizer.step
+        plain_step = optimizer.step
 
-        def stepping(number: int = number, take: Any = take) -> None:
-            found.update(
+        def record_grads(number: int = number, plain_step: Any = plain_step) -> None:
+            recorded.update(
                 {f"grad {number} {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             )
-            take()
+            plain_step()
 
-        optimizer.step = stepping  # type: ignore[method-assign, assignment]
-        found[f"targets {number}"] = torch.tensor(step(share.batches, number, 1e-2))
-        optimizer.step = take  # type: ignore[method-assign]
-        found[f"loss {number}"] = torch.tensor(distributed.all_sum(step.loss.item()), dtype=torch.float64)
-    return found | {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.step = record_grads  # type: ignore[method-assign, assignment]
+        recorded[f"targets {number}"] = torch.tensor(step(share.batches, number, 1e-2))
+        optimizer.step = plain_step  # type: ignore[method-assign]
+        recorded[f"loss {number}"] = torch.tensor(distributed.all_sum(step.loss.item()), dtype=torch.float64)
+    return recorded | {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
 
 
 def recipe(folder: Path) -> Recipe:
@@ -63,31 +63,31 @@ def recipe(folder: Path) -> Recipe:
 
 
 def worker(rank: int, world: int, folder: Path) -> None:
-    """What each process of the test runs."""
+    """Run one process of the test."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
     torch.save({n: updates(n, folder) for n in (1, 3)}, folder / f"updates-{rank}.pt")
-    said: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
         with distributed.main_first():
             raise UserError("the disk is full" if distributed.is_main() else "not reached")
     except UserError as error:
-        said["failed"] = str(error)
-    said["flags"] = distributed.any_of(rank == 1, False)
-    said["from main"] = distributed.broadcast(f"rank {rank}")
+        results["failed"] = str(error)
+    results["flags"] = distributed.any_of(rank == 1, False)
+    results["from main"] = distributed.broadcast(f"rank {rank}")
     update = Trainer._update
 
-    def stopping(self: Trainer, batches: Any) -> None:
+    def stop_one_rank(self: Trainer, batches: Any) -> None:
         update(self, batches)
         if self.progress.step == STOPPED_AT and rank == world - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Trainer._update = stopping  # type: ignore[method-assign]
+    Trainer._update = stop_one_rank  # type: ignore[method-assign]
     try:
-        go(recipe(folder), folder / "run", quiet=False)
+        train_run(recipe(folder), folder / "run", quiet=False)
     except Interrupted as stop:
-        said["stopped"] = [str(stop), stop.status]
-    (folder / f"said-{rank}.json").write_text(json.dumps(said))
+        results["stopped"] = [str(stop), stop.status]
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
 
 
@@ -102,7 +102,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
-    """The folder that two processes worked in, and what each printed."""
+    """Run two processes; return their folder and the standard error of each."""
     folder = tmp_path_factory.mktemp("job")
     recipe(folder)  # writes the held-out pairs before the processes read them
     command = [sys.executable, __file__]
@@ -119,31 +119,31 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[s
     yield folder, printed
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])  # of 1 micro-batch, one process has none
+@pytest.mark.parametrize("accumulate", [1, 3])  # with 1 micro-batch, one process has an empty share
 def test_two_processes_have_the_loss_gradients_and_weights_of_one(accumulate: int, job: tuple[Path, list[str]]) -> None:
     folder, _ = job
     expected = updates(accumulate, folder)
     assert expected["grad 1 encoder.0.self_attn.out_proj.weight"].abs().max() > 1e-3
     for rank in range(2):
-        found = torch.load(folder / f"updates-{rank}.pt")[accumulate]
-        assert found.keys() == expected.keys()
+        recorded = torch.load(folder / f"updates-{rank}.pt")[accumulate]
+        assert recorded.keys() == expected.keys()
         for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(recorded[name], tensor, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_in_one(
+def test_a_signal_to_one_process_stops_all_and_one_process_can_resume(
     job: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """Bit by bit as if one process had trained all the time: of two micro-batches a step, sums have one order."""
+    """Bit for bit as in one process: with two micro-batches a step, sums have only one order."""
     folder, _ = job
     for rank in range(2):
-        said = json.loads((folder / f"said-{rank}.json").read_text())
-        assert said["stopped"] == [f"stopped after step {STOPPED_AT}; the same command continues", 128 + 15]
+        results = json.loads((folder / f"results-{rank}.json").read_text())
+        assert results["stopped"] == [f"stopped after step {STOPPED_AT}; the same command continues", 128 + 15]
     assert not list((folder / "run").rglob("*.tmp"))
-    whole, parts = go(recipe(folder), tmp_path / "whole"), go(recipe(folder), folder / "run")
-    one, other = tensors(whole.resume), tensors(parts.resume)
+    uninterrupted, resumed = train_run(recipe(folder), tmp_path / "whole"), train_run(recipe(folder), folder / "run")
+    one, other = tensors(uninterrupted.resume), tensors(resumed.resume)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    for line, expected in zip(metrics(parts.path), metrics(whole.path), strict=True):
+    for line, expected in zip(metrics(resumed.path), metrics(uninterrupted.path), strict=True):
         assert {**line, "seconds": 0} == {**expected, "seconds": 0}
 
 
@@ -155,9 +155,9 @@ def test_only_the_main_process_reports(job: tuple[Path, list[str]]) -> None:
 def test_processes_exchange_flags_and_values_and_the_failure_of_the_main_one(job: tuple[Path, list[str]]) -> None:
     folder, _ = job
     for rank in range(2):
-        said = json.loads((folder / f"said-{rank}.json").read_text())
-        assert said["failed"] == "the disk is full"
-        assert said["flags"] == [True, False] and said["from main"] == "rank 0"
+        results = json.loads((folder / f"results-{rank}.json").read_text())
+        assert results["failed"] == "the disk is full"
+        assert results["flags"] == [True, False] and results["from main"] == "rank 0"
 
 
 def test_one_process_needs_no_process_group() -> None:

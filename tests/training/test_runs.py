@@ -1,4 +1,4 @@
-"""Whole runs: what is kept, when they stop, what may change, where they start, and what they write down."""
+"""Complete runs: saved weights, stopping, resuming, starting from another run, and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import HELD_OUT, content, equal, go, interrupt, metrics, now, script, small, tensors
+from small_runs import (
+    HELD_OUT,
+    content,
+    current_weights,
+    equal,
+    interrupt,
+    metrics,
+    script_validations,
+    small,
+    tensors,
+    train_run,
+)
 from torch import Tensor
 
 from regard import taps, tensor_io
@@ -26,11 +37,11 @@ from regard.training.loop import LOG_EVERY, Interrupted, Trainer
 from regard.training.progress import PlainReporter
 from regard.training.schedule import rate
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- saved weights -----------------------------------------------------------------------------------------------------
 
 
 def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
-    run = go(small(tmp_path, save_every=4, average=3, model={"norm": "batch"}), tmp_path / "run")
+    run = train_run(small(tmp_path, save_every=4, average=3, model={"norm": "batch"}), tmp_path / "run")
     files = list(run.snapshots().values())
     assert [file.name for file in files] == [f"step-{step:08d}.safetensors" for step in (4, 8, 12)]
     mean = tensor_io.mean(files)
@@ -43,35 +54,35 @@ def test_the_mean_of_snapshots_is_the_arithmetic_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "kept"), [(0.7, "average of 2"), (0.8, "step"), (0.85, "step")])
-def test_the_average_is_kept_only_if_held_out_pairs_like_it_better(
+def test_the_average_is_kept_only_if_its_validation_is_better(
     value: float, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = script(monkeypatch, [Validation(1.0), Validation(0.9), Validation(0.8), Validation(value)])
-    run = go(small(tmp_path, average=2), tmp_path / "run")
-    assert next(left, None) is None
-    looks = [(line["step"], line["weights"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
+    remaining = script_validations(monkeypatch, [Validation(1.0), Validation(0.9), Validation(0.8), Validation(value)])
+    run = train_run(small(tmp_path, average=2), tmp_path / "run")
+    assert next(remaining, None) is None
+    validations = [(line["step"], line["weights"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
     expected = [(4, "step", 1.0, True), (8, "step", 0.9, True), (12, "step", 0.8, True)]
-    assert looks == [*expected, (12, "average of 2", value, kept != "step")]
+    assert validations == [*expected, (12, "average of 2", value, kept != "step")]
     last = list(run.snapshots().values())[-2:]
     assert equal(tensors(run.best), tensors(last[1]) if kept == "step" else tensor_io.mean(last))
 
 
-def test_weights_go_by_name(tmp_path: Path) -> None:
-    run = go(small(tmp_path, steps=14, average=2), tmp_path / "run")
+def test_weights_are_selected_by_name(tmp_path: Path) -> None:
+    run = train_run(small(tmp_path, steps=14, average=2), tmp_path / "run")
     four, eight, twelve = (tensors(run.snapshot(step)) for step in (4, 8, 12))
     mean = tensor_io.mean([run.snapshot(8), run.snapshot(12)])
     last = {name.removeprefix("model."): t for name, t in tensors(run.resume).items() if name.startswith("model.")}
     expected = {"best": (tensors(run.best), None), "last": (last, 14), "average": (mean, 12), "step-4": (four, 4)}
     expected |= {"step-00000008": (eight, 8), str(run.snapshot(12)): (twelve, 12)}
-    for name, (own, step) in expected.items():
-        assert equal(tensor_io.model_tensors(run.model(weights=name)), own), name
+    for name, (weights, step) in expected.items():
+        assert equal(tensor_io.model_tensors(run.model(weights=name)), weights), name
         assert step is None or run.checkpoint(name).step == step
     assert not equal(last, twelve) and not equal(mean, twelve)
     with pytest.raises(
         UserError, match=r"run has no weights step-5; .*has best, last, average, step-4, step-8, step-12"
     ):
         run.model(weights="step-5")
-    run.resume.unlink()  # as where a run was copied without it
+    run.resume.unlink()  # as if the run had been copied without it
     assert equal(run.checkpoint("last").load(), twelve)
     run.snapshot(8).unlink()
     run.snapshot(4).unlink()
@@ -83,40 +94,40 @@ def test_weights_go_by_name(tmp_path: Path) -> None:
     ("steps", "every", "average", "kept"),
     [
         ([10], 10, 5, {10}),
-        ([10, 20, 30], 10, 0, {10, 20, 30}),  # the 1st, the 2nd, and the last: there is always the last
+        ([10, 20, 30], 10, 0, {10, 20, 30}),  # the 1st, the 2nd, and always the last
         (list(range(10, 110, 10)), 10, 0, {10, 20, 40, 80, 100}),
         (list(range(10, 110, 10)), 10, 3, {10, 20, 40, 80, 90, 100}),
         ([500, 1000, 2000, 4000, 4500, 5000], 500, 2, {500, 1000, 2000, 4000, 4500, 5000}),
         ([10, 20, 40, 45, 60], 15, 1, {60}),  # save_every changed: 45 is the 3rd of 15, 60 the 4th and last
     ],
 )
-def test_snapshots_by_the_policy(steps: list[int], every: int, average: int, kept: set[int]) -> None:
+def test_the_policy_selects_snapshots(steps: list[int], every: int, average: int, kept: set[int]) -> None:
     assert kept_snapshots(steps, every, average) == kept
 
 
 def test_a_run_keeps_the_snapshots_of_the_policy(tmp_path: Path) -> None:
-    run = go(small(tmp_path, steps=22, save_every=2, average=2, validate_every=22), tmp_path / "run")
+    run = train_run(small(tmp_path, steps=22, save_every=2, average=2, validate_every=22), tmp_path / "run")
     assert list(run.snapshots()) == [2, 4, 8, 16, 20, 22]
 
 
 def test_files_that_are_not_named_like_snapshots_are_ignored(tmp_path: Path) -> None:
-    run = go(small(tmp_path, steps=8, average=2), tmp_path / "run")
+    run = train_run(small(tmp_path, steps=8, average=2), tmp_path / "run")
     strays = [run.snapshot(4).with_name(name) for name in ("step-00000004 (1).safetensors", "step-best.safetensors")]
     for stray in strays:
         stray.write_bytes(run.snapshot(4).read_bytes())
     assert list(run.snapshots()) == [4, 8]
-    go(small(tmp_path, steps=16, average=2), run.path)
+    train_run(small(tmp_path, steps=16, average=2), run.path)
     assert list(run.snapshots()) == [4, 8, 12, 16] and all(stray.exists() for stray in strays)
 
 
 @pytest.mark.parametrize(("best", "step"), [("loss", 12), ("bleu", 8)])
-def test_what_is_best_is_what_the_recipe_says(
+def test_the_recipe_chooses_the_metric_of_the_best_weights(
     best: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(
+    script_validations(
         monkeypatch, [Validation(1.0, 10.0, 0.0, 0.0), Validation(0.9, 30.0, 0.0, 0.0), Validation(0.8, 20.0, 0.0, 0.0)]
     )
-    run = go(small(tmp_path, best=best, validate_lines=1), tmp_path / "run")
+    run = train_run(small(tmp_path, best=best, validate_lines=1), tmp_path / "run")
     assert equal(tensors(run.best), tensors(run.snapshot(step)))
     others = [s for s in (4, 8, 12) if s != step]
     assert not any(equal(tensors(run.best), tensors(run.snapshot(other))) for other in others)
@@ -125,81 +136,81 @@ def test_what_is_best_is_what_the_recipe_says(
 # -- when a run stops --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("average", [None, 0.5, 1.5])  # none; better than every look; worse than all
-def test_patience_ends_a_run_and_the_metrics_say_so(
+@pytest.mark.parametrize("average", [None, 0.5, 1.5])  # none; better than every validation; worse than all
+def test_patience_ends_a_run_and_is_logged(
     average: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    losses = [1.0, 0.9, 0.95, 0.9]  # an equal one is no better one
-    left = script(monkeypatch, [Validation(loss) for loss in [*losses, *([] if average is None else [average])]])
+    losses = [1.0, 0.9, 0.95, 0.9]  # an equal loss is not better
+    remaining = script_validations(
+        monkeypatch, [Validation(loss) for loss in [*losses, *([] if average is None else [average])]]
+    )
     recipe = small(tmp_path, steps=100, validate_every=2, save_every=2, patience=2, average=2 if average else 0)
-    run = go(recipe, tmp_path / "run")
-    assert next(left, None) is None  # all were asked for, and no more
+    run = train_run(recipe, tmp_path / "run")
+    assert next(remaining, None) is None  # exactly these validations ran
     stop = {"step": 8, "kind": "stop", "validations": 2, "best_step": 8 if average == 0.5 else 4}
     assert metrics(run.path)[-1] == stop
     assert tensors(run.resume).keys() and max(run.snapshots()) == 8
     before = content(run.path)
-    go(recipe, run.path, quiet=False)  # the same command again: nothing is left to do, and no look left to take
+    train_run(recipe, run.path, quiet=False)  # the same command again: nothing to do, no validation runs
     assert content(run.path) == before
-    said = capsys.readouterr().err
-    assert "already trained to step 8; raise training.patience to go on" in said and "resuming" not in said
+    printed = capsys.readouterr().err
+    assert "already trained to step 8; raise training.patience to go on" in printed and "resuming" not in printed
 
 
-def test_more_patience_lets_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = script(monkeypatch, [Validation(loss) for loss in (1.0, 2.0, 2.0, 0.5, 0.6, 0.7)])
+def test_more_patience_lets_a_stopped_run_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remaining = script_validations(monkeypatch, [Validation(loss) for loss in (1.0, 2.0, 2.0, 0.5, 0.6, 0.7)])
     settings = {"steps": 12, "validate_every": 2, "save_every": 2}
-    go(small(tmp_path, patience=2, **settings), tmp_path / "run")
+    train_run(small(tmp_path, patience=2, **settings), tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["kind"] == "stop"
-    run = go(small(tmp_path, patience=3, **settings), tmp_path / "run")
-    assert next(left, None) is None
+    run = train_run(small(tmp_path, patience=3, **settings), tmp_path / "run")
+    assert next(remaining, None) is None
     assert [line["step"] for line in metrics(run.path, "valid")] == [2, 4, 6, 8, 10, 12]
     assert equal(tensors(run.best), tensors(run.snapshot(8)))
 
 
 @pytest.mark.parametrize("steps", [3, 2])
-def test_a_run_that_is_cut_short_before_its_first_validation_is_validated_when_it_ends(
+def test_a_run_interrupted_before_its_first_validation_is_validated_when_it_ends(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(monkeypatch, at=3)
     with pytest.raises(Interrupted):
-        go(small(tmp_path), tmp_path / "run")
+        train_run(small(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
     monkeypatch.undo()
-    run = go(small(tmp_path, steps=steps), tmp_path / "run")
-    whole = go(small(tmp_path, steps=3), tmp_path / "whole")
-    assert equal(tensors(run.best), tensors(whole.best)) and Model(run, "cpu").step == 3
-    seen, expected = ([(line["step"], line["loss"]) for line in metrics(r.path, "valid")] for r in (run, whole))
+    run = train_run(small(tmp_path, steps=steps), tmp_path / "run")
+    uninterrupted = train_run(small(tmp_path, steps=3), tmp_path / "whole")
+    assert equal(tensors(run.best), tensors(uninterrupted.best)) and Model(run, "cpu").step == 3
+    seen, expected = ([(line["step"], line["loss"]) for line in metrics(r.path, "valid")] for r in (run, uninterrupted))
     assert seen == expected
 
 
 def test_a_finished_run_has_weights_even_if_no_validation_was_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, [Validation(float("nan")), Validation(float("nan"))])
-    run = go(small(tmp_path, steps=8), tmp_path / "run")
+    script_validations(monkeypatch, [Validation(float("nan")), Validation(float("nan"))])
+    run = train_run(small(tmp_path, steps=8), tmp_path / "run")
     assert equal(tensors(run.best), tensors(run.snapshot(8)))
     run.best.unlink()
-    go(small(tmp_path, steps=8), tmp_path / "run")  # also if they were removed since
+    train_run(small(tmp_path, steps=8), tmp_path / "run")  # also if they were removed afterwards
     assert equal(tensors(run.best), tensors(run.snapshot(8)))
 
 
-def test_a_run_that_reaches_its_last_step_says_nothing_of_patience(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(monkeypatch, [Validation(1.0), Validation(2.0), Validation(3.0)])
-    run = go(small(tmp_path, patience=2), tmp_path / "run")
+def test_a_run_that_reaches_its_last_step_logs_no_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_validations(monkeypatch, [Validation(1.0), Validation(2.0), Validation(3.0)])
+    run = train_run(small(tmp_path, patience=2), tmp_path / "run")
     assert not metrics(run.path, "stop")
 
 
-def test_the_reporter_says_that_patience_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reporter_reports_that_patience_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     PlainReporter().measured(8, "stop", {"validations": 2, "best_step": 4})
     assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 validations on the held-out pairs\n"
 
 
-def test_no_pace_is_told_of_the_first_step_however_long_it_took(
+def test_no_pace_is_reported_after_the_first_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = iter(range(0, 10_000, 30))  # seconds: every look at the clock is half a minute after the one before
-    monkeypatch.setattr("regard.training.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    clock = iter(range(0, 10_000, 30))  # seconds: every reading is 30 s after the last one
+    monkeypatch.setattr("regard.training.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     reporter = PlainReporter()
     reporter.start(0, 100)
     reporter.step(1, 5_000)
@@ -209,22 +220,22 @@ def test_no_pace_is_told_of_the_first_step_however_long_it_took(
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(4, True), (5, False)])
-def test_a_run_that_ends_in_its_warm_up_is_warned_of(
+def test_a_run_that_ends_during_warm_up_causes_a_warning(
     steps: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    go(small(tmp_path, steps=steps, warmup=4), tmp_path / "run", quiet=False)
+    train_run(small(tmp_path, steps=steps, warmup=4), tmp_path / "run", quiet=False)
     assert ("the learning rate rises to the last of 4 steps" in capsys.readouterr().err) is warned
 
 
-# -- taking a run up again ---------------------------------------------------------------------------------------------
+# -- resuming a run ----------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> None:
-    run = go(small(tmp_path), tmp_path / "run")
+def test_a_finished_run_continues_when_given_more_steps(tmp_path: Path) -> None:
+    run = train_run(small(tmp_path), tmp_path / "run")
     before = content(run.path)
-    go(small(tmp_path), run.path)
+    train_run(small(tmp_path), run.path)
     assert content(run.path) == before
-    go(small(tmp_path, steps=20), run.path)
+    train_run(small(tmp_path, steps=20), run.path)
     assert [line["step"] for line in metrics(run.path, "valid")] == [4, 8, 12, 16, 20]
     assert RunDir(run.path).recipe.training.steps == 20
     assert not equal(tensors(run.snapshot(16)), tensors(run.snapshot(20)))
@@ -244,10 +255,10 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(tmp_path: Path) -> N
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_may_change_when_a_run_is_taken_up_again(changes: dict[str, Any], tmp_path: Path) -> None:
-    run = go(small(tmp_path, steps=4), tmp_path / "run")
+def test_settings_that_may_change_when_a_run_is_resumed(changes: dict[str, Any], tmp_path: Path) -> None:
+    run = train_run(small(tmp_path, steps=4), tmp_path / "run")
     recipe = small(tmp_path, steps=8, **changes)
-    go(recipe, run.path)
+    train_run(recipe, run.path)
     assert RunDir(run.path).recipe == recipe
     assert metrics(run.path, "valid")[-1]["step"] == 8
 
@@ -263,36 +274,36 @@ def test_what_may_change_when_a_run_is_taken_up_again(changes: dict[str, Any], t
         ("text", "shared", True, False),
     ],
 )
-def test_anything_else_would_be_another_run(section: str, key: str, old: Any, new: Any, tmp_path: Path) -> None:
+def test_other_settings_may_not_change(section: str, key: str, old: Any, new: Any, tmp_path: Path) -> None:
     recipe = small(tmp_path, steps=4)
-    run = go(recipe, tmp_path / "run")
+    run = train_run(recipe, tmp_path / "run")
     before = content(run.path)
     plain = recipe.model_dump()
     plain[section][key] = new
     with pytest.raises(UserError) as caught:
-        go(Recipe.model_validate(plain), run.path)
+        train_run(Recipe.model_validate(plain), run.path)
     before_and_now = f"{section}.{key} was {shown(old)} and is now {shown(new)}"
     assert before_and_now in str(caught.value) and "--out" in str(caught.value) and "None" not in str(caught.value)
     assert content(run.path) == before
 
 
 @pytest.mark.parametrize(("file", "what"), [("pairs.tsv", "training data"), ("held-out.target", "held-out data")])
-def test_a_run_does_not_go_on_with_other_data(file: str, what: str, tmp_path: Path) -> None:
-    """Files that were written again are the same data; other content under the same name is not."""
+def test_a_run_is_not_resumed_with_other_data(file: str, what: str, tmp_path: Path) -> None:
+    """Rewritten files with the same content are accepted; changed content is not."""
     pairs, changed = tmp_path / "pairs.tsv", tmp_path / file
     pairs.write_text("".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "efgh"))
     short, long = (small(tmp_path, data={"pairs": str(pairs)}, steps=steps) for steps in (4, 8))
-    run = go(short, tmp_path / "run")
+    run = train_run(short, tmp_path / "run")
     before, kept = tensors(run.resume), changed.read_text()
     changed.write_text(kept.replace("c", "d"))
     with pytest.raises(UserError, match=f"the {what} are no longer those that .*run was trained with"):
-        go(long, run.path)
+        train_run(long, run.path)
     assert equal(tensors(run.resume), before)
     changed.write_text(kept)
-    assert metrics(go(long, run.path).path, "valid")[-1]["step"] == 8
+    assert metrics(train_run(long, run.path).path, "valid")[-1]["step"] == 8
 
 
-def test_a_run_goes_on_with_the_same_files_in_another_folder(tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_the_same_files_in_another_folder(tmp_path: Path) -> None:
     def recipe(folder: Path, steps: int) -> Recipe:
         folder.mkdir(exist_ok=True)
         (folder / "pairs.tsv").write_text("".join(f"{a} {b}\t{b} {a}\n" for a in "abcd" for b in "efgh"))
@@ -300,30 +311,30 @@ def test_a_run_goes_on_with_the_same_files_in_another_folder(tmp_path: Path) -> 
         plain["data"]["valid"] = ["held-out.source", "held-out.target"]
         return Recipe.model_validate(plain)
 
-    whole = go(recipe(tmp_path / "here", 8), tmp_path / "whole")
-    go(recipe(tmp_path / "here", 4), tmp_path / "run")
-    run = go(recipe(tmp_path / "there", 8), tmp_path / "run")
-    assert equal(tensors(run.resume), tensors(whole.resume))
+    uninterrupted = train_run(recipe(tmp_path / "here", 8), tmp_path / "whole")
+    train_run(recipe(tmp_path / "here", 4), tmp_path / "run")
+    run = train_run(recipe(tmp_path / "there", 8), tmp_path / "run")
+    assert equal(tensors(run.resume), tensors(uninterrupted.resume))
     assert RunDir(run.path).recipe.data.folder == str(tmp_path / "there")
 
 
-def test_the_same_run_has_the_same_files_to_the_byte(tmp_path: Path) -> None:
-    one, other = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("one", "other"))
+def test_equal_runs_write_identical_files(tmp_path: Path) -> None:
+    one, other = (train_run(small(tmp_path, steps=4), tmp_path / name) for name in ("one", "other"))
     for name in ("model.safetensors", "snapshots/step-00000004.safetensors"):
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
 
 
-def test_a_run_that_never_began_may_still_change(tmp_path: Path) -> None:
-    """A first try that fails on its data must not stand in the way of a second with the mistake mended."""
+def test_a_run_that_never_started_may_still_change(tmp_path: Path) -> None:
+    """A first attempt that fails on its data must not block a corrected second one."""
     recipe = small(tmp_path, steps=4)
     plain = recipe.model_dump()
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a b c\tx y z\n" * 20)
     plain["data"] |= {"corpus": None, "count": None, "pairs": str(pairs), "valid": None}
     with pytest.raises(UserError, match=r"set data\.valid"):
-        go(Recipe.model_validate(plain), tmp_path / "run")
-    go(recipe, tmp_path / "run")
-    go(recipe, tmp_path / "other")
+        train_run(Recipe.model_validate(plain), tmp_path / "run")
+    train_run(recipe, tmp_path / "run")
+    train_run(recipe, tmp_path / "other")
     for name in ("recipe.toml", "tokenizer.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
     assert equal(tensors(tmp_path / "run" / "resume.safetensors"), tensors(tmp_path / "other" / "resume.safetensors"))
@@ -333,20 +344,20 @@ def test_a_run_that_never_began_may_still_change(tmp_path: Path) -> None:
 def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even before its first weights are saved, when another recipe could still take its place."""
+    """Not even before its first weights are saved, when the recipe could otherwise still change."""
     update, tried = Trainer._update, []
 
-    def interfered(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def train_twice(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         if not tried:
             tried.append(self.progress.step)
             before = content(tmp_path / "run")
             with pytest.raises(UserError, match="another process is training there"):
-                go(small(tmp_path, **change), tmp_path / "run")
+                train_run(small(tmp_path, **change), tmp_path / "run")
             assert content(tmp_path / "run") == before
         update(self, batches)
 
-    monkeypatch.setattr(Trainer, "_update", interfered)
-    go(small(tmp_path), tmp_path / "run")
+    monkeypatch.setattr(Trainer, "_update", train_twice)
+    train_run(small(tmp_path), tmp_path / "run")
     assert tried == [1]
 
 
@@ -356,20 +367,20 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
 def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin = go(small(tmp_path, steps=8), tmp_path / "origin")
+    origin = train_run(small(tmp_path, steps=8), tmp_path / "origin")
     first: list[dict[str, Tensor]] = []
     begin = Trainer.train
-    monkeypatch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
+    monkeypatch.setattr(Trainer, "train", lambda self: (first.append(current_weights(self)), begin(self))[1])
     pairs = tmp_path / "other.tsv"
     pairs.write_text("".join(f"{word} a b\t{word} b a\n" for word in ("one", "two", "three")))
     recipe = small(tmp_path, steps=4, seed=7, data={"pairs": str(pairs)})
-    run = go(recipe, tmp_path / "run", start_from=origin.path)
+    run = train_run(recipe, tmp_path / "run", start_from=origin.path)
     assert equal(first[0], tensors(origin.best))
     assert (run.path / "tokenizer.json").read_bytes() == (origin.path / "tokenizer.json").read_bytes()
     assert "one" not in (run.path / "tokenizer.json").read_text()
     assert not equal(tensors(run.snapshot(4)), tensors(origin.best))
     before = content(run.path)
-    go(recipe, run.path, start_from=origin.path)  # the same command again begins nothing anew
+    train_run(recipe, run.path, start_from=origin.path)  # the same command again starts nothing anew
     assert content(run.path) == before
 
 
@@ -386,21 +397,21 @@ def test_a_run_may_start_from_the_weights_and_the_vocabulary_of_another(
 def test_weights_that_do_not_fit_are_refused_with_all_settings_that_differ(
     model: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    origin = train_run(small(tmp_path, steps=4), tmp_path / "origin")
     plain = small(tmp_path).model_dump()
     plain["model"] = model if "family" in model else {**plain["model"], **model}
     with pytest.raises(UserError, match=words):
-        go(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path)
+        train_run(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path)
 
 
-def test_weights_that_fit_but_were_trained_with_other_settings_are_warned_of(
+def test_weights_that_fit_but_were_trained_with_other_settings_cause_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    origin = train_run(small(tmp_path, steps=4), tmp_path / "origin")
     other = small(tmp_path, steps=4, model={"heads": 4, "dropout": 0.3})
-    go(other, tmp_path / "run", start_from=origin.path, quiet=False)
-    said = capsys.readouterr().err
-    assert "origin were trained with other settings: model.heads is 2 there and 4 here\n" in said
+    train_run(other, tmp_path / "run", start_from=origin.path, quiet=False)
+    printed = capsys.readouterr().err
+    assert "origin were trained with other settings: model.heads is 2 there and 4 here\n" in printed
 
 
 def write_pairs(file: Path, *words: str) -> str:
@@ -408,71 +419,71 @@ def write_pairs(file: Path, *words: str) -> str:
     return str(file)
 
 
-def test_held_out_files_of_the_old_data_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_out_files_of_the_old_data_cause_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = (write_pairs(tmp_path / f"{name}.tsv", "one", "two", "three") for name in ("old", "new"))
-    origin = go(small(tmp_path, steps=4, data={"pairs": old, "test": [old]}), tmp_path / "origin")
+    origin = train_run(small(tmp_path, steps=4, data={"pairs": old, "test": [old]}), tmp_path / "origin")
 
-    def said(name: str, recipe: Recipe) -> str:
+    def warning(name: str, recipe: Recipe) -> str:
         capsys.readouterr()
-        go(recipe, tmp_path / name, start_from=origin.path, quiet=False)
+        train_run(recipe, tmp_path / name, start_from=origin.path, quiet=False)
         return "\n".join(line for line in capsys.readouterr().err.splitlines() if "old data" in line)
 
     valid = f"data.valid ({tmp_path}/held-out.source, {tmp_path}/held-out.target)"
-    both = said("a", small(tmp_path, steps=4, data={"pairs": new, "test": [old]}))
+    both = warning("a", small(tmp_path, steps=4, data={"pairs": new, "test": [old]}))
     assert both.startswith(
         f"warning: the training data are not those of {origin.path}, but {valid} and data.test ({old})"
     )
     assert both.endswith("the best weights are chosen on the old data; set data.valid and data.test as well")
-    one = said("b", small(tmp_path, steps=4, data={"pairs": new, "test": [new]}))
+    one = warning("b", small(tmp_path, steps=4, data={"pairs": new, "test": [new]}))
     assert valid in one and "data.test" not in one
-    assert said("c", small(tmp_path, steps=4, data={"pairs": old, "test": [old]})) == ""
+    assert warning("c", small(tmp_path, steps=4, data={"pairs": old, "test": [old]})) == ""
     changed = small(tmp_path, steps=4, data={"pairs": new, "test": [new]}).model_dump()
     changed["data"]["valid"] = [new]
-    assert said("d", Recipe.model_validate(changed)) == ""
+    assert warning("d", Recipe.model_validate(changed)) == ""
 
 
 def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
-    assert metrics(origin.path, "valid")[0]["step"] == 4  # fresh weights are not looked at
-    script(monkeypatch, [Validation(1.0), Validation(1.5), Validation(1.4)])
-    run = go(small(tmp_path, steps=8, seed=2), tmp_path / "run", start_from=origin.path, quiet=False)
-    looks = [(line["step"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
-    assert looks == [(0, 1.0, True), (4, 1.5, False), (8, 1.4, False)]
+    origin = train_run(small(tmp_path, steps=4), tmp_path / "origin")
+    assert metrics(origin.path, "valid")[0]["step"] == 4  # fresh weights are not validated
+    script_validations(monkeypatch, [Validation(1.0), Validation(1.5), Validation(1.4)])
+    run = train_run(small(tmp_path, steps=8, seed=2), tmp_path / "run", start_from=origin.path, quiet=False)
+    validations = [(line["step"], line["loss"], line["better"]) for line in metrics(run.path, "valid")]
+    assert validations == [(0, 1.0, True), (4, 1.5, False), (8, 1.4, False)]
     assert equal(tensors(run.best), tensors(origin.best)) and run.checkpoint().step == 0
-    said = capsys.readouterr().err
-    assert "before training (step 0): loss 1.000" in said
-    assert "kept as best: the starting weights, step 0 (loss 1.000), by the lowest loss" in said
-    assert f"warning: training made nothing better: model.safetensors holds the weights of {origin.path}" in said
+    printed = capsys.readouterr().err
+    assert "before training (step 0): loss 1.000" in printed
+    assert "kept as best: the starting weights, step 0 (loss 1.000), by the lowest loss" in printed
+    assert f"warning: training made nothing better: model.safetensors holds the weights of {origin.path}" in printed
 
 
 def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    origin = go(small(tmp_path, steps=4), tmp_path / "origin")
+    origin = train_run(small(tmp_path, steps=4), tmp_path / "origin")
 
-    def breaks(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def fail(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Trainer, "_update", breaks)
-        go(small(tmp_path, steps=4), tmp_path / "run", start_from=origin.path)
-    run = go(small(tmp_path, steps=4, batch_tokens=32), tmp_path / "run", start_from=origin.path)
+        patch.setattr(Trainer, "_update", fail)
+        train_run(small(tmp_path, steps=4), tmp_path / "run", start_from=origin.path)
+    run = train_run(small(tmp_path, steps=4, batch_tokens=32), tmp_path / "run", start_from=origin.path)
     assert [line["step"] for line in metrics(run.path, "valid")] == [0, 4]
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_new_tags_get_rows_of_their_own(shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_tags_get_new_embeddings(shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def tagged(**tags: str) -> Recipe:
         plain = small(tmp_path, steps=2, model={"tie_embeddings": False}, data={"corpus": "copy", "count": 40, **tags})
         return Recipe.model_validate({**plain.model_dump(), "text": {"unit": "word", "shared": shared}})
 
-    origin = go(tagged(target_tag="<old>"), tmp_path / "origin")
+    origin = train_run(tagged(target_tag="<old>"), tmp_path / "origin")
     settings = tagged(target_tag="<new>", source_tag="<old>")
     first: list[dict[str, Tensor]] = []
     begin = Trainer.train
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
-        run = go(settings, tmp_path / "run", start_from=origin.path, quiet=False)
+        patch.setattr(Trainer, "train", lambda self: (first.append(current_weights(self)), begin(self))[1])
+        run = train_run(settings, tmp_path / "run", start_from=origin.path, quiet=False)
     assert "new tags: <new> (a new tag starts as the mean" in capsys.readouterr().err
     (source, target), (_, before) = run.tokenizers, origin.tokenizers
     assert target.tags == ("<old>", "<new>") and target.words == before.words
@@ -483,83 +494,89 @@ def test_new_tags_get_rows_of_their_own(shared: bool, tmp_path: Path, capsys: py
         assert torch.equal(torch.cat([new[:at], new[at + 1 :]]), old)
         assert torch.equal(new[at], old.mean(0))
     assert all(torch.equal(there[n], here[n]) for n in there if "embedding" not in n and n != "output")
-    assert run.model()  # it loads again, with all its rows
+    assert run.model()  # it loads again, with all embeddings
 
 
-def test_the_vocabulary_of_another_run_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    origin = go(small(tmp_path, steps=2), tmp_path / "origin")
+def test_the_vocabulary_of_another_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = train_run(small(tmp_path, steps=2), tmp_path / "origin")
     plain = small(tmp_path, steps=2).model_dump()
     plain["text"] |= {"vocabulary": 300, "unit": "char"}
-    go(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path, quiet=False)
-    said = capsys.readouterr().err
-    assert f'vocabulary: that of {origin.path} (24 tokens, word); text.unit = "char" and text.vocabulary = 300' in said
+    train_run(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path, quiet=False)
+    printed = capsys.readouterr().err
+    assert (
+        f'vocabulary: that of {origin.path} (24 tokens, word); text.unit = "char" and text.vocabulary = 300' in printed
+    )
 
 
-def test_a_missing_test_file_is_said_before_training(tmp_path: Path) -> None:
+def test_a_missing_test_file_is_reported_before_training(tmp_path: Path) -> None:
     recipe = small(tmp_path, data={"corpus": "copy", "count": 40, "test": [str(tmp_path / "none.tsv")]})
     with pytest.raises(UserError, match=r"data\.test: no such file: .*none\.tsv .*data\.test = \[\] trains without"):
-        go(recipe, tmp_path / "run")
+        train_run(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    go(small(tmp_path, steps=1, data={"corpus": "copy", "count": 40, "test": []}), tmp_path / "run")
+    train_run(small(tmp_path, steps=1, data={"corpus": "copy", "count": 40, "test": []}), tmp_path / "run")
 
 
-def test_an_average_that_lost_is_told_of(
+def test_an_average_that_is_not_kept_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script(monkeypatch, [Validation(1.0, 10.0), Validation(0.9, 11.0), Validation(0.95, 10.5), Validation(0.91, 12.0)])
-    go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
+    script_validations(
+        monkeypatch, [Validation(1.0, 10.0), Validation(0.9, 11.0), Validation(0.95, 10.5), Validation(0.91, 12.0)]
+    )
+    train_run(small(tmp_path, average=2), tmp_path / "run", quiet=False)
     *_, kept, lost = capsys.readouterr().err.splitlines()
     assert kept == "kept as best: step 8 (loss 0.900, BLEU 11.00), by the lowest loss on the held-out data"
     assert lost.startswith("not kept: the average of the last 2 snapshots (loss 0.910, BLEU 12.00); its BLEU is higher")
     assert lost.endswith("--weights average uses it")
-    go(small(tmp_path, average=2), tmp_path / "run", quiet=False)
+    train_run(small(tmp_path, average=2), tmp_path / "run", quiet=False)
     assert capsys.readouterr().err.splitlines()[-1] == kept
 
 
-def test_a_run_that_ended_before_its_first_save_begins_with_the_same_again(
+def test_a_run_that_crashed_before_its_first_save_starts_from_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = (go(small(tmp_path, steps=4, seed=seed), tmp_path / f"from-{seed}") for seed in (1, 2))
+    one, other = (train_run(small(tmp_path, steps=4, seed=seed), tmp_path / f"from-{seed}") for seed in (1, 2))
     recipe = small(tmp_path, steps=4, seed=7)
     begin, first = Trainer.train, []
 
-    def breaks(self: Trainer) -> None:
+    def fail(self: Trainer) -> None:
         raise KeyError("power")
 
     def crash(run: str, **options: Any) -> None:
-        monkeypatch.setattr(Trainer, "train", breaks)
+        monkeypatch.setattr(Trainer, "train", fail)
         with pytest.raises(KeyError):
-            go(recipe, tmp_path / run, **options)
-        monkeypatch.setattr(Trainer, "train", lambda self: (first.append(now(self)), begin(self))[1])
+            train_run(recipe, tmp_path / run, **options)
+        monkeypatch.setattr(Trainer, "train", lambda self: (first.append(current_weights(self)), begin(self))[1])
 
     crash("a", start_from=one.path)
-    go(recipe, tmp_path / "a", quiet=False)
+    train_run(recipe, tmp_path / "a", quiet=False)
     assert equal(first.pop(), tensors(one.best)) and f"beginning with {one.path}" in capsys.readouterr().err
     before = content(tmp_path / "a")
-    go(recipe, tmp_path / "a")  # it has a state of its own by now
-    go(recipe, tmp_path / "a", start_from=one.path)
+    train_run(recipe, tmp_path / "a")  # it has its own resume state now
+    train_run(recipe, tmp_path / "a", start_from=one.path)
     assert content(tmp_path / "a") == before
 
     crash("b", start_from=one.path)
-    go(recipe, tmp_path / "b", start_from=other.path)  # nothing was learnt yet, so it may begin elsewhere
+    train_run(
+        recipe, tmp_path / "b", start_from=other.path
+    )  # nothing was saved yet, so it may start from other weights
     assert equal(first[-1], tensors(other.best))
     crash("c")
-    go(recipe, tmp_path / "c", start_from=other.path)
+    train_run(recipe, tmp_path / "c", start_from=other.path)
     assert equal(first[-1], tensors(other.best))
 
 
-def test_a_run_that_learnt_something_does_not_begin_elsewhere(tmp_path: Path) -> None:
-    origin, run = (go(small(tmp_path, steps=4), tmp_path / name) for name in ("origin", "run"))
+def test_a_trained_run_cannot_start_from_other_weights(tmp_path: Path) -> None:
+    origin, run = (train_run(small(tmp_path, steps=4), tmp_path / name) for name in ("origin", "run"))
     with pytest.raises(UserError, match=r"run began with fresh weights, not with .*origin: choose another --out"):
-        go(small(tmp_path, steps=4), run.path, start_from=origin.path)
+        train_run(small(tmp_path, steps=4), run.path, start_from=origin.path)
 
 
-# -- what a run writes down --------------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_metrics_are_one_object_a_line(tmp_path: Path) -> None:
+def test_metrics_have_one_object_per_line(tmp_path: Path) -> None:
     recipe = small(tmp_path, steps=60, validate_every=20, validate_lines=3, accumulate=2)
-    run = go(recipe, tmp_path / "run")
+    run = train_run(recipe, tmp_path / "run")
     train, valid = metrics(run.path, "train"), metrics(run.path, "valid")
     assert [line["step"] for line in train] == [LOG_EVERY, 60] and [line["step"] for line in valid] == [20, 40, 60]
     assert len(metrics(run.path)) == 5
@@ -575,40 +592,38 @@ def test_the_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     assert times == sorted(times)
 
 
-def test_the_loss_that_is_logged_is_the_mean_a_token_of_the_steps_since_the_last_line(
+def test_the_logged_loss_is_the_mean_per_token_since_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, int]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def record_loss(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         before = self.update.loss.item()
         update(self, batches)
         seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in batches.values())))
 
-    monkeypatch.setattr(Trainer, "_update", listening)
-    run = go(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
+    monkeypatch.setattr(Trainer, "_update", record_loss)
+    run = train_run(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
     for line, part in zip(metrics(run.path, "train"), (seen[:50], seen[50:]), strict=True):
         losses, tokens = zip(*part, strict=True)
         assert line["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-5)
     assert metrics(run.path, "train")[-1]["tokens"] == sum(tokens for _, tokens in seen)
 
 
-def test_samples_with_line_breaks_of_other_kinds_are_all_there_when_a_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_with_unicode_line_breaks_survive_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [f"one{sign}two" for sign in "\u2028\u0085\x0c\r"]
     samples = [{"source": text, "reference": text, "output": text} for text in odd]
-    script(monkeypatch, [Validation(1.0, samples=samples), Validation(0.9)])
-    go(small(tmp_path, steps=4), tmp_path / "run")
+    script_validations(monkeypatch, [Validation(1.0, samples=samples), Validation(0.9)])
+    train_run(small(tmp_path, steps=4), tmp_path / "run")
     before = (tmp_path / "run" / "samples.jsonl").read_bytes()
     assert [json.loads(line)["source"] for line in before.decode().split("\n")[:-1]] == odd
-    go(small(tmp_path, steps=8), tmp_path / "run")
+    train_run(small(tmp_path, steps=8), tmp_path / "run")
     assert (tmp_path / "run" / "samples.jsonl").read_bytes() == before
 
 
 def test_the_samples_are_held_out_lines(tmp_path: Path) -> None:
-    run = go(small(tmp_path, validate_lines=4), tmp_path / "run")
+    run = train_run(small(tmp_path, validate_lines=4), tmp_path / "run")
     lines = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
     assert [(line["step"], line["source"], line["reference"]) for line in lines] == [
         (step, text, text) for step in (4, 8, 12) for text in HELD_OUT[:3]
@@ -617,17 +632,17 @@ def test_the_samples_are_held_out_lines(tmp_path: Path) -> None:
     assert all(isinstance(line["output"], str) for line in lines)
 
 
-def test_tensorboard_is_told_the_same_numbers(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = go(small(tmp_path, tensorboard=True, validate_lines=2), tmp_path / "run")
-    board = events.EventAccumulator(str(run.path / "tensorboard"))
-    board.Reload()
+    run = train_run(small(tmp_path, tensorboard=True, validate_lines=2), tmp_path / "run")
+    accumulator = events.EventAccumulator(str(run.path / "tensorboard"))
+    accumulator.Reload()
     for kind, key in (("valid", "loss"), ("valid", "bleu"), ("train", "loss"), ("train", "learning_rate")):
-        told = [(event.step, event.value) for event in board.Scalars(f"{kind}/{key}")]
+        logged = [(event.step, event.value) for event in accumulator.Scalars(f"{kind}/{key}")]
         written = [(line["step"], line[key]) for line in metrics(run.path, kind)]
-        assert written and [step for step, _ in told] == [step for step, _ in written]
-        assert [value for _, value in told] == pytest.approx([value for _, value in written], rel=1e-6)
-    assert not (go(small(tmp_path), tmp_path / "plain").path / "tensorboard").exists()
+        assert written and [step for step, _ in logged] == [step for step, _ in written]
+        assert [value for _, value in logged] == pytest.approx([value for _, value in written], rel=1e-6)
+    assert not (train_run(small(tmp_path), tmp_path / "plain").path / "tensorboard").exists()
 
 
 # -- precision and data ------------------------------------------------------------------------------------------------
@@ -636,15 +651,15 @@ def test_tensorboard_is_told_the_same_numbers(tmp_path: Path) -> None:
 def test_bf16_computes_in_bf16_and_keeps_everything_in_float32(tmp_path: Path) -> None:
     kinds: set[torch.dtype] = set()
 
-    def look(module: torch.nn.Module, name: str, value: taps.Value) -> None:
+    def record_dtype(module: torch.nn.Module, name: str, value: taps.Value) -> None:
         if name == "logits" and module.training:
             kinds.add((value if isinstance(value, Tensor) else value()).dtype)
 
-    with taps.listen(look):
-        run = go(small(tmp_path, precision="bf16", ema=0.5), tmp_path / "run")
+    with taps.listen(record_dtype):
+        run = train_run(small(tmp_path, precision="bf16", ema=0.5), tmp_path / "run")
         assert kinds == {torch.bfloat16}
         kinds.clear()
-        plain = go(small(tmp_path, precision="auto", ema=0.5), tmp_path / "plain")  # on a CPU: fp32
+        plain = train_run(small(tmp_path, precision="auto", ema=0.5), tmp_path / "plain")  # on a CPU: fp32
         assert kinds == {torch.float32}
     for file in (run.best, run.resume, run.snapshot(4)):
         assert {tensor.dtype for tensor in tensors(file).values()} == {torch.float32}, file
@@ -652,32 +667,32 @@ def test_bf16_computes_in_bf16_and_keeps_everything_in_float32(tmp_path: Path) -
     parts = {name.split(".")[0] for name in one}
     assert parts == {"model", "optimizer", "ema"} and not equal(one, other)
     weight = one["model.source_embedding.table"]
-    assert not torch.equal(weight, weight.bfloat16().float())  # finer than bf16 can say
-    for look_at in (metrics(run.path, "valid"), metrics(plain.path, "valid")):
-        assert len(look_at) == 3
+    assert not torch.equal(weight, weight.bfloat16().float())  # finer than bf16
+    for validation_lines in (metrics(run.path, "valid"), metrics(plain.path, "valid")):
+        assert len(validation_lines) == 3
     assert metrics(run.path, "valid")[-1]["loss"] == pytest.approx(metrics(plain.path, "valid")[-1]["loss"], rel=0.02)
 
 
 def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Five tokens at most, the end mark counted: four words."""
+    """At most five tokens with EOS, that is four words."""
     pairs = tmp_path / "pairs.tsv"
-    lines = ["a b c d\tb", "a\tb c d a", "a b\tb a"]  # fit, two of them just so
+    lines = ["a b c d\tb", "a\tb c d a", "a b\tb a"]  # fit, two of them exactly
     lines += ["a b c d a\tb", "a\ta b c d a", "a b c d a b\ta b c d a b"]  # too long: source, target, both
-    lines += ["\ta", "a\t", " \t ", "a b\t  "]  # empty: a side of nothing or of blanks
+    lines += ["\ta", "a\t", " \t ", "a b\t  "]  # empty: one side has no text or only blanks
     pairs.write_text("\n".join(lines) + "\n")
     recipe = small(tmp_path, steps=2, data={"pairs": str(pairs), "max_length": 5})
-    go(recipe, tmp_path / "run", quiet=False)
+    train_run(recipe, tmp_path / "run", quiet=False)
     assert "data: 3 pairs, 4 empty and 3 over-long pairs dropped; vocabulary" in capsys.readouterr().err
 
 
-def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[SeqBatch] = []
     update = Trainer._update
     monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some.values()), update(self, some))[1])
     data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
-    run = go(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
+    run = train_run(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
     tokenizer = run.tokenizers[0]
     source_tag, target_tag = tokenizer.tag("<from>"), tokenizer.tag("<to>")
     for batch in batches:
@@ -691,12 +706,12 @@ def test_tags_are_put_in_front_in_training_and_in_use(tmp_path: Path, monkeypatc
     assert samples and "<to>" not in samples and "<from>" not in samples
 
 
-def test_a_mix_is_visited_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mix_is_sampled_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 pairs of weight 2 and 20 of weight 0.5: an epoch has 20 visits of the first, 10 of the second."""
     epochs: list[Counter[int]] = []
     update, last = Trainer._update, [-1]
 
-    def counting(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def count_visits(self: Trainer, batches: dict[int, SeqBatch]) -> None:
         if self.progress.position.epoch != last[0]:
             last[0] = self.progress.position.epoch
             epochs.append(Counter())
@@ -704,14 +719,14 @@ def test_a_mix_is_visited_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             epochs[-1].update(sentence[0].item() for sentence in batch.source.layout.split(batch.source.ids))
         update(self, batches)
 
-    monkeypatch.setattr(Trainer, "_update", counting)
+    monkeypatch.setattr(Trainer, "_update", count_visits)
     mix = [
         {"corpus": "copy", "count": 10, "weight": 2.0, "source_tag": "<copy>"},
         {"corpus": "reverse", "count": 20, "weight": 0.5, "source_tag": "<reverse>"},
     ]
-    run = go(small(tmp_path, steps=30, data={"mix": mix}), tmp_path / "run")
+    run = train_run(small(tmp_path, steps=30, data={"mix": mix}), tmp_path / "run")
     tokenizer = run.tokenizers[0]
     assert len(epochs) > 3
-    for epoch in epochs[:-1]:  # the last one may have been cut short
+    for epoch in epochs[:-1]:  # the last epoch may be incomplete
         assert epoch == {tokenizer.tag("<copy>"): 20, tokenizer.tag("<reverse>"): 10}
     assert metrics(run.path, "train")[-1]["loss"] > 0

@@ -1,4 +1,4 @@
-"""Learning rates against the formulas they are said to be."""
+"""Learning rate schedules against their formulas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_papers_base_model_peaks_at_seven_in_ten_thousand() -> None:
     assert max(STEPS, key=lambda step: rate(TrainingSettings(), 512, step)) == 4000
 
 
-def test_a_peak_that_is_set_keeps_the_shape_of_noam() -> None:
+def test_a_given_peak_keeps_the_shape_of_noam() -> None:
     settings = TrainingSettings(schedule="noam", warmup=100, learning_rate=0.5)
     assert [rate(settings, 512, step) for step in (1, 50, 100, 400, 10_000)] == pytest.approx(
         [0.005, 0.25, 0.5, 0.25, 0.05]
@@ -35,18 +35,18 @@ def test_a_peak_that_is_set_keeps_the_shape_of_noam() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "after"),  # at the peak, after a quarter, a half, three quarters and all of the fall, and later
+    ("schedule", "after"),  # at the peak, after 1/4, 1/2, 3/4 and all of the decay, and later
     [
         ("constant", [1, 1, 1, 1, 1, 1]),
         ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
         ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0, 0]),
     ],
 )
-def test_the_other_schedules_rise_to_the_peak_and_fall_to_nothing(schedule: str, after: list[float]) -> None:
+def test_the_other_schedules_rise_to_the_peak_and_fall_to_zero(schedule: str, after: list[float]) -> None:
     settings = TrainingSettings.model_validate({"schedule": schedule, "warmup": 10, "steps": 50, "learning_rate": 0.2})
     assert [rate(settings, 64, step) for step in (1, 5, 10)] == pytest.approx([0.02, 0.1, 0.2])
-    found = [rate(settings, 64, step) for step in (10, 20, 30, 40, 50, 60)]
-    assert found == pytest.approx([0.2 * part for part in after], abs=1e-15)
+    rates = [rate(settings, 64, step) for step in (10, 20, 30, 40, 50, 60)]
+    assert rates == pytest.approx([0.2 * part for part in after], abs=1e-15)
 
 
 def test_a_warm_up_longer_than_the_run_never_reaches_the_peak() -> None:
@@ -55,8 +55,8 @@ def test_a_warm_up_longer_than_the_run_never_reaches_the_peak() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_final_rate_is_the_share_of_the_peak_that_is_left(schedule: str) -> None:
-    """half way down from 1 to 0.1 is 0.55"""
+def test_final_rate_is_the_remaining_share_of_the_peak(schedule: str) -> None:
+    """Halfway from 1 to 0.1 is 0.55."""
     settings = TrainingSettings.model_validate(
         {"schedule": schedule, "warmup": 10, "steps": 50, "learning_rate": 0.2, "final_rate": 0.1}
     )
@@ -64,16 +64,16 @@ def test_a_final_rate_is_the_share_of_the_peak_that_is_left(schedule: str) -> No
 
 
 def test_stable_stays_at_the_peak_and_falls_over_the_last_share_of_the_steps() -> None:
-    """Of 100 steps the last 40 fall: after 80 half of it is done, from 0.2 to 0.02."""
+    """The rate decays from 0.2 to 0.02 over the last 40 of 100 steps; step 80 is halfway."""
     settings = TrainingSettings(
         schedule="stable", warmup=10, steps=100, learning_rate=0.2, cooldown=0.4, final_rate=0.1
     )
-    found = [rate(settings, 64, step) for step in (5, 10, 11, 60, 80, 100, 110)]
-    assert found == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02])
+    rates = [rate(settings, 64, step) for step in (5, 10, 11, 60, 80, 100, 110)]
+    assert rates == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02])
 
 
 def test_the_stable_part_does_not_depend_on_how_long_it_lasts() -> None:
-    """A run can be taken up again with more steps without having gone a wrong way."""
+    """A run can be resumed with more steps, since the rates so far are the same."""
     short, long = (
         TrainingSettings(schedule="stable", warmup=10, steps=steps, learning_rate=1.0) for steps in (100, 1000)
     )

@@ -1,4 +1,4 @@
-"""Static batches: all of a batch in one tensor, and a step that is compiled once for all of them."""
+"""Static batches: all fields in one tensor, and a step that is compiled once for all batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import go, small
+from small_runs import small, train_run
 from torch import Tensor
 
 from regard import accelerate, tensor_io
@@ -34,13 +34,13 @@ from regard.training.step import TrainingStep
 
 WORDS = 40
 CPU = torch.device("cpu")
-FRONT = 4  # ids below are marks
+FIRST_ID = 4  # ids below are special tokens
 
 
 def sentences(count: int, seed: int, longest: int = 9) -> list[list[int]]:
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=random).tolist()
-    return [torch.randint(FRONT, WORDS, (n,), generator=random).tolist() for n in lengths]
+    return [torch.randint(FIRST_ID, WORDS, (n,), generator=random).tolist() for n in lengths]
 
 
 def pairs(static: bool) -> Packer:
@@ -54,8 +54,8 @@ def texts(static: bool) -> Packer:
 
 
 def classes(static: bool) -> Packer:
-    """Targets of a class and the end mark: they fill their row to the last place."""
-    store = TokenStore.of([[1, *s, 2] for s in sentences(60, 3)], [[FRONT + n % 5, 2] for n in range(60)])
+    """Targets of a class and EOS, which fill the packed batch completely."""
+    store = TokenStore.of([[1, *s, 2] for s in sentences(60, 3)], [[FIRST_ID + n % 5, 2] for n in range(60)])
     return Packer([store], [1.0], target_budget=16, seed=1, static=static)
 
 
@@ -64,13 +64,13 @@ def windows(static: bool) -> TokenWindows:
     return TokenWindows([store], [1.0], context=12, batch_tokens=48, seed=1)
 
 
-def with_gaps(batch: SeqBatch) -> SeqBatch:
-    return MaskingPolicy(0.3, mask_id=3, first_id=FRONT, vocabulary=WORDS).mask(batch, generator(1))
+def with_masks(batch: SeqBatch) -> SeqBatch:
+    return MaskingPolicy(0.3, mask_id=3, first_id=FIRST_ID, vocabulary=WORDS).mask(batch, generator(1))
 
 
 KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
     "transformer": ({"family": "transformer", "size": "tiny", "positions": "fraction"}, pairs),
-    "transformer, norm after, squeezed": (
+    "transformer, post-norm, squeeze-and-excite": (
         {"family": "transformer", "size": "tiny", "norm_first": False, "se_dim": 8, "norm": "rms"},
         pairs,
     ),
@@ -85,15 +85,15 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
 }
 
 
-def made(name: str) -> tuple[SequenceModel, StaticBatchShape[SeqBatch], list[SeqBatch]]:
+def make_case(name: str) -> tuple[SequenceModel, StaticBatchShape[SeqBatch], list[SeqBatch]]:
     settings, packs = KINDS[name]
     torch.manual_seed(0)
     chosen = families()[settings["family"]].model_validate({**settings, "dropout": 0.0})
     model = build(chosen, WORDS, WORDS, True).train()  # type: ignore[arg-type]
     packer = packs(True)
     batches = [packer.batch_at(n) for n in range(3)]
-    gaps = packs is texts and settings["family"] == "bert"
-    batches = [with_gaps(batch) for batch in batches] if gaps else batches
+    is_masked_lm = packs is texts and settings["family"] == "bert"
+    batches = [with_masks(batch) for batch in batches] if is_masked_lm else batches
     return model, StaticBatchShape(batches[0]), batches
 
 
@@ -106,7 +106,7 @@ def loss_and_gradients(model: SequenceModel, batch: SeqBatch) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_from(name: str) -> None:
-    model, shape, batches = made(name)
+    model, shape, batches = make_case(name)
     for batch in batches:
         buffer = shape.flatten(batch)
         assert buffer.shape == (shape.size,)
@@ -116,13 +116,13 @@ def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_
 
 
 def test_a_packed_batch_of_classes_may_be_full_below_its_maximum_number_of_texts() -> None:
-    _, _, batches = made("bert, classes")
+    _, _, batches = make_case("bert, classes")
     full = [batch.inputs.layout for batch in batches if batch.inputs.layout.tokens == batch.inputs.layout.size]
     assert full and all(layout.bounds is not None and len(layout) < layout.bounds[0] for layout in full)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:
-    _, shape, batches = made("transformer")
+    _, shape, batches = make_case("transformer")
     other = SeqBatch.from_lists([[5, 2]], [[6, 2]], bos=1)
     for batch in (
         other,
@@ -137,7 +137,7 @@ def test_a_batch_of_another_shape_is_refused() -> None:
 
 @dataclass(frozen=True)
 class Spectrograms(Batch):
-    """Features and labels of several dtypes, a field that is shared, and one that is absent."""
+    """A batch with several dtypes, a shared field and an absent one."""
 
     frames: Tensor
     weights: Tensor
@@ -160,18 +160,18 @@ def spectrograms(lengths: list[int], size: int = 11) -> Spectrograms:
     return Spectrograms(frames, weights, layout, labels, labels, torch.rand(size, generator=random) < 0.5)
 
 
-def test_tensors_of_any_dtype_come_back_bit_by_bit_and_shared_fields_once() -> None:
+def test_tensors_of_any_dtype_are_restored_exactly_and_shared_fields_stored_once() -> None:
     shape = StaticBatchShape(spectrograms([3, 2]))
     alone = StaticBatchShape(replace(spectrograms([3, 2]), same_labels=torch.zeros(4, dtype=torch.int32)))
     assert alone.size - shape.size == 16
     for lengths in ([3, 2], [7, 1, 0, 3], [1]):
         batch = spectrograms(lengths)
-        found = shape.unflatten(shape.flatten(batch))
+        actual = shape.unflatten(shape.flatten(batch))
         for name in ("frames", "weights", "labels", "mask"):
-            assert getattr(found, name).dtype == getattr(batch, name).dtype
-            assert torch.equal(getattr(found, name), getattr(batch, name))
-        assert found.same_labels is found.labels and found.absent is None
-        assert found.layout.length.tolist() == lengths + [0] * (4 - len(lengths)) and found.layout.max_len == 7
+            assert getattr(actual, name).dtype == getattr(batch, name).dtype
+            assert torch.equal(getattr(actual, name), getattr(batch, name))
+        assert actual.same_labels is actual.labels and actual.absent is None
+        assert actual.layout.length.tolist() == lengths + [0] * (4 - len(lengths)) and actual.layout.max_len == 7
         with pytest.raises(ValueError, match="another shape"):  # of the same tensors, but not shared
             shape.flatten(replace(batch, same_labels=batch.labels.clone()))
 
@@ -183,44 +183,44 @@ def test_a_batch_moves_with_its_shared_fields_and_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt, windows"])
-def test_what_is_compiled_for_one_batch_serves_every_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives the same. The compiler is left out: what is traced is run as it is."""
+def test_one_compilation_serves_all_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and gradients stay the same. The traced graph runs without a compiler."""
     from torch._dynamo.testing import CompileCounter
 
-    model, shape, batches = made(name)
+    model, shape, batches = make_case(name)
     torch.compiler.reset()  # as `accelerate` does before it compiles
     counted = CompileCounter()
     compile = torch.compile
 
     def traced(f: Callable[..., Tensor], options: object, **rest: Any) -> Callable[..., Tensor]:
-        return compile(f, backend=counted, **rest)  # the options are the compiler's
+        return compile(f, backend=counted, **rest)  # the options are for the compiler
 
     monkeypatch.setattr(torch, "compile", traced)
     expected = [loss_and_gradients(model, batch) for batch in batches]
     accelerate.compile_parts(model)
     frames = []
-    for batch, wanted in zip(batches, expected, strict=True):
+    for batch, reference in zip(batches, expected, strict=True):
         torch.testing.assert_close(
-            loss_and_gradients(model, shape.unflatten(shape.flatten(batch))), wanted, atol=1e-4, rtol=1e-4
+            loss_and_gradients(model, shape.unflatten(shape.flatten(batch))), reference, atol=1e-4, rtol=1e-4
         )
         frames.append(counted.frame_count)
     assert frames[0] > 0 and len(set(frames)) == 1
 
 
-# -- attention over static rows ----------------------------------------------------------------------------------------
+# -- attention with static layouts -------------------------------------------------------------------------------------
 
 
-def rows(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
+def static_layout(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
     ends = torch.tensor([0, *lengths]).cumsum(0)
     return StaticPackedLayout(
         torch.nn.functional.pad(ends, (0, most - len(lengths)), value=int(ends[-1])), size, max(lengths)
     )
 
 
-def test_static_rows_lie_as_rows_do() -> None:
+def test_static_layouts_equal_layouts_of_known_lengths() -> None:
     batch = SeqBatch.from_lists(sentences(7, 5), sentences(7, 6), bos=1, source_size=70, target_size=70)
     known = batch.inputs.layout
-    static = rows(list(known.lengths), 70, 12)
+    static = static_layout(list(known.lengths), 70, 12)
     assert torch.equal(static.position, known.position) and torch.equal(static.is_token, known.is_token)
     assert torch.equal(static.segment_ids[known.is_token], known.segment_ids[known.is_token])
     torch.manual_seed(0)
@@ -232,7 +232,7 @@ def test_static_rows_lie_as_rows_do() -> None:
     torch.testing.assert_close(flat[known.is_token], padded[known.is_token])
 
 
-# -- which step --------------------------------------------------------------------------------------------------------
+# -- choice of backend -------------------------------------------------------------------------------------------------
 
 
 def family(name: str, **settings: Any) -> SequenceModel:
@@ -260,54 +260,54 @@ def test_the_backend_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPat
 
 
 def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job's length is its arithmetic: 6 times weights times tokens."""
-    model, shape, batches = made("transformer")
+    """The length of a job is estimated as 6 times weights times tokens."""
+    model, shape, batches = make_case("transformer")
     batch = shape.unflatten(shape.flatten(batches[0]))
-    tried: list[bool] = []
+    attempts: list[bool] = []
 
-    def attempt(model: SequenceModel, *_: object) -> None:
-        tried.append(accelerate.is_compiled(model))
+    def record_attempt(model: SequenceModel, *_: object) -> None:
+        attempts.append(accelerate.is_compiled(model))
         accelerate.remove_compiled(model)
 
-    monkeypatch.setattr(accelerate, "_try", attempt)
+    monkeypatch.setattr(accelerate, "_try", record_attempt)
     weights = sum(p.numel() for p in model.parameters())
     monkeypatch.setattr(accelerate, "LONG_JOB", 6 * weights * 100 * 2 * 50)
-    few, many, said = (
+    few, many, messages = (
         TrainingSettings(batch_tokens=100, accumulate=2, steps=49),
         {"batch_tokens": 100, "accumulate": 2},
         [],
     )
 
     def backend(settings: TrainingSettings) -> str:
-        return accelerate.for_training(model, settings, CPU, "captured", batch, said.append)
+        return accelerate.for_training(model, settings, CPU, "captured", batch, messages.append)
 
     assert backend(few) == "captured"
     assert backend(TrainingSettings(**many, steps=50)) == "compiled"
     assert backend(TrainingSettings(**many, steps=50, backend="captured")) == "captured"
-    assert tried == [False, True, False] and said == ["compiling the training step"]
+    assert attempts == [False, True, False] and messages == ["compiling the training step"]
 
 
-def test_a_step_that_cannot_be_compiled_goes_on_without_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shape, batches = made("transformer")
+def test_a_step_that_cannot_be_compiled_falls_back_with_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape, batches = make_case("transformer")
 
     def fails(*arguments: object, **named: object) -> Tensor:
         raise RuntimeError("no such instruction\nand much more")
 
     monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
-    said: list[str] = []
+    messages: list[str] = []
     batch = shape.unflatten(shape.flatten(batches[0]))
-    assert accelerate.for_training(model, TrainingSettings(), CPU, "compiled", batch, said.append) == "captured"
+    assert accelerate.for_training(model, TrainingSettings(), CPU, "compiled", batch, messages.append) == "captured"
     assert not accelerate.is_compiled(model) and all(p.grad is None for p in model.parameters())
     assert all("forward" not in module.__dict__ for module in model.modules())
-    assert len(said) == 2 and said[0] == "compiling the training step"
-    assert "no such instruction" in said[1] and "much more" not in said[1]
+    assert len(messages) == 2 and messages[0] == "compiling the training step"
+    assert "no such instruction" in messages[1] and "much more" not in messages[1]
     monkeypatch.setattr(model, "forward", fails)
-    assert accelerate.for_training(model, TrainingSettings(), CPU, "captured", batch, said.append) == "plain"
-    assert len(said) == 3 and "cannot be captured here" in said[2]
+    assert accelerate.for_training(model, TrainingSettings(), CPU, "captured", batch, messages.append) == "plain"
+    assert len(messages) == 3 and "cannot be captured here" in messages[2]
 
 
-def test_trying_a_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shape, batches = made("transformer, batch norm")
+def test_a_trial_step_leaves_the_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape, batches = make_case("transformer, batch norm")
     statistics = [buffer.clone() for buffer in model.buffers()]
     monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     torch.manual_seed(7)
@@ -321,7 +321,7 @@ def test_trying_a_step_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
 
 
 def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, batches = made("transformer")
+    model, _, batches = make_case("transformer")
     keys, names, ran = list(model.state_dict()), [name for name, _ in model.named_modules()], []
 
     def counted(f: Callable[..., Any], **options: object) -> Callable[..., Any]:
@@ -340,66 +340,66 @@ def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pyte
     assert not ran
     with torch.no_grad():
         copied.encoder[0].self_attn.out_proj.bias += 1.0  # type: ignore[union-attr, index]
-    assert not torch.equal(copied(batches[0]), model(batches[0]))  # a copy computes with its own weights
+    assert not torch.equal(copied(batches[0]), model(batches[0]))  # a copy uses its own weights
     assert ran
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_copies_of_the_weights_in_bf16_give_the_gradients_that_autocast_gives(name: str) -> None:
-    model, shape, batches = made(name)
-    weights, halves = [*model.parameters()], Bf16Weights(model)
-    assert len(halves.copies) >= 8
+def test_bf16_copies_of_the_weights_give_the_gradients_of_autocast(name: str) -> None:
+    model, shape, batches = make_case(name)
+    weights, bf16_weights = [*model.parameters()], Bf16Weights(model)
+    assert len(bf16_weights.copies) >= 8
     for batch in map(shape.unflatten, map(shape.flatten, batches)):
-        found = []
-        for instead in (halves.active(), nullcontext()):
+        actual = []
+        for instead in (bf16_weights.active(), nullcontext()):
             model.zero_grad()
             with instead:
-                assert any(w.dtype == torch.bfloat16 for w in model.parameters()) == (not found)
+                assert any(w.dtype == torch.bfloat16 for w in model.parameters()) == (not actual)
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = model(batch, 0.1)
                 loss.backward()
-            found.append([loss.detach(), *(w.grad for w in model.parameters() if w.grad is not None)])
-        assert all(slope.dtype == torch.float32 for slope in found[0])
-        assert len(found[0]) == len(found[1]) > 8 and all(map(torch.equal, *found))
+            actual.append([loss.detach(), *(w.grad for w in model.parameters() if w.grad is not None)])
+        assert all(grad.dtype == torch.float32 for grad in actual[0])
+        assert len(actual[0]) == len(actual[1]) > 8 and all(map(torch.equal, *actual))
         assert all(map(operator.is_, model.parameters(), weights))
         with torch.no_grad():
-            for weight in weights:  # copies are of the weights as they are then
+            for weight in weights:  # copies are made anew from the current weights
                 weight.mul_(1.01)
 
 
-def test_what_breaks_off_leaves_nothing_on_the_copies() -> None:
-    """Neither are they in the model's place afterwards, nor is what they were given added to the next gradients."""
-    model, shape, batches = made("transformer")
-    weights, halves, batch = [*model.parameters()], Bf16Weights(model), shape.unflatten(shape.flatten(batches[0]))
+def test_an_exception_leaves_no_gradients_on_the_copies() -> None:
+    """The model has its own weights again, and the next gradients start from zero."""
+    model, shape, batches = make_case("transformer")
+    weights, bf16_weights, batch = [*model.parameters()], Bf16Weights(model), shape.unflatten(shape.flatten(batches[0]))
 
     def gradients() -> list[Tensor]:
         model.zero_grad()
-        with halves.active(), torch.autocast("cpu", torch.bfloat16):
+        with bf16_weights.active(), torch.autocast("cpu", torch.bfloat16):
             model(batch).backward()
         return [w.grad.clone() for w in weights if w.grad is not None]
 
     expected = gradients()
-    with pytest.raises(ZeroDivisionError), halves.active(), torch.autocast("cpu", torch.bfloat16):
+    with pytest.raises(ZeroDivisionError), bf16_weights.active(), torch.autocast("cpu", torch.bfloat16):
         model(batch).backward()
         raise ZeroDivisionError
     assert all(map(operator.is_, model.parameters(), weights))
-    assert all(copy.grad is None for copy in halves.copies)
+    assert all(copy.grad is None for copy in bf16_weights.copies)
     assert all(map(torch.equal, gradients(), expected))
 
 
 def test_biases_that_norms_add_are_not_rounded() -> None:
-    model, *_ = made("transformer")
+    model, *_ = make_case("transformer")
     accelerate.fuse(model)
     with Bf16Weights(model, without=deferred_biases(model)).active():
         kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
     endings = ("self_attn.out_proj.bias", "cross_attn.out_proj.bias", "feed_forward.w_out.bias")
-    late = {name for name in kinds if name.endswith(endings)}
-    assert len(late) == 2 * 2 + 2 * 3 and {kinds[name] for name in late} == {torch.float32}
+    deferred = {name for name in kinds if name.endswith(endings)}
+    assert len(deferred) == 2 * 2 + 2 * 3 and {kinds[name] for name in deferred} == {torch.float32}
     assert kinds["encoder.0.feed_forward.w_in.bias"] == kinds["decoder.1.cross_attn.q_proj.weight"] == torch.bfloat16
 
 
-def test_layers_that_do_not_learn_are_handed_nothing() -> None:
-    model, shape, batches = made("transformer")
+def test_frozen_layers_get_no_gradients() -> None:
+    model, shape, batches = make_case("transformer")
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.requires_grad_(False)
@@ -413,48 +413,48 @@ def test_layers_that_do_not_learn_are_handed_nothing() -> None:
 @pytest.mark.parametrize("kind", ["captured", "compiled"])
 @pytest.mark.parametrize(("accumulate", "precision"), [(1, "fp32"), (2, "fp32"), (1, "bf16")])
 def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precision: Any, optimizer: str) -> None:
-    """On a GPU, most of them played from a graph: they move the weights as plain updates do."""
-    gpu, found = torch.device("cuda"), []
+    """On a GPU, most of them replayed from a graph: they change the weights as plain updates do."""
+    gpu, actual = torch.device("cuda"), []
     settings = TrainingSettings(precision=precision, accumulate=accumulate, max_grad_norm=1.0)
     for how in ("plain", kind):
-        model, shape, batches = made("transformer")
+        model, shape, batches = make_case("transformer")
         model.to(gpu)
-        begun = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        initial = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         if how == "compiled":
             accelerate.compile_parts(model)
         moved = model.parameters() if optimizer == "adamw" else [p for p in model.parameters() if p.dim() == 1]
-        # Keys' biases have no gradient but rounding, which Adam would make as large as any other: hence the eps.
-        mover: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
+        # The gradients of key biases are rounding errors, which Adam would scale up: hence the eps.
+        optim: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
         if optimizer == "muon":
-            mover = Muon(linear_weights(model), mover, weight_decay=0.01)
-        update = make_step(model, mover, None, settings, gpu, None if how == "plain" else shape)
+            optim = Muon(linear_weights(model), optim, weight_decay=0.01)
+        update = make_step(model, optim, None, settings, gpu, None if how == "plain" else shape)
         for number in range(1, 13):
             group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
             update(dict(enumerate(group)), number, 1e-3)
         assert isinstance(update, TrainingStep) and (how == "plain" or update.graphs is not None)
-        now = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-        found.append((update.loss.item(), update.norm.item(), now - begun))
-    (loss, norm, way), (other_loss, other_norm, other_way) = found
+        current = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        actual.append((update.loss.item(), update.norm.item(), current - initial))
+    (loss, norm, change), (other_loss, other_norm, other_change) = actual
     rough = 1 if precision == "fp32" else 10
     assert (other_loss, other_norm) == pytest.approx((loss, norm), rel=1e-3 * rough)
-    apart = 0.01 * rough if optimizer == "adamw" else 0.1 * rough**0.5  # Muon evens out all sizes
-    assert (other_way - way).norm() < apart * way.norm()
+    tolerance = 0.01 * rough if optimizer == "adamw" else 0.1 * rough**0.5  # Muon makes all updates equally large
+    assert (other_change - change).norm() < tolerance * change.norm()
 
 
-def test_a_run_keeps_the_batches_it_began_with_on_another_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Begun as on a GPU and ended on a CPU, it is the run that was not interrupted; and the other way round."""
+def test_a_run_keeps_its_kind_of_batches_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run started as on a GPU and finished on a CPU equals the uninterrupted one, and vice versa."""
     gpu = torch.device("cuda")
     for begun in (True, False):
         recipe = small(tmp_path, steps=4)
         monkeypatch.setattr(setup, "plan_updates", lambda run, model, device, begun=begun: ("plain", begun))
-        whole = go(recipe, tmp_path / f"whole-{begun}")
-        half = go(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
+        uninterrupted = train_run(recipe, tmp_path / f"whole-{begun}")
+        resumed = train_run(small(tmp_path, steps=2), tmp_path / f"half-{begun}")
         monkeypatch.undo()
         monkeypatch.setattr("regard.kernels.available", lambda: True)
-        assert setup.plan_updates(half, half.fresh_model(), gpu) == (("captured", True) if begun else ("plain", False))
-        half = go(recipe, tmp_path / f"half-{begun}")
-        expected, found = (tensor_io.load(run.resume) for run in (whole, half))
-        assert expected[1]["static"] == found[1]["static"] == begun
-        assert all(torch.equal(expected[0][name], found[0][name]) for name in expected[0])
+        assert setup.plan_updates(resumed, resumed.fresh_model(), gpu) == (
+            ("captured", True) if begun else ("plain", False)
+        )
+        resumed = train_run(recipe, tmp_path / f"half-{begun}")
+        expected, actual = (tensor_io.load(run.resume) for run in (uninterrupted, resumed))
+        assert expected[1]["static"] == actual[1]["static"] == begun
+        assert all(torch.equal(expected[0][name], actual[0][name]) for name in expected[0])

@@ -1,4 +1,4 @@
-"""Runs on plain text: a GPT on documents and on a stream, a BERT that fills gaps in, and a classifier after it."""
+"""Runs on plain text: a GPT on documents and on a stream, a masked LM, and a classifier that starts from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import CPU, equal, go, metrics, now, tensors
+from small_runs import CPU, current_weights, equal, metrics, tensors, train_run
 
 from regard import tasks, tensor_io
 from regard.api import load
@@ -72,16 +72,19 @@ def samples(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("documents", "unit"), [("line", "documents"), ("stream", "lines")])
-def test_a_gpt_is_watched_by_loss_and_continues_held_out_text(
+def test_a_gpt_is_validated_by_loss_and_continues_held_out_text(
     tmp_path: Path, documents: str, unit: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = small(tmp_path, GPT, {"documents": documents})
-    go(recipe, tmp_path / "run", quiet=False)
-    said = capsys.readouterr().err
-    assert f" {unit}" in said.split("data: ")[1].splitlines()[0] and "held-out text after step 8: loss" in said
-    for look in metrics(tmp_path / "run", "valid"):
-        assert look["perplexity"] == pytest.approx(math.exp(look["loss"]), rel=1e-4) and look["bits_per_byte"] > 0
-        assert "bleu" not in look
+    train_run(recipe, tmp_path / "run", quiet=False)
+    printed = capsys.readouterr().err
+    assert f" {unit}" in printed.split("data: ")[1].splitlines()[0] and "held-out text after step 8: loss" in printed
+    for validation in metrics(tmp_path / "run", "valid"):
+        assert (
+            validation["perplexity"] == pytest.approx(math.exp(validation["loss"]), rel=1e-4)
+            and validation["bits_per_byte"] > 0
+        )
+        assert "bleu" not in validation
     for sample in samples(tmp_path / "run"):
         assert sample["source"] and sample.keys() == {"step", "source", "reference", "output"}
     if documents == "line":
@@ -89,62 +92,62 @@ def test_a_gpt_is_watched_by_loss_and_continues_held_out_text(
         assert first["source"] + first["reference"] == LINES[int(0.75 * len(LINES))]
 
 
-@pytest.mark.parametrize("kind", ["documents", "stream", "gaps"])
+@pytest.mark.parametrize("kind", ["documents", "stream", "masked"])
 def test_resumed_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
-    model = BERT if kind == "gaps" else GPT
+    model = BERT if kind == "masked" else GPT
     data = {"documents": "stream"} if kind == "stream" else {}
 
     def run(name: str, steps: int) -> dict[str, torch.Tensor]:
-        go(small(tmp_path, model, data, steps=steps, schedule="constant"), tmp_path / name)
+        train_run(small(tmp_path, model, data, steps=steps, schedule="constant"), tmp_path / name)
         return tensors(tmp_path / name / "resume.safetensors")
 
-    whole = run("whole", 8)
+    uninterrupted = run("whole", 8)
     run("parts", 3)
-    assert equal(run("parts", 8), whole)
+    assert equal(run("parts", 8), uninterrupted)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "stream", "bert"])
-def test_a_look_draws_no_random_numbers_and_always_finds_the_same(tmp_path: Path, kind: str) -> None:
+def test_validation_draws_no_random_numbers_and_is_deterministic(tmp_path: Path, kind: str) -> None:
     recipe = small(tmp_path, BERT if kind == "bert" else GPT, {"documents": "stream"} if kind == "stream" else {})
-    run = go(recipe, tmp_path / "run")
+    run = train_run(recipe, tmp_path / "run")
     model = run.model()
     model.train()
     task = tasks.of(recipe)
     texts = task.held_out("valid")
     before = torch.get_rng_state()
-    looks = [task.validator(run, texts, CPU).validate(model) for _ in range(2)]
-    assert looks[0] == looks[1] and model.training and torch.equal(torch.get_rng_state(), before)
-    assert len(looks[0].samples) == 3
+    validations = [task.validator(run, texts, CPU).validate(model) for _ in range(2)]
+    assert validations[0] == validations[1] and model.training and torch.equal(torch.get_rng_state(), before)
+    assert len(validations[0].samples) == 3
 
 
-def test_gaps_are_counted_right_when_the_guesses_are(tmp_path: Path) -> None:
-    """A model that knows every word guesses all gaps; one that says the same everywhere the share of that word."""
+def test_accuracy_on_masked_tokens_is_that_of_the_predictions(tmp_path: Path) -> None:
+    """An oracle predicts all masked tokens."""
     recipe = small(tmp_path, BERT)
-    run = go(recipe, tmp_path / "run")
+    run = train_run(recipe, tmp_path / "run")
     task = tasks.of(recipe)
-    watch = task.validator(run, task.held_out("valid"), CPU)
+    validator = task.validator(run, task.held_out("valid"), CPU)
 
-    class Knowing(SequenceModel):
+    class Oracle(SequenceModel):
         def logits(self, batch: SeqBatch) -> torch.Tensor:
             return torch.nn.functional.one_hot(batch.labels, 30).float() * 100
 
-    look = watch.validate(Knowing())
-    assert look.exact == 100 and look.loss == pytest.approx(0, abs=1e-6)
-    for sample in look.samples:
+    validation = validator.validate(Oracle())
+    assert validation.exact == 100 and validation.loss == pytest.approx(0, abs=1e-6)
+    for sample in validation.samples:
         assert sample["output"] == sample["reference"] in LINES
 
 
-def test_a_classifier_s_loss_is_of_its_classes_alone(tmp_path: Path) -> None:
-    """The end mark after a class is certain: counted as a second token it would halve every loss."""
+def test_the_loss_of_a_classifier_counts_only_classes(tmp_path: Path) -> None:
+    """EOS after a class is certain: counted as a second token it would halve every loss."""
     recipe = classes(tmp_path, label_smoothing=0.0, validate_lines=4)
-    run = go(recipe, tmp_path / "run")
+    run = train_run(recipe, tmp_path / "run")
     task = tasks.of(recipe)
     pairs = task.held_out("valid")
-    look = task.validator(run, pairs, CPU).validate(run.model())
+    validation = task.validator(run, pairs, CPU).validate(run.model())
     scores = load(run.path, device="cpu").score(pairs)
     assert all(len(score) == 2 and score[1] == pytest.approx(0, abs=1e-6) for score in scores)
-    assert look.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
-    assert look.bleu is None and look.exact is not None
+    assert validation.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
+    assert validation.bleu is None and validation.exact is not None
     dataset = task.dataset(run)
     for static in (False, True):
         stream = task.stream(run, dataset, static)
@@ -153,85 +156,85 @@ def test_a_classifier_s_loss_is_of_its_classes_alone(tmp_path: Path) -> None:
         assert batch.num_targets == len(batch.inputs.layout) and not (batch.labels[batch.loss_mask] == EOS).any()
 
 
-def test_a_classifier_takes_the_source_vocabulary_and_the_body_of_where_it_begins(tmp_path: Path) -> None:
-    first = go(small(tmp_path, BERT), tmp_path / "first")
-    second = go(classes(tmp_path), tmp_path / "second", start_from=tmp_path / "first")
+def test_a_classifier_takes_source_vocabulary_and_body_of_its_starting_run(tmp_path: Path) -> None:
+    first = train_run(small(tmp_path, BERT), tmp_path / "first")
+    second = train_run(classes(tmp_path), tmp_path / "second", start_from=tmp_path / "first")
     source, target = second.tokenizers
     assert source.to_json() == first.tokenizers[0].to_json() and sorted(target.words) == ["cat", "dog", "fox"]
     assert metrics(tmp_path / "second", "valid")[-1].keys() >= {"exact", "loss"}
     with pytest.raises(UserError, match=r"a vocabulary for each side: set text\.shared = false"):
-        go(small(tmp_path, BERT), tmp_path / "third", start_from=tmp_path / "second")
+        train_run(small(tmp_path, BERT), tmp_path / "third", start_from=tmp_path / "second")
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """The weights that each run begins with."""
+def initial_weights(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """Collect the initial weights of each run."""
     found: list[dict[str, torch.Tensor]] = []
-    begin = Trainer.train
-    monkeypatch.setattr(Trainer, "train", lambda self: (found.append(now(self)), begin(self))[1])
+    plain_train = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self: (found.append(current_weights(self)), plain_train(self))[1])
     return found
 
 
 def other_classes(folder: Path, names: list[str]) -> Recipe:
-    """The classifier of `classes`, with other names for its classes."""
+    """Return the recipe of `classes` with other class names."""
     recipe = classes(folder)
     (folder / "a.tsv").write_text("".join(f"{line}\t{names[n % len(names)]}\n" for n, line in enumerate(LINES)))
     return recipe
 
 
 def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
-    tmp_path: Path, begun: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, initial_weights: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = go(classes(tmp_path), tmp_path / "first")
+    first = train_run(classes(tmp_path), tmp_path / "first")
     for names in (["good", "bad"], ["cat", "dog", "hen"]):
-        second = go(other_classes(tmp_path, names), tmp_path / names[1], start_from=first.path, quiet=False)
+        second = train_run(other_classes(tmp_path, names), tmp_path / names[1], start_from=first.path, quiet=False)
         assert "the classifier head is initialised anew" in capsys.readouterr().err
         assert sorted(second.tokenizers[1].words) == sorted(names)
         [store] = build(second.recipe, *second.tokenizers)
         assert set(store.target.ids.tolist()) == {EOS, *range(4, 4 + len(names))}
         for name, tensor in tensors(first.best).items():
-            taken = begun[-1][name].shape == tensor.shape and torch.equal(begun[-1][name], tensor)
-            # biases begin at zero, and may have stayed there
-            assert taken or name.startswith("classifier."), name
-            assert not taken or name not in ("classifier.pooler.weight", "classifier.out.weight"), name
+            same = initial_weights[-1][name].shape == tensor.shape and torch.equal(initial_weights[-1][name], tensor)
+            # biases start at zero and may have stayed there
+            assert same or name.startswith("classifier."), name
+            assert not same or name not in ("classifier.pooler.weight", "classifier.out.weight"), name
 
 
 def test_a_classifier_of_the_same_classes_takes_the_head_whatever_their_order(
-    tmp_path: Path, begun: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, initial_weights: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = go(classes(tmp_path), tmp_path / "first")
+    first = train_run(classes(tmp_path), tmp_path / "first")
     assert first.tokenizers[1].words == ["cat", "dog", "fox"]
-    recipe = other_classes(tmp_path, ["fox", "fox", "dog", "cat"])  # now fox is the commonest
-    second = go(recipe, tmp_path / "second", start_from=first.path, quiet=False)
+    recipe = other_classes(tmp_path, ["fox", "fox", "dog", "cat"])  # now fox is the most frequent
+    second = train_run(recipe, tmp_path / "second", start_from=first.path, quiet=False)
     assert second.tokenizers[1].words == ["cat", "dog", "fox"]
-    assert equal(begun[-1], tensors(first.best)) and "afresh" not in capsys.readouterr().err
+    assert equal(initial_weights[-1], tensors(first.best)) and "afresh" not in capsys.readouterr().err
 
 
-def test_an_imported_vocabulary_is_taken_and_only_the_classes_are_learnt(tmp_path: Path) -> None:
+def test_an_imported_vocabulary_is_kept_and_only_the_classes_are_learnt(tmp_path: Path) -> None:
     recipe = small(tmp_path, BERT)
     imported = Recipe.model_validate({**recipe.model_dump(), "text": {"unit": "wordpiece"}})
     run = RunDir.create(tmp_path / "imported", imported)
-    pieces = WordPieceTokenizer([MASK], sorted({word for line in LINES for word in line.split()}), True, None, True)
-    run.save_tokenizers(pieces, pieces)
+    tokenizer = WordPieceTokenizer([MASK], sorted({word for line in LINES for word in line.split()}), True, None, True)
+    run.save_tokenizers(tokenizer, tokenizer)
     tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {})
     text = {"unit": "wordpiece", "shared": False, "target_unit": "word"}
-    second = go(
+    second = train_run(
         Recipe.model_validate({**classes(tmp_path).model_dump(), "text": text}),
         tmp_path / "second",
         start_from=run.path,
     )
-    assert second.tokenizers[0].to_json() == pieces.to_json() and second.tokenizers[1].words == ["cat", "dog", "fox"]
+    assert second.tokenizers[0].to_json() == tokenizer.to_json() and second.tokenizers[1].words == ["cat", "dog", "fox"]
 
 
 # -- pairs in one context ----------------------------------------------------------------------------------------------
 
 
 def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # sources of 7 tokens with the end mark, targets of 2 and 7: 9 and 14 of 12 places
+    # sources of 7 tokens with EOS, targets of 2 and 7: 9 and 14 of 12 positions
     lines = [f"{line}\t{line if n % 3 == 0 else 'x'}\n" for n, line in enumerate(LINES)]
     recipe = small(tmp_path, {**GPT, "max_positions": 12}, {"pairs": "a.tsv", "valid": ["a.tsv"]})
     (tmp_path / "a.tsv").write_text("".join(lines))
-    run = go(recipe, tmp_path / "run", quiet=False)
+    run = train_run(recipe, tmp_path / "run", quiet=False)
     assert "12 pairs, 0 empty and 6 over-long pairs dropped" in capsys.readouterr().err
     assert len(metrics(run.path, "valid")) == 2
     pairs = [(line, line) for line in LINES] + [("the " * 40, "cat " * 40), ("cat", "dog " * 40)]
@@ -240,36 +243,34 @@ def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys
         assert both == [12] * len(group)
 
 
-def test_the_best_may_be_picked_by_exact_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([Validation(1.0, exact=50.0), Validation(2.0, exact=60.0), Validation(0.5, exact=55.0)])
-    monkeypatch.setattr(Validator, "validate", lambda self, model: next(looks))
-    go(classes(tmp_path, steps=12), tmp_path / "run")
-    assert [look["better"] for look in metrics(tmp_path / "run", "valid")] == [True, True, False]
+def test_the_best_weights_may_be_chosen_by_exact_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validations = iter([Validation(1.0, exact=50.0), Validation(2.0, exact=60.0), Validation(0.5, exact=55.0)])
+    monkeypatch.setattr(Validator, "validate", lambda self, model: next(validations))
+    train_run(classes(tmp_path, steps=12), tmp_path / "run")
+    assert [validation["better"] for validation in metrics(tmp_path / "run", "valid")] == [True, True, False]
 
 
-@pytest.mark.parametrize("kind", ["documents", "stream", "gaps"])
-def test_a_batch_that_was_not_finite_is_written_down(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = BERT if kind == "gaps" else GPT
+@pytest.mark.parametrize("kind", ["documents", "stream", "masked"])
+def test_a_batch_with_a_non_finite_loss_is_saved(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BERT if kind == "masked" else GPT
     recipe = small(tmp_path, model, {"documents": "stream"} if kind == "stream" else {})
     monkeypatch.setattr(SequenceModel, "forward", lambda self, batch, *_: self.logits(batch).sum() * math.nan)
     monkeypatch.setattr("regard.models.bert.Bert.forward", SequenceModel.forward)
     with pytest.raises(UserError, match="not finite at step 1"):
-        go(recipe, tmp_path / "run")
+        train_run(recipe, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "not-finite-1.json").read_text())["examples"]
     assert found and all(pair["target"] for pair in found)
     if kind == "documents":
         assert all(pair["source"] == "" and pair["target"] in LINES for pair in found)
 
 
-def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
-    go(small(tmp_path, GPT, validate_lines=0), tmp_path / "run")
+def test_no_samples_are_written_when_none_are_requested(tmp_path: Path) -> None:
+    train_run(small(tmp_path, GPT, validate_lines=0), tmp_path / "run")
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "training", "said"),
+    ("model", "data", "training", "message"),
     [
         (GPT, {}, {"best": "bleu"}, 'for language-modelling: it must be "loss"'),
         (GPT, {}, {"best": "exact"}, 'for language-modelling: it must be "loss"'),
@@ -284,13 +285,13 @@ def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_go_together(
-    tmp_path: Path, model: dict[str, Any], data: dict[str, Any], training: dict[str, Any], said: str
+    tmp_path: Path, model: dict[str, Any], data: dict[str, Any], training: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         small(tmp_path, model, data, **training)
 
 
-def test_a_plain_report_names_what_the_data_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_report_names_the_kind_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = PlainReporter()
     reporter.members, reporter.shown = "documents", -1e9
     reporter.counted("a.txt", 1200)
