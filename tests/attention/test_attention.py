@@ -1,4 +1,4 @@
-"""The one attention: every kernel, score, mask and layout against loops, PyTorch, or arithmetic on paper."""
+"""Attention: every backend, score, mask and layout against loops, PyTorch or values computed by hand."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from regard.packed import PackedLayout
 T, F = True, False
 
 
-def places(*sentences: int) -> SegmentPositions:
-    """The places of sentences of these lengths laid end to end."""
+def segment_positions(*sentences: int) -> SegmentPositions:
+    """Return the positions of packed sentences with these lengths."""
     return SegmentPositions.flat(PackedLayout(sentences))
 
 
@@ -65,13 +65,13 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     ],
 )
 def test_masks_of_one_sentence_are_these_tables(mask: Mask, table: list[list[bool]]) -> None:
-    assert mask.table(places(3), places(3)).tolist() == table
+    assert mask.table(segment_positions(3), segment_positions(3)).tolist() == table
 
 
-def test_sentences_in_one_row_do_not_see_each_other_nor_fill() -> None:
-    row = SegmentPositions.flat(PackedLayout([2, 1], size=4))  # a a b _
-    assert SameSegment().table(row, row).tolist() == [[T, T, F, F], [T, T, F, F], [F, F, T, F], [F, F, F, F]]
-    assert (SameSegment() & Causal()).table(row, row).tolist() == [
+def test_packed_sentences_do_not_attend_to_each_other_or_to_padding() -> None:
+    packed = SegmentPositions.flat(PackedLayout([2, 1], size=4))  # a a b _
+    assert SameSegment().table(packed, packed).tolist() == [[T, T, F, F], [T, T, F, F], [F, F, T, F], [F, F, F, F]]
+    assert (SameSegment() & Causal()).table(packed, packed).tolist() == [
         [T, F, F, F],
         [T, T, F, F],
         [F, F, T, F],
@@ -79,7 +79,7 @@ def test_sentences_in_one_row_do_not_see_each_other_nor_fill() -> None:
     ]
 
 
-def test_padding_is_nowhere_in_the_padded_view() -> None:
+def test_padding_is_masked_in_the_padded_view() -> None:
     table = SameSegment().table(
         SegmentPositions.padded(PackedLayout([1, 2])), SegmentPositions.padded(PackedLayout([2, 1]))
     )
@@ -87,32 +87,34 @@ def test_padding_is_nowhere_in_the_padded_view() -> None:
 
 
 def test_a_packed_layout_allows_same_sentence_and_mask() -> None:
-    """Whatever short cut the layout takes, real queries see what mask and sentence say, and nothing else."""
+    """Queries attend exactly to what mask and sentence allow, whatever shortcut the layout uses."""
     queries, keys = PackedLayout([2, 3], size=6), PackedLayout([3, 1])
     for mask in (Full(), Causal(), Window(1, 1), TableMask(torch.rand(4, 4) < 0.5)):
-        for rows in (keys, queries):
-            allowed = PackedQK(queries, rows, mask).allowed
-            table = allowed.to_dense(queries.max_len, rows.max_len, torch.device("cpu"))
-            expected = (mask & SameSegment()).table(SegmentPositions.padded(queries), SegmentPositions.padded(rows))
+        for key_layout in (keys, queries):
+            allowed = PackedQK(queries, key_layout, mask).allowed
+            table = allowed.to_dense(queries.max_len, key_layout.max_len, torch.device("cpu"))
+            expected = (mask & SameSegment()).table(
+                SegmentPositions.padded(queries), SegmentPositions.padded(key_layout)
+            )
             table = torch.ones_like(expected[:, None]) if table is None else table
-            table = table.expand(len(rows), 1, *expected.shape[1:])[:, 0]
+            table = table.expand(len(key_layout), 1, *expected.shape[1:])[:, 0]
             assert torch.equal(table[queries.padded_is_token], expected[queries.padded_is_token])
 
 
-# -- the plain kernel is the definition --------------------------------------------------------------------------------
+# -- the plain backend is the definition -------------------------------------------------------------------------------
 
 
 def loops(scores: list[list[float]], value: list[list[float]], table: list[list[bool]]) -> list[list[float]]:
-    """softmax(scores) @ value, one number at a time."""
+    """Compute softmax(scores) @ value one number at a time."""
     out = []
-    for row, may in zip(scores, table, strict=True):
-        seen = [k for k, ok in enumerate(may) if ok]
+    for row, allowed in zip(scores, table, strict=True):
+        seen = [k for k, ok in enumerate(allowed) if ok]
         total = sum(math.exp(row[k]) for k in seen)
         out.append([sum(math.exp(row[k]) / total * value[k][d] for k in seen) for d in range(len(value[0]))])
     return out
 
 
-def test_plain_attention_is_these_loops() -> None:
+def test_plain_attention_equals_loops() -> None:
     torch.manual_seed(1)
     q, k, v = draw(3, 4), draw(5, 4), draw(5, 2)
     table = torch.rand(3, 5) < 0.6
@@ -139,7 +141,7 @@ def test_scores_112_and_96_at_width_64_give_14_and_12_and_weights_of_88_and_12_p
         assert out[0, 0, 0, :2].mul(100).round().tolist() == [88, 12]
         assert not out[0, 0, 0, 2:].any()
     unscaled = plain_weights(query, keys, MaskTable(), Dot())
-    assert unscaled[0, 1].item() == pytest.approx(math.exp(-16), rel=1e-3)  # what the root of 64 is there to avoid
+    assert unscaled[0, 1].item() == pytest.approx(math.exp(-16), rel=1e-3)  # which scaling by sqrt(64) avoids
 
 
 def test_additive_scores_are_v_tanh_of_the_sum() -> None:
@@ -160,7 +162,7 @@ def test_additive_scores_are_v_tanh_of_the_sum() -> None:
     assert out.shape == (1, 1, 2, 2) and not out[0, 0, 1].any()
 
 
-def test_additive_attention_through_attend_is_the_loops() -> None:
+def test_additive_attention_through_attend_equals_loops() -> None:
     torch.manual_seed(3)
     score = Additive(3, 4, hidden=5).double()
     q, k, v = draw(1, 1, 2, 3), draw(1, 1, 6, 4), draw(1, 1, 6, 2)
@@ -197,7 +199,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 QUERIES, KEYS, HEADS = PackedLayout([4, 1, 6]), PackedLayout([3, 5, 6]), 2
 BOOLEANS = torch.rand(6, 6, generator=torch.Generator().manual_seed(4)) < 0.4
-BOOLEANS[0] = False  # the first query of every sentence sees nothing
+BOOLEANS[0] = False  # the first query of every sentence attends to nothing
 MASKS: dict[str, Mask | None] = {
     "none": None,
     "everything": Full(),
@@ -218,33 +220,33 @@ SCORES: dict[str, Callable[[], tuple[Score, int, int]]] = {  # score, query widt
 }
 
 
-def both_kernels(
-    query: Tensor, key: Tensor, value: Tensor, layout: Any, score: Score, cause: Tensor
+def both_backends(
+    query: Tensor, key: Tensor, value: Tensor, layout: Any, score: Score, grad_out: Tensor
 ) -> list[list[Tensor]]:
-    """Per kernel: the output, then the gradients by query, key, value and the score's parameters."""
-    found = []
+    """For each backend: the output, then the gradients of query, key, value and the score's parameters."""
+    results = []
     leaves = [query, key, value, *score.parameters()]
     for name in ("plain", "fused"):
         with use_backend(name):
             out = attend(query, key, value, layout, score=score)
-        gradients = torch.autograd.grad((out * cause).sum(), leaves, retain_graph=True)
-        found.append([out, *gradients])
-    return found
+        gradients = torch.autograd.grad((out * grad_out).sum(), leaves, retain_graph=True)
+        results.append([out, *gradients])
+    return results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("own", [True, False], ids=["self", "cross"])
+@pytest.mark.parametrize("is_self", [True, False], ids=["self", "cross"])
 @pytest.mark.parametrize("which", SCORES)
 @pytest.mark.parametrize("mask", MASKS)
-def test_fused_equals_plain_on_flat_rows(mask: str, which: str, own: bool, dtype: torch.dtype) -> None:
+def test_fused_equals_plain_on_packed_batches(mask: str, which: str, is_self: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
     score, query_width, key_width = SCORES[which]()
-    keys = QUERIES if own else KEYS
+    keys = QUERIES if is_self else KEYS
     query, key = draw(QUERIES.size, HEADS, query_width, dtype=dtype), draw(keys.size, HEADS, key_width, dtype=dtype)
     value = draw(keys.size, HEADS, 8, dtype=dtype)
     layout = PackedQK(QUERIES, keys, MASKS[mask])
-    cause = torch.randn(QUERIES.size, HEADS, 8, dtype=dtype)
-    slow, fast = both_kernels(query, key, value, layout, score.to(dtype), cause)
+    grad_out = torch.randn(QUERIES.size, HEADS, 8, dtype=dtype)
+    slow, fast = both_backends(query, key, value, layout, score.to(dtype), grad_out)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     for one, other in zip(slow, fast, strict=True):
         assert one.isfinite().all()
@@ -263,9 +265,9 @@ def test_fused_equals_plain_on_dense_tables(which: str, causal: bool, shape: tup
     score, query_width, key_width = SCORES[which]()
     queries, keys = shape
     query, key, value = draw(2, HEADS, queries, query_width), draw(2, HEADS, keys, key_width), draw(2, HEADS, keys, 8)
-    cause = torch.randn(2, HEADS, queries, 8, dtype=torch.float64)
+    grad_out = torch.randn(2, HEADS, queries, 8, dtype=torch.float64)
     for table in (None, torch.rand(2, 1, *shape) < 0.5, torch.rand(*shape) < 0.3):
-        slow, fast = both_kernels(query, key, value, DenseQK(table, causal), score.double(), cause)
+        slow, fast = both_backends(query, key, value, DenseQK(table, causal), score.double(), grad_out)
         for one, other in zip(slow, fast, strict=True):
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
@@ -284,8 +286,8 @@ def test_a_query_with_nothing_to_attend_to_gives_exact_zeros_and_finite_gradient
 
 @pytest.mark.parametrize("keys", [1, 2, 7, 15, 16, 17])
 @pytest.mark.parametrize("masked", [False, True])
-def test_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: int, masked: bool) -> None:
-    """Those of fewer keys than a CPU takes at once are filled up on the way."""
+def test_the_backend_for_few_keys_equals_the_plain_one(keys: int, masked: bool) -> None:
+    """Fewer keys than a CPU vector holds are padded."""
     torch.manual_seed(keys)
     table = torch.rand(32, 1, 5, keys) < 0.6 if masked else None
     if table is not None:
@@ -293,19 +295,19 @@ def test_short_rows_of_scores_are_weighed_as_the_definition_weighs_them(keys: in
     allowed = MaskTable.with_bias(table, torch.float32)
     q, k, v = (draw(32, 4, length, 3, dtype=torch.float32) for length in (5, keys, keys))
     upstream = torch.randn(32, 4, 5, 3)
-    found = [run(q, k, v, allowed, ScaledDot()) for run in (small, plain)]
-    torch.testing.assert_close(found[0], found[1])
-    gradients = [torch.autograd.grad(out, (q, k, v), upstream) for out in found]
+    results = [run(q, k, v, allowed, ScaledDot()) for run in (small, plain)]
+    torch.testing.assert_close(results[0], results[1])
+    gradients = [torch.autograd.grad(out, (q, k, v), upstream) for out in results]
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
 @pytest.mark.parametrize("name", ["plain", "fused"])
-def test_a_sentence_with_no_keys_at_all_is_answered_with_zeros(name: str) -> None:
+def test_a_sentence_without_keys_gives_zeros(name: str) -> None:
     for lengths in ([2, 0], [0, 0]):
-        rows = PackedLayout(lengths)
+        keys = PackedLayout(lengths)
         query = draw(3, 1, 4)
         with use_backend(name):
-            out = attend(query, draw(rows.size, 1, 4), draw(rows.size, 1, 4), PackedQK(PackedLayout([1, 2]), rows))
+            out = attend(query, draw(keys.size, 1, 4), draw(keys.size, 1, 4), PackedQK(PackedLayout([1, 2]), keys))
         assert not out[1:].any()
         assert out[:1].any() == (lengths[0] > 0)
 
@@ -327,23 +329,23 @@ def test_very_large_scores_stay_finite(name: str) -> None:
 def test_shuffled_keys_give_the_same_output_until_positions_are_added(name: str) -> None:
     torch.manual_seed(7)
     query, tokens, order = draw(1, 1, 3, 8), draw(1, 1, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
-    place = Sinusoidal(8)(torch.arange(6), torch.tensor(6)).double()
+    encoding = Sinusoidal(8)(torch.arange(6), torch.tensor(6)).double()
     with use_backend(name):
 
-        def look(keys: Tensor) -> Tensor:
+        def output(keys: Tensor) -> Tensor:
             return attend(query, keys, keys, DenseQK())
 
-        torch.testing.assert_close(look(tokens), look(tokens[:, :, order]))
-        assert (look(tokens + place) - look(tokens[:, :, order] + place)).abs().max() > 0.01
+        torch.testing.assert_close(output(tokens), output(tokens[:, :, order]))
+        assert (output(tokens + encoding) - output(tokens[:, :, order] + encoding)).abs().max() > 0.01
 
 
 # -- multi-head --------------------------------------------------------------------------------------------------------
 
 
-def twin(
+def make_pair(
     width: int, heads: int, cross: bool, source_width: int | None = None
 ) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
-    """Ours and PyTorch's with the same weights; PyTorch stacks q, k, v, as we do."""
+    """Return our attention and PyTorch's with the same weights; both stack q, k, v."""
     ours = MultiHeadAttention(width, heads, (source_width or width) if cross else None).double()
     theirs = nn.MultiheadAttention(
         width, heads, batch_first=True, kdim=source_width, vdim=source_width, dtype=torch.float64
@@ -368,35 +370,35 @@ def twin(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_is_pytorchs(causal: bool) -> None:
+def test_self_attention_equals_pytorch_s(causal: bool) -> None:
     torch.manual_seed(8)
-    ours, theirs = twin(8, 2, cross=False)
-    rows = PackedLayout([3, 5, 1], size=11)
+    ours, theirs = make_pair(8, 2, cross=False)
+    layout = PackedLayout([3, 5, 1], size=11)
     x = draw(11, 8)
-    out = ours(x, PackedQK(rows, rows, Causal() if causal else None))
-    padded = rows.pad(x)
+    out = ours(x, PackedQK(layout, layout, Causal() if causal else None))
+    padded = layout.pad(x)
     future = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
     expected, weights = theirs(
-        padded, padded, padded, key_padding_mask=~rows.padded_is_token, attn_mask=future, average_attn_weights=False
+        padded, padded, padded, key_padding_mask=~layout.padded_is_token, attn_mask=future, average_attn_weights=False
     )
-    torch.testing.assert_close(rows.pad(out)[rows.padded_is_token], expected[rows.padded_is_token])
+    torch.testing.assert_close(layout.pad(out)[layout.padded_is_token], expected[layout.padded_is_token])
     with Recorder(ours) as seen:
-        ours(x, PackedQK(rows, rows, Causal() if causal else None))
-    for n, length in enumerate(rows.lengths):
+        ours(x, PackedQK(layout, layout, Causal() if causal else None))
+    for n, length in enumerate(layout.lengths):
         torch.testing.assert_close(seen.attention[""].sentence(n), weights[n, :, :length, :length])
 
 
 @pytest.mark.parametrize("source_width", [None, 6])
-def test_cross_attention_is_pytorchs_with_padding_on_both_sides(source_width: int | None) -> None:
+def test_cross_attention_equals_pytorch_s_with_padding_on_both_sides(source_width: int | None) -> None:
     torch.manual_seed(9)
-    ours, theirs = twin(8, 4, cross=True, source_width=source_width)
+    ours, theirs = make_pair(8, 4, cross=True, source_width=source_width)
     queries, keys = PackedLayout([2, 4, 3]), PackedLayout([5, 1, 3], size=12)
     x, source = draw(9, 8), draw(12, source_width or 8)
     out = ours(x, PackedQK(queries, keys), source)
     memory = keys.pad(source)
     expected, _ = theirs(queries.pad(x), memory, memory, key_padding_mask=~keys.padded_is_token)
     torch.testing.assert_close(queries.pad(out)[queries.padded_is_token], expected[queries.padded_is_token])
-    # decoding's layout of the same attention: each sentence's queries as its beams
+    # the same attention in the layout of decoding, with each sentence's queries as beams
     alone = ours(x[:2], ours.source_kv(source[:5], PackedLayout([5])))
     torch.testing.assert_close(alone, out[:2])
 
@@ -406,7 +408,7 @@ def test_heads_must_share_the_width() -> None:
         MultiHeadAttention(10, 4)
 
 
-def test_each_projection_is_initialised_on_its_own() -> None:
+def test_each_projection_is_initialised_separately() -> None:
     """Xavier's bound for one [64, 64] matrix is sqrt(6 / 128), however many are stacked."""
     bound = math.sqrt(6 / 128)
     for layer in (MultiHeadAttention(64, 4).qkv_proj, MultiHeadAttention(64, 4, 64).kv_proj):
@@ -415,37 +417,37 @@ def test_each_projection_is_initialised_on_its_own() -> None:
         assert not layer.bias.any()
 
 
-# -- looking and changing ----------------------------------------------------------------------------------------------
+# -- recording and changing --------------------------------------------------------------------------------------------
 
 
-class Reader(nn.Module):
+class TappedAttention(nn.Module):
     """Self-attention with dropout before and after, so that random numbers are drawn on both sides of the tap."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.own, self.dropout = MultiHeadAttention(8, 2), nn.Dropout(0.3)
-        self.rows = PackedLayout([3, 5, 1], size=10)
+        self.self_attn, self.dropout = MultiHeadAttention(8, 2), nn.Dropout(0.3)
+        self.layout = PackedLayout([3, 5, 1], size=10)
         self.mask = Causal() & ~TableMask(
             torch.tensor([[F, F, F, F, F]] * 4 + [[T, T, T, T, T]])
-        )  # the 5th sees nothing
+        )  # the 5th attends to nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.own(self.dropout(x), PackedQK(self.rows, self.rows, self.mask)))
+        return self.dropout(self.self_attn(self.dropout(x), PackedQK(self.layout, self.layout, self.mask)))
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["plain", "fused"])
-def test_looking_changes_neither_output_nor_gradients_nor_random_numbers(training: bool, name: str) -> None:
+def test_recording_changes_neither_output_nor_gradients_nor_random_numbers(training: bool, name: str) -> None:
     torch.manual_seed(10)
-    model, x = Reader().train(training), torch.randn(10, 8)
+    model, x = TappedAttention().train(training), torch.randn(10, 8)
     results = []
-    for look in (False, True):
+    for record in (False, True):
         torch.manual_seed(11)
         with use_backend(name):
-            if look:
+            if record:
                 with Recorder(model) as seen:
                     out = model(x)
-                    seen.attention["own"].sentence(0)  # computed in the midst
+                    seen.attention["self_attn"].sentence(0)  # computed during the pass
             else:
                 out = model(x)
         state = torch.random.get_rng_state()
@@ -456,61 +458,61 @@ def test_looking_changes_neither_output_nor_gradients_nor_random_numbers(trainin
 
 def test_recorded_weights_times_values_are_the_kernels_output() -> None:
     torch.manual_seed(12)
-    model, x = Reader().eval(), torch.randn(10, 8)
+    model, x = TappedAttention().eval(), torch.randn(10, 8)
     with Recorder(model) as seen:
         model(x)
-    offered = seen.attention["own"].offered
+    offered = seen.attention["self_attn"].offered
     heads = offered.layout.close(offered() @ offered.value)
-    torch.testing.assert_close(heads, seen.values["own.heads"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(heads, seen.values["self_attn.heads"], atol=1e-6, rtol=1e-5)
     assert heads[:9].abs().sum() > 0
-    for n, length in enumerate(model.rows.lengths):
-        weights = seen.attention["own"].sentence(n)
+    for n, length in enumerate(model.layout.lengths):
+        weights = seen.attention["self_attn"].sentence(n)
         assert weights.shape == (2, length, length)
         sums = torch.ones(2, length)
-        sums[:, 4:] = 0  # the fifth place sees nothing
+        sums[:, 4:] = 0  # the fifth token attends to nothing
         torch.testing.assert_close(weights.sum(-1), sums)
         assert not weights.triu(1).any()  # masked cells are exactly zero
 
 
-def test_a_tap_passed_several_times_keeps_its_history() -> None:
-    model = Reader().eval()
+def test_a_tap_reached_several_times_keeps_its_history() -> None:
+    model = TappedAttention().eval()
     with Recorder(model) as seen:
         first = model(torch.randn(10, 8))
         model(torch.randn(10, 8))
-    assert [len(seen.history[key]) for key in ("own.weights", "own.heads")] == [2, 2]
-    assert seen.history["own.heads"][-1] is seen.values["own.heads"]
-    model(torch.randn(10, 8))  # the context is over: nobody listens
-    assert len(seen.history["own.heads"]) == 2 and first.shape == (10, 8)
+    assert [len(seen.history[key]) for key in ("self_attn.weights", "self_attn.heads")] == [2, 2]
+    assert seen.history["self_attn.heads"][-1] is seen.values["self_attn.heads"]
+    model(torch.randn(10, 8))  # outside the context nothing is recorded
+    assert len(seen.history["self_attn.heads"]) == 2 and first.shape == (10, 8)
 
 
 def test_uniform_weights_written_at_the_tap_give_the_mean_of_the_values() -> None:
     torch.manual_seed(13)
-    layer, rows, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
+    layer, layout, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
     with intervene(layer, {"weights": lambda w: torch.full_like(w, 1 / 4)}):
-        out = layer(x, PackedQK(rows, rows))
+        out = layer(x, PackedQK(layout, layout))
     value = layer.qkv_proj(x)[:, 16:]
     torch.testing.assert_close(out, layer.out_proj(value.mean(0)).expand(4, 8))
-    untouched = layer(x, PackedQK(rows, rows))
+    untouched = layer(x, PackedQK(layout, layout))
     with intervene(layer, {"weights": lambda w: w}):
-        torch.testing.assert_close(layer(x, PackedQK(rows, rows)), untouched)
+        torch.testing.assert_close(layer(x, PackedQK(layout, layout)), untouched)
     assert (untouched - out).abs().max() > 0.01
 
 
-def test_one_head_can_be_put_out() -> None:
+def test_one_head_can_be_ablated() -> None:
     torch.manual_seed(14)
-    layer, rows, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
+    layer, layout, x = MultiHeadAttention(8, 2), PackedLayout([4]), torch.randn(4, 8)
     kept = torch.tensor([1.0, 0.0])[:, None]
     with intervene(layer, {"heads": lambda heads: heads * kept}), Recorder(layer) as seen:
-        out = layer(x, PackedQK(rows, rows))
+        out = layer(x, PackedQK(layout, layout))
     with Recorder(layer) as before:
-        layer(x, PackedQK(rows, rows))
+        layer(x, PackedQK(layout, layout))
     first = before.values["heads"][:, 0] @ layer.out_proj.weight[:, :4].T + layer.out_proj.bias
     torch.testing.assert_close(out, first)
-    assert not seen.values["heads"][:, 1].any()  # who listens after the change sees it
+    assert not seen.values["heads"][:, 1].any()  # a recorder after the change sees it
 
 
-def test_a_tap_that_was_never_passed_is_an_error_that_names_those_that_were() -> None:
-    layer, rows = MultiHeadAttention(8, 2), PackedLayout([4])
+def test_a_tap_that_was_never_reached_is_an_error_that_names_those_that_were() -> None:
+    layer, layout = MultiHeadAttention(8, 2), PackedLayout([4])
     message = r"no tap 'wieghts' was reached; there were: heads, weights"
     with pytest.raises(KeyError, match=message), intervene(layer, {"wieghts": lambda w: w}):
-        layer(torch.randn(4, 8), PackedQK(rows, rows))
+        layer(torch.randn(4, 8), PackedQK(layout, layout))

@@ -1,4 +1,4 @@
-"""A cache fed by prompts, segments and steps is one pass over the whole text."""
+"""A cache fed by prompts, segments and steps equals one pass over the whole text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MASKS: dict[str, Mask | None] = {
 }
 
 
-def draw(rows: PackedLayout) -> list[Tensor]:
-    return [torch.randn(rows.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3)]
+def draw(layout: PackedLayout) -> list[Tensor]:
+    return [torch.randn(layout.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3)]
 
 
 def test_causal_counts_from_the_last_query_and_the_last_key() -> None:
@@ -43,30 +43,30 @@ def test_causal_counts_from_the_last_query_and_the_last_key() -> None:
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("pieces", [[1] * 21, [21], [4, 1, 1, 9, 6], [17, 4]], ids=str)
-def test_a_text_fed_in_pieces_is_one_pass(name: str, pieces: list[int]) -> None:
+@pytest.mark.parametrize("chunks", [[1] * 21, [21], [4, 1, 1, 9, 6], [17, 4]], ids=str)
+def test_a_text_fed_in_chunks_equals_one_pass(name: str, chunks: list[int]) -> None:
     torch.manual_seed(1)
-    rows = PackedLayout([21])
-    row = draw(rows)
-    expected = attend(*row, PackedQK(rows, rows, MASKS[name] or Causal()))
-    cache, found = KVCache(BeamTree(1, MASKS[name])), []
-    for piece in zip(*(x.split(pieces) for x in row), strict=True):
-        query, key, value = (x[None] if len(x) > 1 else x for x in piece)  # [1, T, H, D], or a step [1, H, D]
-        found.append(attend(query, key, value, cache).reshape(-1, HEADS, WIDTH))
-    torch.testing.assert_close(torch.cat(found), expected)
+    layout = PackedLayout([21])
+    qkv = draw(layout)
+    expected = attend(*qkv, PackedQK(layout, layout, MASKS[name] or Causal()))
+    cache, outputs = KVCache(BeamTree(1, MASKS[name])), []
+    for chunk in zip(*(x.split(chunks) for x in qkv), strict=True):
+        query, key, value = (x[None] if len(x) > 1 else x for x in chunk)  # [1, T, H, D], or a step [1, H, D]
+        outputs.append(attend(query, key, value, cache).reshape(-1, HEADS, WIDTH))
+    torch.testing.assert_close(torch.cat(outputs), expected)
     assert cache.tree.length == cache.tree.entries == 21
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(name: str) -> None:
-    """Beams of prompts of 4, 0, 6 and 1 tokens multiply, change places and leave, and keep their empty places."""
+def test_prompts_of_different_lengths_continue_as_if_alone_after_reordering(name: str) -> None:
+    """Beams of prompts of 4, 0, 6 and 1 tokens are duplicated, reordered and dropped, and keep their padding."""
     torch.manual_seed(2)
     random = Random(2)
     prompts = [4, 0, 6, 1]
     texts = [[torch.randn(3, HEADS, WIDTH).double() for _ in range(n)] for n in prompts]  # each token: q, k, v
     cache = KVCache(BeamTree(4, MASKS[name], torch.tensor([6 - n for n in prompts])))
-    rubbish = torch.full((3, HEADS, WIDTH), 7.0).double()
-    padded = torch.stack([torch.stack([rubbish] * (6 - len(t)) + t) for t in texts])  # [B, 6, 3, H, D]
+    garbage = torch.full((3, HEADS, WIDTH), 7.0).double()
+    padded = torch.stack([torch.stack([garbage] * (6 - len(t)) + t) for t in texts])  # [B, 6, 3, H, D]
     out = attend(*padded.unbind(2), cache)
     assert out.shape == (4, 6, HEADS, WIDTH) and out.isfinite().all()
     for _ in range(14):
@@ -75,8 +75,8 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
         texts = [[*t, torch.randn(3, HEADS, WIDTH).double()] for t in texts]
         out = attend(*torch.stack([t[-1] for t in texts]).unbind(1), cache)
         for n, text in enumerate(texts):
-            rows = PackedLayout([len(text)])
-            alone = attend(*torch.stack(text).unbind(1), PackedQK(rows, rows, MASKS[name] or Causal()))
+            layout = PackedLayout([len(text)])
+            alone = attend(*torch.stack(text).unbind(1), PackedQK(layout, layout, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
         beams = [random.randrange(len(texts)) for _ in range(random.randint(1, 4))]
         cache = cache.keep(torch.tensor(beams), cache.tree.keep(torch.tensor(beams)))
@@ -85,7 +85,7 @@ def test_prompts_of_different_lengths_go_on_as_if_alone_wherever_they_are_put(na
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("lengths", [[1], [1, 1], [1, 0]], ids=str)
-def test_prompts_of_one_token_are_prompts(name: str, lengths: list[int]) -> None:
+def test_prompts_of_one_token_are_not_taken_for_steps(name: str, lengths: list[int]) -> None:
     torch.manual_seed(4)
     count, padding = len(lengths), None if min(lengths) else torch.tensor([1 - n for n in lengths])
     cache = KVCache(BeamTree(count, MASKS[name], padding))
@@ -94,33 +94,33 @@ def test_prompts_of_one_token_are_prompts(name: str, lengths: list[int]) -> None
     for step in (1, 2):
         out = attend(*texts[:, step].unbind(1), cache)
         for n, length in enumerate(lengths):
-            rows = PackedLayout([length + step])
+            layout = PackedLayout([length + step])
             seen = texts[n, 1 - length : step + 1].unbind(1)
-            alone = attend(*seen, PackedQK(rows, rows, MASKS[name] or Causal()))
+            alone = attend(*seen, PackedQK(layout, layout, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
 
 
 @pytest.mark.parametrize(("length", "memory"), [(3, 0), (3, 2), (4, 4), (2, 5), (5, 100)])
-def test_segments_with_a_memory_are_the_mask_of_segments(length: int, memory: int) -> None:
+def test_segments_with_a_memory_equal_the_segments_mask(length: int, memory: int) -> None:
     torch.manual_seed(3)
-    rows = PackedLayout([17])
-    row = draw(rows)
-    expected = attend(*row, PackedQK(rows, rows, Segments(length, memory)))
-    cache, found = KVCache(BeamTree(1)), []
-    for piece in zip(*(x.split(length) for x in row), strict=True):
+    layout = PackedLayout([17])
+    qkv = draw(layout)
+    expected = attend(*qkv, PackedQK(layout, layout, Segments(length, memory)))
+    cache, outputs = KVCache(BeamTree(1)), []
+    for chunk in zip(*(x.split(length) for x in qkv), strict=True):
         cache.trim(memory)
         cache.tree.entries = min(cache.tree.entries, memory)
-        found.append(attend(*(x[None] for x in piece), cache)[0])
+        outputs.append(attend(*(x[None] for x in chunk), cache)[0])
         assert cache.key is not None and cache.tree.entries == cache.key.shape[2] <= memory + length
-    torch.testing.assert_close(torch.cat(found), expected)
+    torch.testing.assert_close(torch.cat(outputs), expected)
     assert cache.tree.length == 17
 
 
-def test_nothing_padded_and_nothing_masked_needs_no_table() -> None:
+def test_no_mask_table_is_built_without_padding_and_masks() -> None:
     cache = KVCache(BeamTree(2))
     one, several = torch.randn(2, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
     assert cache.open(one, one, one)[3] == MaskTable(no_empty_rows=True)
     assert cache.open(several, several, several)[3] == MaskTable(causal=True, no_empty_rows=True)
     padded = KVCache(BeamTree(2, padding=torch.tensor([0, 2])))
     padded.open(several, several, several)
-    assert padded.open(one, one, one)[3].no_empty_rows  # a new token at least sees itself
+    assert padded.open(one, one, one)[3].no_empty_rows  # a new token attends at least to itself

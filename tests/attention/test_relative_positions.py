@@ -29,7 +29,7 @@ from regard.registry import POSITIONS
 HEADS, WIDTH, BASE = 2, 6, 50.0
 
 
-def made(kind: str, base: float = BASE) -> Score:
+def make_score(kind: str, base: float = BASE) -> Score:
     torch.manual_seed(1)
     score = (Rotary(WIDTH, base) if kind == "rotary" else Relative(WIDTH, HEADS, base)).double()
     with torch.no_grad():
@@ -47,7 +47,7 @@ def frequencies(width: int, base: float) -> list[float]:
 
 
 def rotary_loop(query: Tensor, key: Tensor, base: float) -> Tensor:
-    """Pairs of features as complex numbers: Re sum_f q_f conj(k_f) e^(i w_f (place of q - place of k)) / sqrt(D)."""
+    """Pairs of features as complex numbers: Re sum_f q_f conj(k_f) e^(i w_f (distance of q and k)) / sqrt(D)."""
     (queries, width), keys = query.shape, len(key)
     scores = torch.empty(queries, keys, dtype=torch.float64)
     for i in range(queries):
@@ -75,77 +75,77 @@ def relative_loop(query: Tensor, key: Tensor, u: Tensor, v: Tensor, weight: Tens
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 7), (3, 8)])  # a whole text, a step, a segment
-def test_rotary_scores_are_these_loops(queries: int, keys: int) -> None:
-    score = made("rotary")
+def test_rotary_scores_equal_loops(queries: int, keys: int) -> None:
+    score = make_score("rotary")
     query, key = draw(3, HEADS, queries, WIDTH), draw(3, HEADS, keys, WIDTH)
-    found = score(query, key)
+    actual = score(query, key)
     for n in range(3):
         for h in range(HEADS):
-            torch.testing.assert_close(found[n, h], rotary_loop(query[n, h], key[n, h], BASE))
+            torch.testing.assert_close(actual[n, h], rotary_loop(query[n, h], key[n, h], BASE))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 7), (3, 8)])
 @pytest.mark.parametrize("width", [6, 5])
-def test_relative_scores_are_these_loops(queries: int, keys: int, width: int) -> None:
+def test_relative_scores_equal_loops(queries: int, keys: int, width: int) -> None:
     torch.manual_seed(2)
     score = Relative(width, HEADS, BASE).double()
     query, key = draw(3, HEADS, queries, width), draw(3, HEADS, keys, width)
-    found = score(query, key)
+    actual = score(query, key)
     for n in range(3):
         for h in range(HEADS):
-            own = score.content[h], score.distance[h], score.weight[h]
-            torch.testing.assert_close(found[n, h], relative_loop(query[n, h], key[n, h], *own, BASE))
+            params = score.content[h], score.distance[h], score.weight[h]
+            torch.testing.assert_close(actual[n, h], relative_loop(query[n, h], key[n, h], *params, BASE))
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
-def test_only_the_distance_counts(kind: str) -> None:
+def test_scores_depend_on_the_distance_alone(kind: str) -> None:
     """The same vector everywhere: a score is the same along every diagonal, and differs from one to the next."""
-    score = made(kind)
+    score = make_score(kind)
     same = draw(HEADS, 1, WIDTH)
-    found = score(same.expand(HEADS, 300, WIDTH), same.expand(HEADS, 300, WIDTH))
-    torch.testing.assert_close(found[:, 1:, 1:], found[:, :-1, :-1])
-    assert (found[:, 1:, 0] - found[:, :-1, 0]).abs().min() > 0
+    actual = score(same.expand(HEADS, 300, WIDTH), same.expand(HEADS, 300, WIDTH))
+    torch.testing.assert_close(actual[:, 1:, 1:], actual[:, :-1, :-1])
+    assert (actual[:, 1:, 0] - actual[:, :-1, 0]).abs().min() > 0
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_fused_equals_plain_with_gradients(kind: str, causal: bool) -> None:
-    score = made(kind)
+    score = make_score(kind)
     query, key, value = draw(2, HEADS, 4, WIDTH), draw(2, HEADS, 7, WIDTH), draw(2, HEADS, 7, WIDTH)
-    cause = torch.randn(2, HEADS, 4, WIDTH, dtype=torch.float64)
-    found = []
+    grad_out = torch.randn(2, HEADS, 4, WIDTH, dtype=torch.float64)
+    actual = []
     for run in (plain, fused):
         out = run(query, key, value, MaskTable(causal=causal), score)
-        gradients = torch.autograd.grad((out * cause).sum(), [query, key, value, *score.parameters()])
+        gradients = torch.autograd.grad((out * grad_out).sum(), [query, key, value, *score.parameters()])
         assert all(g.any() for g in gradients)
-        found.append([out, *gradients])
-    for slow, fast in zip(*found, strict=True):
+        actual.append([out, *gradients])
+    for slow, fast in zip(*actual, strict=True):
         torch.testing.assert_close(slow, fast, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
 @pytest.mark.parametrize("name", ["plain", "fused"])
-def test_empty_places_before_a_text_change_no_distance(kind: str, name: str) -> None:
-    """Texts of 5, 2 and 4 tokens fed to a cache together, then two steps, against each one in a flat row."""
-    score = made(kind)
+def test_left_padding_changes_no_distance(kind: str, name: str) -> None:
+    """Texts of 5, 2 and 4 tokens fed to a cache together, then two steps, against a packed batch."""
+    score = make_score(kind)
     lengths, steps = [5, 2, 4], 2
-    rows = PackedLayout([n + steps for n in lengths])
-    query, key, value = (torch.randn(rows.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
+    layout = PackedLayout([n + steps for n in lengths])
+    query, key, value = (torch.randn(layout.size, HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
     padding = torch.tensor([5 - n for n in lengths])
 
-    def early(x: Tensor) -> Tensor:  # [B, 5, H, D], with rubbish before
-        parts = [part[:n] for part, n in zip(rows.split(x), lengths, strict=True)]
+    def early(x: Tensor) -> Tensor:  # [B, 5, H, D], with garbage as padding
+        parts = [part[:n] for part, n in zip(layout.split(x), lengths, strict=True)]
         return torch.stack([torch.cat([torch.full((5 - len(p), HEADS, WIDTH), 9.0).double(), p]) for p in parts])
 
     cache = KVCache(BeamTree(3, padding=padding))
     with use_backend(name):
-        expected = rows.split(attend(query, key, value, PackedQK(rows, rows, Causal()), score=score))
+        expected = layout.split(attend(query, key, value, PackedQK(layout, layout, Causal()), score=score))
         prompt = attend(early(query), early(key), early(value), cache, score=score)
         for n, length in enumerate(lengths):
             torch.testing.assert_close(prompt[n, 5 - length :], expected[n][:length])
         for step in range(steps):
             now = [
-                torch.stack([p[n + step] for p, n in zip(rows.split(x), lengths, strict=True)])
+                torch.stack([p[n + step] for p, n in zip(layout.split(x), lengths, strict=True)])
                 for x in (query, key, value)
             ]
             out = attend(*now, cache, score=score)
@@ -155,8 +155,8 @@ def test_empty_places_before_a_text_change_no_distance(kind: str, name: str) -> 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
 def test_far_distances_are_as_exact_as_near_ones(kind: str) -> None:
-    """In float32, at place 20 000: the angles are made in float64."""
-    exact, score = made(kind, 10000.0), made(kind, 10000.0).float()
+    """In float32, at position 20,000: the angles are computed in float64."""
+    exact, score = make_score(kind, 10000.0), make_score(kind, 10000.0).float()
     key = torch.randn(HEADS, 20_000, WIDTH, dtype=torch.float64)
     query = torch.randn(HEADS, 1, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(score(query.float(), key.float()).double(), exact(query, key), atol=3e-5, rtol=3e-5)
@@ -174,7 +174,7 @@ def test_scores_for_positions_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
-def test_what_was_made_while_only_looking_serves_training_too(kind: str) -> None:
+def test_tables_made_in_inference_mode_can_be_used_in_training(kind: str) -> None:
     score = POSITIONS[kind].score(4, 2, 10000.0)
     query, key = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(2))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Our kernels for GPUs against their definitions in PyTorch, values and gradients."""
+"""GPU kernels against their definitions in PyTorch: values and gradients."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]  # as the interpreter has it
 
 
-def close(found: object, expected: object, dtype: torch.dtype) -> None:
+def close(actual: object, expected: object, dtype: torch.dtype) -> None:
     exact = dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=2e-5 if exact else 4e-2, rtol=1e-4 if exact else 4e-2)
+    torch.testing.assert_close(actual, expected, atol=2e-5 if exact else 4e-2, rtol=1e-4 if exact else 4e-2)
 
 
-def rows(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
+def static_layout(lengths: list[int], size: int, most: int) -> StaticPackedLayout:
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
     ends = F.pad(ends, (0, most - len(lengths)), value=int(ends[-1]))
     return StaticPackedLayout(ends, size, max(lengths))
@@ -52,8 +52,8 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
-def by(name: str, call: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    """What comes out with this kernel, and the gradients in the inputs."""
+def run_backend(name: str, call: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Return the output of a backend, and the gradients of its inputs."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     with use_backend(name):
         out = call(*leaves)
@@ -63,41 +63,43 @@ def by(name: str, call: Callable[..., Tensor], inputs: list[Tensor], upstream: T
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [[5, 130, 1, 60, 0, 7], [70], [1] * 90, [64, 64, 44]])
-def test_sentences_end_to_end(lengths: list[int], causal: bool, dtype: torch.dtype) -> None:
-    """Sentences of all lengths, an empty source among them, across tiles and in one, with fill at the end."""
+def test_varlen_attention(lengths: list[int], causal: bool, dtype: torch.dtype) -> None:
+    """Sentences of all lengths, one of them empty, within a tile and across tiles, with padding at the end."""
     torch.manual_seed(0)
-    own = [max(n, 1) for n in lengths]
-    queries = rows(own, sum(own) + 5, 95)
-    keys = queries if causal else rows([n * 7 % 50 for n in lengths], 220 if len(lengths) < 50 else 700, 95)
+    query_lengths = [max(n, 1) for n in lengths]
+    queries = static_layout(query_lengths, sum(query_lengths) + 5, 95)
+    keys = queries if causal else static_layout([n * 7 % 50 for n in lengths], 220 if len(lengths) < 50 else 700, 95)
     layout = StaticQK(queries, keys, Causal() if causal else None)
     q, k, v = (drawn(r.size, 2, 24, dtype=dtype) for r in (queries, keys, keys))
     upstream = drawn(queries.size, 2, 24, dtype=dtype)
-    upstream[sum(own) :] = 0  # nothing comes back from the fill
-    expected, found = (by(name, lambda *x: attend(*x, layout), [q, k, v], upstream) for name in ("plain", "varlen"))
+    upstream[sum(query_lengths) :] = 0  # padding has no gradient
+    expected, actual = (
+        run_backend(name, lambda *x: attend(*x, layout), [q, k, v], upstream) for name in ("plain", "varlen")
+    )
     real = queries.is_token
-    close(found[0][real], expected[0][real], dtype)
-    assert not found[0][~real].any() and all(x.isfinite().all() for x in found)
-    close(found[1:], expected[1:], dtype)
+    close(actual[0][real], expected[0][real], dtype)
+    assert not actual[0][~real].any() and all(x.isfinite().all() for x in actual)
+    close(actual[1:], expected[1:], dtype)
 
 
 @pytest.mark.parametrize(("width", "score"), [(16, ScaledDot()), (12, ScaledDot()), (16, Relative(16, 2))])
-def test_sentences_end_to_end_with_other_widths_and_scores(width: int, score: Score) -> None:
+def test_varlen_attention_with_other_widths_and_scores(width: int, score: Score) -> None:
     """Relative positions make queries and keys wider than values."""
     torch.manual_seed(0)
     score = score.to(DEVICE)
-    layout = StaticQK(rows([5, 30, 1], 40, 5), rows([5, 30, 1], 40, 5), None)
+    layout = StaticQK(static_layout([5, 30, 1], 40, 5), static_layout([5, 30, 1], 40, 5), None)
     inputs = [drawn(40, 2, width) for _ in range(3)]
     upstream = drawn(40, 2, width)
     upstream[36:] = 0
-    expected, found = (
-        by(name, lambda *x: attend(*x, layout, score=score), inputs, upstream) for name in ("plain", "varlen")
+    expected, actual = (
+        run_backend(name, lambda *x: attend(*x, layout, score=score), inputs, upstream) for name in ("plain", "varlen")
     )
-    close(found[0][:36], expected[0][:36], torch.float32)
-    close(found[1:], expected[1:], torch.float32)
+    close(actual[0][:36], expected[0][:36], torch.float32)
+    close(actual[1:], expected[1:], torch.float32)
 
 
-def test_a_compiler_is_told_the_truth_about_them() -> None:
-    """What PyTorch is told of the shapes and gradients of our operations is so."""
+def test_operations_are_declared_correctly_to_the_compiler() -> None:
+    """The fake implementations and gradients of our operations pass opcheck."""
     from regard.kernels.add_norm import add_norm
     from regard.kernels.cross_entropy import cross_entropy_with_grad
     from regard.kernels.decode_attention import decode_attention
@@ -105,7 +107,7 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     from regard.kernels.varlen_attention import varlen_attention
 
     torch.manual_seed(0)
-    sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    sparse = StaticQK(*[static_layout([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
     assert isinstance(sparse, SegmentMask)
     q, k, v = (drawn(32, 2, 16).requires_grad_() for _ in range(3))
     torch.library.opcheck(varlen_attention, (q, k, v, *sparse.segments, True, 0.25))
@@ -123,8 +125,8 @@ def test_a_compiler_is_told_the_truth_about_them() -> None:
     )
 
 
-def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the shapes of what operations give out, and would not see that a constant of a module has changed."""
+def test_output_shapes_do_not_depend_on_module_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compile cache keeps output shapes and does not notice a changed module constant."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from regard.kernels import add_norm
@@ -132,8 +134,8 @@ def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPa
     def shapes() -> list[torch.Size]:
         with FakeTensorMode():
             x, rows, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
-            found = add_norm.add_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
-        return [t.shape for t in found]
+            actual = add_norm.add_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
+        return [t.shape for t in actual]
 
     before, changed = shapes(), 0
     for name, value in [*vars(add_norm).items()]:
@@ -144,7 +146,7 @@ def test_what_a_compiler_keeps_fits_a_later_version(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the sentences are, values and gradients of a block are those of the block that is not compiled."""
+    """For all sentence lengths, values and gradients equal those of the uncompiled block."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "varlen")
@@ -152,28 +154,28 @@ def test_a_compiled_block_is_traced_once_for_all_batches(monkeypatch: pytest.Mon
     counted = CompileCounterWithBackend("aot_eager")
 
     def called(block: nn.Module, *arguments: object) -> Tensor:
-        found: Tensor = block(*arguments)
-        return found
+        actual: Tensor = block(*arguments)
+        return actual
 
     traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
     torch.manual_seed(0)
     block = DecoderBlock(BlockConfig(width=32, heads=2, ffn_width=64, activation="gelu")).to(DEVICE).train()
     x, source, upstream = drawn(24, 32), drawn(30, 32), drawn(32, 24).T
     for lengths in ([5, 9, 3], [1] * 7, [17]):
-        queries, keys = rows(lengths, 24, 8), rows([n + 1 for n in lengths], 30, 8)
+        queries, keys = static_layout(lengths, 24, 8), static_layout([n + 1 for n in lengths], 30, 8)
         layouts = StaticQK(queries, queries, Causal()), StaticQK(queries, keys)
-        found = []
+        actual = []
         for call in (called, traced):
             leaves = [x.clone().requires_grad_(), source.clone().requires_grad_()]
             out = call(block, leaves[0], *layouts, leaves[1], queries.is_token)
-            found.append([out.detach(), *torch.autograd.grad(out, [*leaves, *block.parameters()], upstream)])
-        close(found[1], found[0], torch.float32)
+            actual.append([out.detach(), *torch.autograd.grad(out, [*leaves, *block.parameters()], upstream)])
+        close(actual[1], actual[0], torch.float32)
     assert counted.frame_count == 1
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of them, too; values and gradients are those of blocks that are not compiled, dropout included."""
+def test_blocks_with_fused_residual_norms_are_traced_once(norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including the first; values and gradients equal those of uncompiled blocks, with dropout."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     monkeypatch.setattr(kernels, "supports", lambda x: True)
@@ -181,17 +183,17 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
     counted = CompileCounterWithBackend("aot_eager")
 
     def called(block: nn.Module, *arguments: object) -> fused.ResidualStream:
-        found: fused.ResidualStream = block(*arguments)
-        return found
+        actual: fused.ResidualStream = block(*arguments)
+        return actual
 
     traced = torch.compile(called, backend=counted, fullgraph=True, dynamic=False)
     torch.manual_seed(0)
     settings = BlockConfig(width=32, heads=2, ffn_width=64, dropout=0.1, norm_first=norm_first)
     stack = BlockStack.of(settings, EncoderBlock, 3).to(DEVICE).train()
     fuse(stack)
-    queries = rows([5, 9, 3], 24, 8)
+    queries = static_layout([5, 9, 3], 24, 8)
     x, upstream, layout = drawn(24, 32).requires_grad_(), drawn(24, 32), StaticQK(queries, queries)
-    found = []
+    actual = []
     for call in (called, traced):
         torch.manual_seed(5)
         stream: fused.ResidualStream = start_pending(1 * x, stack[0]) if norm_first else 1 * x
@@ -201,31 +203,31 @@ def test_blocks_whose_norms_add_up_are_traced_once(norm_first: bool, monkeypatch
             add_and_norm(stack[0].self_attn_residual.norm, stream)[1] if isinstance(stream, PendingResidual) else stream
         )
         assert isinstance(stream, PendingResidual) == norm_first
-        found.append([out.detach(), *torch.autograd.grad(out, [x, *stack[1].parameters()], upstream)])
-    close(found[1], found[0], torch.float32)
+        actual.append([out.detach(), *torch.autograd.grad(out, [x, *stack[1].parameters()], upstream)])
+    close(actual[1], actual[0], torch.float32)
     assert counted.frame_count == 1
 
 
-def test_sentences_lie_in_views_of_one_projection() -> None:
-    """Queries, keys and values are read where the projection wrote them."""
+def test_varlen_attention_reads_views_of_one_projection() -> None:
+    """Queries, keys and values are strided views, which are not copied."""
     torch.manual_seed(0)
-    layout = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal())
+    layout = StaticQK(*[static_layout([9, 20, 3], 32, 4)] * 2, Causal())
     upstream = drawn(32, 2, 16)
-    found = []
+    actual = []
     for name in ("plain", "varlen"):
         torch.manual_seed(1)
         whole = drawn(32, 3, 2, 16).requires_grad_()
         with use_backend(name):
             out = attend(*whole.unbind(1), layout)
-        found.append([out.detach(), *torch.autograd.grad(out, whole, upstream)])
-    close(found[1], found[0], torch.float32)
+        actual.append([out.detach(), *torch.autograd.grad(out, whole, upstream)])
+    close(actual[1], actual[0], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("beams", "length"), [(1, 5), (4, 150), (12, 70)])
-def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
-    """Every beam sees others of the stored keys; or all the same, as of a source; one of them may see nothing."""
+def test_decode_attention(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
+    """Beams have different masks over the cached keys, or share one (cross-attention); one may attend to nothing."""
     from regard.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)
@@ -241,78 +243,81 @@ def test_a_few_queries(beams: int, length: int, shared: bool, dtype: torch.dtype
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("size", [9001, 4096, 1000])
-def test_losses_and_their_slope(size: int, biased: bool, smoothing: float, dtype: torch.dtype) -> None:
-    """More logits than are taken at a time, as many, and fewer; and places that do not count."""
+def test_cross_entropy_and_its_gradient(size: int, biased: bool, smoothing: float, dtype: torch.dtype) -> None:
+    """More logits than a tile holds, equally many, and fewer; and masked tokens."""
     from regard.kernels.cross_entropy import cross_entropy_with_grad
 
     torch.manual_seed(0)
     x, table = drawn(7, 16, dtype=dtype), drawn(size, 16, dtype=dtype)
     bias = drawn(size) if biased else None
     labels = torch.randint(0, size, (7,), device=DEVICE)
-    counted = torch.tensor([True, False, True, True, False, True, True], device=DEVICE)
+    loss_mask = torch.tensor([True, False, True, True, False, True, True], device=DEVICE)
     logits = (x @ table.T).float().requires_grad_()
-    loss = cross_entropy(logits if bias is None else logits + bias, labels, counted, smoothing)
+    loss = cross_entropy(logits if bias is None else logits + bias, labels, loss_mask, smoothing)
     loss.backward()
-    found, slope = cross_entropy_with_grad(x, table, bias, labels, counted, smoothing, True)
-    close(found.sum(), loss.detach(), torch.float32)
-    assert not found[~counted].any()
-    torch.testing.assert_close(slope.float(), logits.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
-    alone, same = cross_entropy_with_grad(x, table, bias, labels, counted, smoothing, False)
-    close(alone, found, torch.float32)
+    actual, grad = cross_entropy_with_grad(x, table, bias, labels, loss_mask, smoothing, True)
+    close(actual.sum(), loss.detach(), torch.float32)
+    assert not actual[~loss_mask].any()
+    torch.testing.assert_close(grad.float(), logits.grad, atol=1e-6, rtol=1e-4 if dtype == torch.float32 else 1e-2)
+    alone, same = cross_entropy_with_grad(x, table, bias, labels, loss_mask, smoothing, False)
+    close(alone, actual, torch.float32)
     close(same.float(), logits.detach(), dtype)
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_of_a_sum_and_its_norm_one_may_be_used(used: int) -> None:
+def test_add_norm_with_one_used_output(used: int) -> None:
     torch.manual_seed(0)
     norm, upstream = nn.LayerNorm(16).to(DEVICE), drawn(7, 16)
     leaves = [drawn(7, 16).requires_grad_() for _ in range(2)]
     total = leaves[0] + leaves[1]
-    found = add_and_norm(LayerNorm(16).to(DEVICE), PendingResidual(*leaves, None))
-    slopes = [torch.autograd.grad(out[used], leaves, upstream) for out in (found, (total, norm(total)))]
-    close(slopes[0], slopes[1], torch.float32)
+    actual = add_and_norm(LayerNorm(16).to(DEVICE), PendingResidual(*leaves, None))
+    grads = [torch.autograd.grad(out[used], leaves, upstream) for out in (actual, (total, norm(total)))]
+    close(grads[0], grads[1], torch.float32)
 
 
-def test_nothing_is_filled_with_zeros_on_the_way_back() -> None:
-    """For what nothing comes back to: what sums of scores are kept for, and what norms divide by."""
+def test_the_backward_pass_allocates_no_zeros() -> None:
+    """Saved statistics (logsumexp, mean, inverse deviation) have no gradients."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from regard.kernels.varlen_attention import varlen_attention
 
-    class Listens(TorchDispatchMode):
+    class RecordOperations(TorchDispatchMode):
         def __torch_dispatch__(self, operation: Any, types: Any, inputs: Any = (), named: Any = None) -> Any:
-            heard.append(str(operation))
+            operations.append(str(operation))
             return operation(*inputs, **(named or {}))
 
-    heard: list[str] = []
-    sparse = StaticQK(*[rows([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
+    operations: list[str] = []
+    sparse = StaticQK(*[static_layout([9, 20, 3], 32, 4)] * 2, Causal()).allowed.sparse
     assert isinstance(sparse, SegmentMask)
     x = drawn(32, 32).requires_grad_()
     means, _ = varlen_attention(*[x.view(32, 2, 16)] * 3, *sparse.segments, True, 0.25)
     last = add_and_norm(LayerNorm(32).to(DEVICE), PendingResidual(x, means.flatten(1), None))[1]
-    with Listens():
+    with RecordOperations():
         last.backward(torch.ones_like(last))
-    assert {"regard.add_norm_backward.default", "regard.varlen_attention_backward.default"} <= {*heard}
-    assert not [name for name in heard if "zero" in name or "fill" in name]
+    assert {"regard.add_norm_backward.default", "regard.varlen_attention_backward.default"} <= {*operations}
+    assert not [name for name in operations if "zero" in name or "fill" in name]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("low", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "width"), [(37, 48), (7, 600), (5, 1500)])
 @pytest.mark.parametrize(("kind", "biased"), [("layer", True), ("layer", False), ("rms", True)])
-def test_a_sum_and_its_norm(
+def test_add_norm(
     kind: Literal["layer", "rms"],
     biased: bool,
     rows: int,
     width: int,
-    share: float,
+    rate: float,
     low: bool,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a stream, in float32 or as low as what a matrix product adds to it, for the next matrix; with gradients."""
-    for which, stages in (("USUAL", 1), ("MIDDLING", 3)):  # so that one takes several rows, and the last one fewer
+    """The residual stream is in float32 or in the dtype of the matmuls; values and gradients."""
+    for which, stages in (
+        ("USUAL", 1),
+        ("MIDDLING", 3),
+    ):  # so that a program processes several rows, and the last one fewer
         monkeypatch.setattr(f"regard.kernels.add_norm.{which}", (8 if rows > 8 else 2, stages))
     torch.manual_seed(0)
     norm = BlockConfig(width=width, heads=1, ffn_width=1, norm=kind).make_norm().to(DEVICE)
@@ -322,41 +327,41 @@ def test_a_sum_and_its_norm(
     stream = dtype if low else torch.float32
     x, added, bias = (3 + drawn(rows, width)).to(stream), drawn(rows, width, dtype=dtype), drawn(width, dtype=dtype)
     upstream = [drawn(rows, width, dtype=stream), drawn(rows, width, dtype=dtype)]
-    found = []
+    actual = []
     for ours in (True, False):
         leaves = [t.clone().requires_grad_() for t in (x, added, *[bias] * biased)]
         torch.manual_seed(1)
         if ours:
             with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-                total, out = add_and_norm(norm, PendingResidual(*leaves[:2], leaves[2] if biased else None, share))
+                total, out = add_and_norm(norm, PendingResidual(*leaves[:2], leaves[2] if biased else None, rate))
         else:
-            kept = hashed(x.shape, share, new_seeds(x.device)) if share else torch.ones_like(x)
+            kept = hashed(x.shape, rate, new_seeds(x.device)) if rate else torch.ones_like(x)
             more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
-            total = (leaves[0] + more * kept / (1 - share)).to(stream)
+            total = (leaves[0] + more * kept / (1 - rate)).to(stream)
             out = norm(total.float()).to(dtype)
         assert out.dtype == dtype and total.dtype == stream
-        slopes = torch.autograd.grad([total, out], [*leaves, *norm.parameters()], upstream)
-        assert slopes[1].dtype == dtype
-        found.append([total.detach(), out.detach().float(), *(slope.float() for slope in slopes)])
-    close(found[0][0], found[1][0], stream)
-    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        grads = torch.autograd.grad([total, out], [*leaves, *norm.parameters()], upstream)
+        assert grads[1].dtype == dtype
+        actual.append([total.detach(), out.detach().float(), *(grad.float() for grad in grads)])
+    close(actual[0][0], actual[1][0], stream)
+    for one, other in zip(actual[0][1:], actual[1][1:], strict=True):
         close(one / other.abs().max(), other / other.abs().max(), dtype)
 
 
-def test_the_stream_is_as_exact_as_matrix_products_in_training_only() -> None:
+def test_the_residual_stream_has_the_dtype_of_matmuls_in_training_only() -> None:
     stack = BlockStack.of(BlockConfig(width=32, heads=2, ffn_width=64), EncoderBlock, 1).to(DEVICE)
     fuse(stack)
     assert type(stack[0]) is FusedEncoderBlock
     for low, training in ((True, True), (True, False), (False, True)):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
-            begun = start_pending(drawn(5, 32), stack[0].train(training))
-        assert begun.added.dtype == (torch.bfloat16 if low else torch.float32)
-        assert begun.x.dtype == (begun.added.dtype if training else torch.float32)
+            pending = start_pending(drawn(5, 32), stack[0].train(training))
+        assert pending.added.dtype == (torch.bfloat16 if low else torch.float32)
+        assert pending.x.dtype == (pending.added.dtype if training else torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["transformer", "gpt", "bert", "post-norm", "squeeze"])
-def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, gradients and decoding steps are those of blocks that add up by themselves."""
+def test_a_model_with_fused_residual_norms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, gradients and decoding steps equal those of plain blocks."""
     from regard.kernels import add_norm
 
     torch.manual_seed(0)
@@ -370,14 +375,14 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
         deep["se_dim"] = 8 if kind == "squeeze" else 0
         settings = TransformerSettings.model_validate({**small, **deep})
     model = models.build(settings, 20, 20, True).to(DEVICE).train()
-    with torch.no_grad():  # biases that start as zeros would hide that one is lost
+    with torch.no_grad():  # biases of zero would hide a missing one
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     sources = [[5, 6, 2], [7, 8, 9, 10, 2]]
     batch = SeqBatch.from_lists(sources, sources, bos=1, source_size=10, target_size=9).to(DEVICE)
     if kind == "bert":
         batch = SeqBatch(batch.source, batch.source, batch.source.ids, batch.source.layout.is_token)
-    found, used = [], []
+    actual, used = [], []
     added_norm = add_norm.add_norm
     monkeypatch.setattr(add_norm, "add_norm", lambda *inputs: (used.append(True), added_norm(*inputs))[1])
     monkeypatch.setattr(fused.kernels, "supports", lambda x: True)
@@ -388,34 +393,34 @@ def test_a_model_whose_norms_add_up(kind: str, monkeypatch: pytest.MonkeyPatch) 
             fuse(model)
         used.clear()
         loss = model.train()(batch)
-        slopes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
-        found.append([loss.detach(), *(slope for slope in slopes if slope is not None)])
+        grads = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+        actual.append([loss.detach(), *(grad for grad in grads if grad is not None)])
         if kind != "bert":
             with torch.no_grad():
                 first, state = model.eval().step(
                     model.start(batch.source), torch.ones_like(batch.source.layout.length)[:, None]
                 )
                 second, _ = model.step(state, first.argmax(-1))
-            found[-1] += [first, second]
+            actual[-1] += [first, second]
         assert bool(used) == ours
-    close(found[1], found[0], torch.float32)
+    close(actual[1], actual[0], torch.float32)
     assert list(model.state_dict()) == names
     used.clear()
     with torch.no_grad(), Recorder(model) as seen:  # what is recorded is the plain definition
         recorded = model.train()(batch)
-    assert not used and torch.equal(recorded, found[0][0])
+    assert not used and torch.equal(recorded, actual[0][0])
     assert any(name.endswith("self_attn_residual.stream") for name in seen.values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "count"), [(9001, 5), (4096, 13), (700, 1), (130, 3)])
-def test_what_a_search_wants_of_logits(size: int, count: int, dtype: torch.dtype) -> None:
-    """The greatest as `topk` has them; of equal ones, of which there are many in half precision, the first."""
+def test_topk_and_logsumexp(size: int, count: int, dtype: torch.dtype) -> None:
+    """The largest logits, as in a stable sort; ties, frequent in half precision, go to the first."""
     from regard.kernels.topk import logsumexp, topk
 
     torch.manual_seed(0)
     logits = 4 * drawn(2, 3, size, dtype=dtype)
-    logits[0, 0, 17:] = -torch.inf  # fewer are possible than are asked for, maybe
+    logits[0, 0, 17:] = -torch.inf  # there may be fewer finite logits than requested
     logits[0, 1] = -torch.inf
     logits[1, 1] = 2.5  # all are equal
     torch.testing.assert_close(logsumexp(logits), logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
@@ -427,8 +432,8 @@ def test_what_a_search_wants_of_logits(size: int, count: int, dtype: torch.dtype
     assert ((topk(broken, count)[1] >= 0) & (topk(broken, count)[1] < size)).all()
 
 
-def test_they_compile_where_there_is_no_gpu() -> None:
-    """As an interpreter is more patient than a compiler."""
+def test_kernels_compile_without_a_gpu() -> None:
+    """The interpreter accepts code that the compiler rejects."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).parent / "compiled_elsewhere.py"
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)

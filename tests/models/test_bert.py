@@ -1,4 +1,4 @@
-"""BERT is PyTorch's encoder, weight for weight, has as many parameters as BERT has, fills in gaps and tells classes."""
+"""BERT equals PyTorch's encoder with the same weights, has BERT's size, predicts masked tokens and classifies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings(**changes: Any) -> BertSettings:
 
 
 def bert(source: int = 20, target: int = 20, **changes: Any) -> Bert:
-    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    """Randomise every parameter, so that no bias is zero and no gain is one."""
     torch.manual_seed(1)
     model = Bert(settings(**changes), source, target)
     with torch.no_grad():
@@ -38,10 +38,10 @@ def bert(source: int = 20, target: int = 20, **changes: Any) -> Bert:
     return model.eval()
 
 
-def gappy(size: int | None = None, guessed: int = 7) -> SeqBatch:
-    """The texts with some of their words to be guessed."""
-    row = PackedTokens.from_lists(TEXTS, size)
-    return SeqBatch(row, row, row.ids, row.ids >= guessed)
+def masked_batch(size: int | None = None, predicted: int = 7) -> SeqBatch:
+    """Return the texts with some tokens to be predicted."""
+    tokens = PackedTokens.from_lists(TEXTS, size)
+    return SeqBatch(tokens, tokens, tokens.ids, tokens.ids >= predicted)
 
 
 def classes(size: int | None = None) -> SeqBatch:
@@ -74,7 +74,7 @@ def pytorch_encoder(model: Bert) -> nn.TransformerEncoder:
 
 
 def pytorch_states(model: Bert, text: list[int]) -> Tensor:
-    """What every token of one text becomes, by PyTorch's layers."""
+    """Return the hidden states of one text, by PyTorch's layers."""
     s, e = model.settings, model.embedding
     x = e.table[text] + e.positions.table[: len(text)] + e.token_types[0]  # type: ignore[union-attr, index]
     x = F.layer_norm(x, (s.width,), e.norm.weight, e.norm.bias, s.norm_eps)  # type: ignore[arg-type]
@@ -82,55 +82,55 @@ def pytorch_states(model: Bert, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_the_encoder_is_pytorchs_over_each_text_by_itself(norm_first: bool) -> None:
+def test_the_encoder_equals_pytorch_s_on_each_text_alone(norm_first: bool) -> None:
     model = bert(norm_first=norm_first)
-    row = PackedTokens.from_lists(TEXTS, 20)
+    tokens = PackedTokens.from_lists(TEXTS, 20)
     with torch.no_grad():
-        for text, states in zip(TEXTS, row.layout.split(model.encode(row)), strict=True):
+        for text, states in zip(TEXTS, tokens.layout.split(model.encode(tokens)), strict=True):
             torch.testing.assert_close(states, pytorch_states(model, text), atol=1e-5, rtol=1e-5)
 
 
-def test_the_fill_head_is_a_layer_a_norm_and_the_token_table() -> None:
+def test_the_mlm_head_is_a_layer_a_norm_and_the_token_table() -> None:
     model = bert()
     head, width = model.mlm_head, model.settings.width
     with torch.no_grad():
-        logits = model.logits(gappy(20))
+        logits = model.logits(masked_batch(20))
         assert logits.shape == (20, 20)
-        for text, found in zip(TEXTS, gappy(20).inputs.layout.split(logits), strict=True):
+        for text, actual in zip(TEXTS, masked_batch(20).inputs.layout.split(logits), strict=True):
             hidden = F.gelu(F.linear(pytorch_states(model, text), head.dense.weight, head.dense.bias))
             hidden = F.layer_norm(hidden, (width,), head.norm.weight, head.norm.bias, 1e-12)  # type: ignore[arg-type]
-            torch.testing.assert_close(found, hidden @ model.embedding.table.T + head.bias, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(actual, hidden @ model.embedding.table.T + head.bias, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_a_class_is_told_by_what_the_first_token_or_the_mean_of_all_has_become(pool: str) -> None:
+def test_a_text_is_classified_by_its_first_hidden_state_or_their_mean(pool: str) -> None:
     model = bert(target=9, task="classify", pooling=pool)
     pooler, out = model.classifier.pooler, model.classifier.out
     with torch.no_grad():
         logits = classes().inputs.layout.split(model.logits(classes()))
-        for text, found in zip(TEXTS, logits, strict=True):
+        for text, actual in zip(TEXTS, logits, strict=True):
             states = pytorch_states(model, text)
-            spoken = states[0] if pool == "first" else states.mean(0)
-            pooled = torch.tanh(pooler.weight @ spoken + pooler.bias)
-            torch.testing.assert_close(found[0], out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
+            pooled_states = states[0] if pool == "first" else states.mean(0)
+            pooled = torch.tanh(pooler.weight @ pooled_states + pooler.bias)
+            torch.testing.assert_close(actual[0], out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
 
 
-def test_positions_inside_the_attention_tell_one_order_from_another() -> None:
+def test_every_kind_of_positions_makes_the_encoder_depend_on_order() -> None:
     one, other = ([BOS, 5, 6, 7, EOS], [BOS, 7, 6, 5, EOS])
     for kind in ("learned", "sinusoidal", "rotary", "relative"):
         model = bert(positions=kind)
         with torch.no_grad():
-            begin = [model.encode(PackedTokens.from_lists([text]))[0] for text in (one, other)]
-        assert (begin[0] - begin[1]).abs().max() > 1e-3, kind
-        has_table = "embedding.positions.table" in dict(model.named_parameters())
-        assert has_table == (kind == "learned")
+            first_states = [model.encode(PackedTokens.from_lists([text]))[0] for text in (one, other)]
+        assert (first_states[0] - first_states[1]).abs().max() > 1e-3, kind
+        has_position_table = "embedding.positions.table" in dict(model.named_parameters())
+        assert has_position_table == (kind == "learned")
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
 def body(vocabulary: int, s: BertSettings) -> int:
-    """Parameters of the tables (tokens, positions, two kinds of text) with their norm, and of the blocks."""
+    """Count the parameters of the embeddings with their norm, and of the blocks."""
     d = s.width
     tables = (vocabulary + s.max_positions + 2) * d + 2 * d
     attention, feed_forward, norms = 4 * (d * d + d), 2 * d * s.ffn_width + s.ffn_width + d, 2 * 2 * d
@@ -149,48 +149,51 @@ def test_presets_have_the_parameters_of_the_formula(size: str) -> None:
 
 
 def test_bert_base_has_its_published_109_482_240_parameters() -> None:
-    """With the pooler and without what comes after it; with the fill head and without the pooler, 109,514,298."""
+    """With the pooler but no classifier; with the MLM head instead of the pooler it has 109,514,298."""
     with torch.device("meta"):
-        sorter = Bert(BertSettings.model_validate({"size": "base", "task": "classify"}), 30522, 6)
-        filler = Bert(BertSettings.model_validate({"size": "base"}), 30522, 30522)
-    published = [p.numel() for name, p in sorter.named_parameters() if not name.startswith("classifier.out")]
+        classifier = Bert(BertSettings.model_validate({"size": "base", "task": "classify"}), 30522, 6)
+        masked_lm = Bert(BertSettings.model_validate({"size": "base"}), 30522, 30522)
+    published = [p.numel() for name, p in classifier.named_parameters() if not name.startswith("classifier.out")]
     assert sum(published) == 109_482_240
-    assert sum(p.numel() for p in filler.parameters()) == 109_514_298
+    assert sum(p.numel() for p in masked_lm.parameters()) == 109_514_298
 
 
-# -- filling in --------------------------------------------------------------------------------------------------------
+# -- masked tokens -----------------------------------------------------------------------------------------------------
 
 
-def test_only_the_places_to_be_guessed_count_in_the_loss() -> None:
-    model, batch = bert(), gappy(20)
+def test_only_masked_positions_count_in_the_loss() -> None:
+    model, batch = bert(), masked_batch(20)
     with torch.no_grad():
         logp = model.logits(batch).log_softmax(-1)
-        guessed = [place for place, token in enumerate(batch.labels.tolist()) if token >= 7]
-        expected = -sum(logp[place, batch.labels[place]].item() for place in guessed)
+        predicted = [index for index, token in enumerate(batch.labels.tolist()) if token >= 7]
+        expected = -sum(logp[index, batch.labels[index]].item() for index in predicted)
         assert model(batch).item() == pytest.approx(expected, rel=1e-5)
-    assert batch.num_targets == len(guessed) == 6
+    assert batch.num_targets == len(predicted) == 6
 
 
-def test_computing_fewer_logits_leaves_loss_and_gradients_as_they_are() -> None:
-    model, batch = bert(), gappy(20)
+def test_computing_fewer_logits_changes_neither_loss_nor_gradients() -> None:
+    model, batch = bert(), masked_batch(20)
     parameters = list(model.parameters())
     results = []
-    for loss in (model(batch, 0.1), SequenceModel.forward(model, batch, 0.1)):  # ours, and from logits at every place
+    for loss in (
+        model(batch, 0.1),
+        SequenceModel.forward(model, batch, 0.1),
+    ):  # ours, and from logits at every position
         results.append([loss, *torch.autograd.grad(loss, parameters)])
     for quick, slow in zip(*results, strict=True):
         torch.testing.assert_close(quick, slow, atol=1e-4, rtol=1e-5)
 
 
-def test_every_place_sees_both_sides() -> None:
-    model, row = bert(), PackedTokens.from_lists(TEXTS)
+def test_every_token_attends_to_both_sides() -> None:
+    model, tokens = bert(), PackedTokens.from_lists(TEXTS)
     with torch.no_grad(), Recorder(model) as seen:
-        model.encode(row)
+        model.encode(tokens)
     assert len(seen.attention) == 2
     for attended in seen.attention.values():
         assert (attended.sentence(0) > 0).all()
 
 
-def test_a_fill_model_writes_nothing() -> None:
+def test_a_masked_lm_cannot_be_searched() -> None:
     with pytest.raises(UserError, match=r"fill.*generates no text"):
         search(bert(), SearchRequest(PackedTokens.from_lists(TEXTS), DecodingSettings()))
 
@@ -198,7 +201,7 @@ def test_a_fill_model_writes_nothing() -> None:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def test_after_the_class_comes_the_end_for_certain() -> None:
+def test_after_the_class_eos_is_certain() -> None:
     model = bert(target=9, task="classify")
     batch = SeqBatch.from_lists(TEXTS, [[4, EOS], [5, 6, 7, EOS], [EOS]], bos=BOS, target_size=12)
     with torch.no_grad():
@@ -206,12 +209,12 @@ def test_after_the_class_comes_the_end_for_certain() -> None:
     assert [len(part) for part in logits] == [2, 4, 1]
     for part in logits:
         assert part.isfinite().all()
-        for later in part[1:].double().log_softmax(-1):  # the end mark 0, the eight others -30
+        for later in part[1:].double().log_softmax(-1):  # EOS 0, the eight others -30
             assert later[EOS].item() == pytest.approx(-8 * math.exp(-30), rel=1e-3)
             assert later.sort().values[:-1].tolist() == pytest.approx([-30.0] * 8)
 
 
-def test_steps_give_what_a_full_pass_gives() -> None:
+def test_steps_equal_a_full_pass() -> None:
     model = bert(target=9, task="classify")
     batch = SeqBatch.from_lists(TEXTS, [[4, 5, EOS]] * 3, bos=BOS)
     with torch.no_grad():
@@ -220,16 +223,16 @@ def test_steps_give_what_a_full_pass_gives() -> None:
         first, state = model.step(state, torch.full((3, 1), BOS))
         torch.testing.assert_close(first[:, 0], whole[:, 0])
         state = state.reorder(torch.zeros(3, 2, dtype=torch.long)).keep(torch.tensor([2, 0]))
-        for place in (1, 2):
+        for index in (1, 2):
             later, state = model.step(state, torch.full((2, 2), 4))
-            torch.testing.assert_close(later, whole[[2, 0], place][:, None].expand(-1, 2, -1))
+            torch.testing.assert_close(later, whole[[2, 0], index][:, None].expand(-1, 2, -1))
 
 
-def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
+def test_a_search_returns_the_most_probable_classes_in_order() -> None:
     model = bert(target=9, task="classify")
     with torch.no_grad():
-        model.classifier.out.bias[EOS] = -100.0  # as after training: no text is without a class
-    found = search(
+        model.classifier.out.bias[EOS] = -100.0  # as after training, when every text has a class
+    actual = search(
         model,
         SearchRequest(
             PackedTokens.from_lists(TEXTS), DecodingSettings(beam=4, length_penalty=0.0), banned=[0, 1, 3], nbest=3
@@ -237,63 +240,63 @@ def test_a_search_finds_the_likeliest_class_and_its_rivals_in_order() -> None:
     )
     with torch.no_grad():
         logits = torch.stack([part[0] for part in classes().inputs.layout.split(model.logits(classes()))])
-    for hypotheses, row in zip(found, logits, strict=True):
-        best = (row[4:].topk(3).indices + 4).tolist()
+    for hypotheses, tokens in zip(actual, logits, strict=True):
+        best = (tokens[4:].topk(3).indices + 4).tolist()
         assert [h.tokens for h in hypotheses] == [(token,) for token in best]
-        assert hypotheses[0].score == pytest.approx(row.log_softmax(-1)[best[0]].item(), abs=1e-4)
+        assert hypotheses[0].score == pytest.approx(tokens.log_softmax(-1)[best[0]].item(), abs=1e-4)
 
 
-# -- from filling in to classes ----------------------------------------------------------------------------------------
+# -- from masked LM to classifier --------------------------------------------------------------------------------------
 
 
-def test_a_classifier_begins_with_the_body_of_a_fill_model_and_a_head_of_its_own() -> None:
-    filler, model = bert(), bert(target=9, task="classify")
+def test_a_classifier_takes_the_body_of_a_masked_lm_and_keeps_its_own_head() -> None:
+    masked_lm, model = bert(), bert(target=9, task="classify")
     with torch.no_grad():
-        for parameter in filler.parameters():
+        for parameter in masked_lm.parameters():
             parameter.add_(1.0)
     before = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
-    learnt = tensor_io.model_tensors(filler)
-    model.init_from(learnt, "there")
+    tensors = tensor_io.model_tensors(masked_lm)
+    model.init_from(tensors, "there")
     for name, tensor in tensor_io.model_tensors(model).items():
-        own = name.startswith("classifier.")
-        assert torch.equal(tensor, before[name] if own else learnt[name]), name
-        assert own or not torch.equal(tensor, before[name]), name
+        is_head = name.startswith("classifier.")
+        assert torch.equal(tensor, before[name] if is_head else tensors[name]), name
+        assert is_head or not torch.equal(tensor, before[name]), name
 
 
 def test_tensors_that_do_not_fit_are_named() -> None:
-    learnt = tensor_io.model_tensors(bert())
+    tensors = tensor_io.model_tensors(bert())
     model = bert(target=9, task="classify")
-    lacking = {name: tensor for name, tensor in learnt.items() if name != "embedding.token_types"}
+    incomplete = {name: tensor for name, tensor in tensors.items() if name != "embedding.token_types"}
     with pytest.raises(UserError, match=r"there lacks tensor embedding\.token_types \(1 in all\)"):
-        model.init_from(lacking, "there")
+        model.init_from(incomplete, "there")
     with pytest.raises(UserError, match=r"there has an unknown tensor encoder\.9\.self_attn \(1 in all\)"):
-        model.init_from({**learnt, "encoder.9.self_attn": torch.zeros(1)}, "there")
+        model.init_from({**tensors, "encoder.9.self_attn": torch.zeros(1)}, "there")
     with pytest.raises(UserError, match=r"there: embedding\.table has shape \(21, 16\), not \(20, 16\)"):
         model.init_from(tensor_io.model_tensors(bert(source=21)), "there")
     with pytest.raises(UserError, match=r"there lacks tensor mlm_head\.bias"):
-        bert().init_from(tensor_io.model_tensors(model), "there")  # a classifier never learnt to fill in
+        bert().init_from(tensor_io.model_tensors(model), "there")  # a classifier has no MLM head
 
 
-def test_the_same_task_takes_everything() -> None:
+def test_a_model_of_the_same_task_takes_all_tensors() -> None:
     one, other = bert(target=9, task="classify"), Bert(settings(task="classify"), 20, 9)
     other.init_from(tensor_io.model_tensors(one), "there")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-# -- must learn --------------------------------------------------------------------------------------------------------
+# -- learning ----------------------------------------------------------------------------------------------------------
 
 
 def some_texts(count: int, generator: torch.Generator) -> SeqBatch:
-    """Texts of 1 to 6 words: all from 10 to 19 (class 4), or some of them from 20 to 29 (class 5)."""
+    """Return texts of 1 to 6 words: all from 10 to 19 (class 4), or one from 20 to 29 (class 5)."""
     sources, targets = [], []
     for _ in range(count):
         length = int(torch.randint(1, 7, (), generator=generator))
         words = torch.randint(10, 20, (length,), generator=generator)
-        odd = bool(torch.randint(0, 2, (), generator=generator))
-        if odd:
+        is_class_5 = bool(torch.randint(0, 2, (), generator=generator))
+        if is_class_5:
             words[torch.randint(0, length, (), generator=generator)] += 10
         sources.append([BOS, *words.tolist(), EOS])
-        targets.append([5 if odd else 4, EOS])
+        targets.append([5 if is_class_5 else 4, EOS])
     return SeqBatch.from_lists(sources, targets, bos=BOS)
 
 
@@ -308,15 +311,16 @@ def test_a_tiny_classifier_learns_which_words_matter() -> None:
         (model(batch) / batch.num_targets).backward()
         optimizer.step()
     fresh = some_texts(300, generator)
-    found = search(model.eval(), SearchRequest(fresh.source, DecodingSettings(beam=1)))
+    actual = search(model.eval(), SearchRequest(fresh.source, DecodingSettings(beam=1)))
     right = [
-        h.tokens == (int(label[0]),) for (h,), label in zip(found, fresh.inputs.layout.split(fresh.labels), strict=True)
+        h.tokens == (int(label[0]),)
+        for (h,), label in zip(actual, fresh.inputs.layout.split(fresh.labels), strict=True)
     ]
     assert sum(right) >= 0.98 * len(right)
 
 
-def test_a_tiny_fill_model_learns_a_rule_that_needs_both_sides() -> None:
-    """The middle word of [a, ?, b] is a + b: neither side alone tells it."""
+def test_a_tiny_masked_lm_learns_a_rule_that_needs_both_sides() -> None:
+    """The middle word of [a, ?, b] is a + b: it depends on both sides."""
     torch.manual_seed(0)
     model = Bert(settings(width=32), 16, 16)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -1,4 +1,4 @@
-"""GPT has GPT-2's size, reads pairs as one text, and says the same with a cache, in segments and in one pass."""
+"""GPT has GPT-2's size, reads pairs as one text, and gives the same logits with a cache and in segments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settings(**changes: Any) -> GPTSettings:
 
 
 def model(seed: int = 1, shared: bool = True, sizes: tuple[int, int] = (VOCABULARY, VOCABULARY), **changes: Any) -> GPT:
-    """With every parameter drawn anew, so that no bias is zero and no gain is one."""
+    """Return a model with random parameters, so that no bias is zero and no gain is one."""
     torch.manual_seed(seed)
     made = GPT(settings(**changes), *sizes, shared).double()
     with torch.no_grad():
@@ -49,15 +49,15 @@ def model(seed: int = 1, shared: bool = True, sizes: tuple[int, int] = (VOCABULA
 
 
 def text(*lengths: int, seed: int = 1) -> list[list[int]]:
-    """Documents of random tokens, without marks."""
+    """Return documents of random tokens, without special ones."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
 def alone(gpt: GPT, tokens: list[int]) -> Tensor:
-    """[n, V]: the logits at every place of one text, by a full pass."""
-    row = PackedTokens.from_lists([tokens])
-    return gpt.logits(SeqBatch(PackedTokens.from_lists([[]]), row, row.ids))
+    """Return the logits of one text in a full pass, [T, V]."""
+    packed = PackedTokens.from_lists([tokens])
+    return gpt.logits(SeqBatch(PackedTokens.from_lists([[]]), packed, packed.ids))
 
 
 # -- size --------------------------------------------------------------------------------------------------------------
@@ -67,14 +67,14 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def formula(vocabulary: int, places: int, d: int, inner: int, layers: int) -> int:
-    """Tables; four attention matrices and two of the feed-forward with biases, two norms a layer; a last norm."""
+def formula(vocabulary: int, num_positions: int, d: int, inner: int, layers: int) -> int:
+    """Count embeddings, attention and feed-forward matrices with biases, two norms per layer and the last norm."""
     block = 4 * (d * d + d) + 2 * d * inner + inner + d + 2 * 2 * d
-    return (vocabulary + places) * d + layers * block + 2 * d
+    return (vocabulary + num_positions) * d + layers * block + 2 * d
 
 
 @pytest.mark.parametrize(
-    ("size", "d", "layers", "places", "total"),
+    ("size", "d", "layers", "num_positions", "total"),
     [
         ("nano", 128, 4, 64, None),
         ("mini", 384, 6, 256, None),
@@ -84,15 +84,15 @@ def formula(vocabulary: int, places: int, d: int, inner: int, layers: int) -> in
         ("gpt2-xl", 1600, 48, 1024, 1_557_611_200),
     ],
 )
-def test_every_preset_has_its_size(size: str, d: int, layers: int, places: int, total: int | None) -> None:
+def test_every_preset_has_its_size(size: str, d: int, layers: int, num_positions: int, total: int | None) -> None:
     with torch.device("meta"):
         made = build(GPTSettings.model_validate({"size": size}), 50257, 50257, shared=True)
-    assert count(made) == formula(50257, places, d, 4 * d, layers)
+    assert count(made) == formula(50257, num_positions, d, 4 * d, layers)
     assert total is None or count(made) == total  # as published with the weights of GPT-2
 
 
 @pytest.mark.parametrize(
-    ("changes", "more"),
+    ("changes", "difference"),
     [
         ({"tie_embeddings": False}, VOCABULARY * 16),
         ({"positions": "sinusoidal"}, -64 * 16),
@@ -104,13 +104,14 @@ def test_every_preset_has_its_size(size: str, d: int, layers: int, places: int, 
         ({"scale_embeddings": True}, 0),
     ],
 )
-def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
+def test_the_parameters_that_each_setting_adds(changes: dict[str, Any], difference: int) -> None:
     assert (
-        count(GPT(settings(**changes), VOCABULARY, VOCABULARY)) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + more
+        count(GPT(settings(**changes), VOCABULARY, VOCABULARY))
+        == count(GPT(settings(), VOCABULARY, VOCABULARY)) + difference
     )
 
 
-def test_a_source_vocabulary_of_its_own_is_a_second_table_and_places_are_shared() -> None:
+def test_a_separate_source_vocabulary_adds_a_table_and_positions_are_shared() -> None:
     made = GPT(settings(), 30, VOCABULARY, shared=False)
     assert count(made) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + 30 * 16
     stored = tensor_io.model_tensors(made)
@@ -122,7 +123,7 @@ def test_a_source_vocabulary_of_its_own_is_a_second_table_and_places_are_shared(
     assert torch.equal(other.source_embedding.table, made.source_embedding.table)
 
 
-def test_weights_begin_small_and_smaller_where_many_layers_add_up() -> None:
+def test_initial_weights_are_small_and_smaller_on_the_residual_stream() -> None:
     torch.manual_seed(2)
     made = GPT(settings(width=64, ffn_width=256, layers=8, tie_embeddings=False, positions="relative"), 500, 500)
     for name, parameter in made.named_parameters():
@@ -158,35 +159,35 @@ def test_logits_do_not_depend_on_what_comes_later(positions: str, mask: str) -> 
         ("segments", {4, 5, 6, 7, 8}),
     ],
 )
-def test_one_layer_sees_what_the_mask_says(mask: str, seen: set[int]) -> None:
-    """Which earlier tokens move the logits after token 8: reach 3, memory 2."""
+def test_one_layer_attends_as_the_mask_allows(mask: str, seen: set[int]) -> None:
+    """Find the tokens that influence the logits after token 8, with mask_size 3 and memory_size 2."""
     made = model(layers=1, mask=mask)
     (tokens,) = text(9)
     before = alone(made, tokens)[8]
-    moved = set()
+    influential = set()
     for n in range(9):
         changed = [*tokens[:n], (tokens[n] + 1) % VOCABULARY, *tokens[n + 1 :]]
         if not torch.equal(alone(made, changed)[8], before):
-            moved.add(n)
-    assert moved == seen
+            influential.add(n)
+    assert influential == seen
 
 
 @pytest.mark.parametrize("positions", ["rotary", "relative"])
-def test_with_distances_alone_a_text_may_stand_anywhere(positions: str) -> None:
-    """A window of 3 tokens in 1 layer does not notice what came long before, not even how much."""
+def test_with_relative_positions_a_shift_changes_nothing(positions: str) -> None:
+    """With a window of 3 tokens in 1 layer, earlier tokens and their number have no effect."""
     made = model(positions=positions, mask="window", layers=1)
     before, tokens = text(5, 6)
     torch.testing.assert_close(alone(made, [*before, *tokens])[7:], alone(made, tokens)[2:])
 
 
-def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end() -> None:
+def test_only_learned_positions_limit_the_length() -> None:
     tokens = text(5)[0]
     with pytest.raises(UserError, match="a sequence of 5 tokens is too long: this model has 4 positions"):
         alone(model(max_positions=4), tokens)
     made = model(max_positions=4)
     state = made.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
     _, state = made.step(state, torch.tensor([[4], [4]]))
-    state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two places left
+    state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two positions left
     for _ in range(2):
         _, state = made.step(state, torch.tensor([[4]]))
     with pytest.raises(UserError, match="5 tokens"):
@@ -196,16 +197,16 @@ def test_a_text_longer_than_the_learned_places_is_refused_and_others_have_no_end
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_backends_give_the_same_logits(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, query_block=4))  # 4 queries at a time
     made = model(mask=mask, positions="relative")
     batch = SeqBatch.from_lists(text(3, 11, 7), text(9, 1, 12, seed=2), bos=BOS, source_size=25, target_size=30)
-    found = []
+    actual = []
     for name in ("plain", "fused", "block_sparse"):
         with use_backend(name):
-            found.append(made.logits(batch))
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+            actual.append(made.logits(batch))
+    torch.testing.assert_close(actual[1], actual[0])
+    torch.testing.assert_close(actual[2], actual[0])
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -214,17 +215,17 @@ def test_every_kernel_gives_the_same(mask: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("positions", "mask"), [("learned", "causal"), ("rotary", "strided"), ("relative", "segments")]
 )
-def test_a_pair_is_one_text_the_source_and_then_the_target(positions: str, mask: str) -> None:
+def test_a_pair_is_the_source_followed_by_the_target(positions: str, mask: str) -> None:
     made = model(positions=positions, mask=mask)
     sources, targets = text(4, 0, 6), text(3, 5, 1, seed=2)
     batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=13, target_size=12)
     logits = made.logits(batch)
-    assert not logits[9:].any()  # fill
-    for source, target, found in zip(sources, targets, batch.inputs.layout.split(logits), strict=True):
-        torch.testing.assert_close(found, alone(made, [*source, BOS, *target[:-1]])[len(source) :])
+    assert not logits[9:].any()  # padding
+    for source, target, actual in zip(sources, targets, batch.inputs.layout.split(logits), strict=True):
+        torch.testing.assert_close(actual, alone(made, [*source, BOS, *target[:-1]])[len(source) :])
 
 
-def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
+def test_a_separate_source_vocabulary_uses_its_own_table() -> None:
     made, joined = model(shared=False, sizes=(30, VOCABULARY)), model(sizes=(50, 50))
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -234,51 +235,51 @@ def test_a_source_vocabulary_of_its_own_is_read_from_its_own_table() -> None:
         joined.embedding.table[:VOCABULARY] = made.embedding.table
         joined.embedding.table[VOCABULARY:] = made.source_embedding.table
     target = text(4)[0]
-    found = made.logits(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
+    actual = made.logits(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
     expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BOS, *target[:-1]])
-    torch.testing.assert_close(found, expected[3:, :VOCABULARY])
+    torch.testing.assert_close(actual, expected[3:, :VOCABULARY])
     state = made.start(PackedTokens.from_lists([[29, 3, 17]]))
-    torch.testing.assert_close(made.step(state, torch.tensor([[BOS]]))[0][0, 0], found[0])
+    torch.testing.assert_close(made.step(state, torch.tensor([[BOS]]))[0][0, 0], actual[0])
 
 
-def test_plain_text_is_run_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_text_keeps_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model()
-    rows = []
-    monkeypatch.setattr(made, "_decode", lambda x, r: rows.append(r) or x)
+    layouts = []
+    monkeypatch.setattr(made, "_decode", lambda x, r: layouts.append(r) or x)
     batch = SeqBatch.from_lists([[], []], [[5, EOS], [6, 7, EOS]], bos=BOS, source_size=3, target_size=7)
     made.logits(batch)
-    assert rows == [batch.inputs.layout]
+    assert layouts == [batch.inputs.layout]
 
 
 # -- with a cache ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("positions", "mask"), list(product(POSITIONS, MASKS)))
-def test_prompts_of_different_lengths_in_one_batch_go_on_as_if_alone(positions: str, mask: str) -> None:
-    """Cached = uncached, for prompts of 5, 0, 9 and 1 tokens, through 18 steps (the room for keys grows)."""
+def test_prompts_of_different_lengths_continue_as_if_alone(positions: str, mask: str) -> None:
+    """Cached equals uncached for prompts of 5, 0, 9 and 1 tokens, through 18 steps (the cache grows)."""
     made = model(positions=positions, mask=mask)
     prompts, further = text(5, 0, 9, 1), text(18, 18, 18, 18, seed=2)
-    whole = [alone(made, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
+    full_pass = [alone(made, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
     with torch.no_grad():
         state = made.start(PackedTokens.from_lists(prompts, size=17))
         for step in range(18):
             logits, state = made.step(state, torch.tensor([[f[step]] for f in further]))
             for n, prompt in enumerate(prompts):
-                torch.testing.assert_close(logits[n, 0], whole[n][len(prompt) + step])
+                torch.testing.assert_close(logits[n, 0], full_pass[n][len(prompt) + step])
 
 
 @pytest.mark.parametrize("prompts", [[[], []], [[4, 5], [6, 7]]], ids=["empty", "even"])
-def test_prompts_of_one_length_leave_no_empty_places(prompts: list[list[int]]) -> None:
+def test_prompts_of_equal_length_need_no_padding(prompts: list[list[int]]) -> None:
     made = model()
     state = made.start(PackedTokens.from_lists(prompts, size=5))
     for cache in state.own:
         assert cache.tree.padding is None and cache.tree.length == len(prompts[0])
-        assert (cache.key is None) == (not prompts[0])  # nothing was run for an empty prompt
+        assert (cache.key is None) == (not prompts[0])  # an empty prompt is not processed
     logits, _ = made.step(state, torch.tensor([[8], [9]]))
     torch.testing.assert_close(logits[1, 0], alone(made, [*prompts[1], 9])[-1])
 
 
-def test_beams_and_sentences_that_change_places_keep_their_prompts() -> None:
+def test_reordered_beams_and_sentences_keep_their_prompts() -> None:
     made = model(positions="relative", mask="fixed")
     prompts = text(2, 7, 4)
     with torch.no_grad():
@@ -299,21 +300,21 @@ def test_beams_and_sentences_that_change_places_keep_their_prompts() -> None:
 @pytest.mark.parametrize("positions", ["relative", "rotary", "learned"])
 @pytest.mark.parametrize(("length", "memory"), [(4, 4), (3, 0), (5, 2), (2, 7), (30, 1)])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_a_long_text_in_segments_is_one_pass_under_their_mask(
+def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
     positions: str, length: int, memory: int, layers: int
 ) -> None:
     made = model(positions=positions, mask="segments", mask_size=length, memory_size=memory, layers=layers).float()
     texts = text(23, 23)
-    held = []
-    watched = kv_cache.KVCache.open
+    cache_sizes = []
+    plain_open = kv_cache.KVCache.open
 
-    def watch(self: Any, *arguments: Any) -> Any:
-        opened = watched(self, *arguments)
-        held.append(self.key.shape[2])
+    def record_open(self: Any, *arguments: Any) -> Any:
+        opened = plain_open(self, *arguments)
+        cache_sizes.append(self.key.shape[2])
         return opened
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache.KVCache, "open", watch)
+        patch.setattr(kv_cache.KVCache, "open", record_open)
         parts = list(made.segments(torch.tensor(texts)))
         assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
         for n, tokens in enumerate(texts):
@@ -321,9 +322,9 @@ def test_a_long_text_in_segments_is_one_pass_under_their_mask(
             torch.testing.assert_close(
                 torch.cat(parts, 1)[n], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5
             )
-    assert max(held) <= min(length + memory, 23) and len(held) == layers * math.ceil(23 / length)
+    assert max(cache_sizes) <= min(length + memory, 23) and len(cache_sizes) == layers * math.ceil(23 / length)
 
 
-def test_only_segments_are_read_in_segments() -> None:
+def test_only_the_segments_mask_allows_segments() -> None:
     with pytest.raises(UserError, match='only a model with mask = "segments"'):
         list(model(mask="window").segments(torch.tensor([[4, 5]])))

@@ -1,4 +1,4 @@
-"""The recurrent family: cells, gates, both directions, the ways to look at the source, and decoding."""
+"""Recurrent models: cells, gates, both directions, attention to the source, and decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settings(**changes: Any) -> RecurrentSettings:
 
 
 def made(vocabulary: int = 20, seed: int = 1, **changes: Any) -> Recurrent:
-    """A model in float64 with random biases too."""
+    """Return a model in float64 with random biases."""
     torch.manual_seed(seed)
     model = Recurrent(settings(**changes), vocabulary, vocabulary).double().eval()
     with torch.no_grad():
@@ -54,23 +54,23 @@ def pairs(spare: int = 0) -> SeqBatch:
 
 
 def by_hand(recurrence: RecurrentLayer, x: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One sentence x [L, I] by the textbook: outputs [L, D] and gates [L, 3 or 2, D]."""
+    """Run one sentence x [L, I] by the textbook equations: outputs [L, D] and gates [L, 3 or 2, D]."""
     cell = recurrence.cell
-    rows = 4 if recurrence.lstm else 3
-    w, u = (list(m.chunk(rows)) for m in (cell.weight_ih_l0, cell.weight_hh_l0))
-    b, d = (list(m.chunk(rows)) for m in (cell.bias_ih_l0, cell.bias_hh_l0))
+    gates_per_cell = 4 if recurrence.lstm else 3
+    w, u = (list(m.chunk(gates_per_cell)) for m in (cell.weight_ih_l0, cell.weight_hh_l0))
+    b, d = (list(m.chunk(gates_per_cell)) for m in (cell.bias_ih_l0, cell.bias_hh_l0))
     outputs, gates = [], []
     for word in x:
-        said = [w[k] @ word + b[k] for k in range(rows)]
-        held = [u[k] @ h + d[k] for k in range(rows)]
+        from_input = [w[k] @ word + b[k] for k in range(gates_per_cell)]
+        from_state = [u[k] @ h + d[k] for k in range(gates_per_cell)]
         if c is not None:
-            i, f, o = (torch.sigmoid(said[k] + held[k]) for k in (0, 1, 3))
-            c = f * c + i * torch.tanh(said[2] + held[2])
+            i, f, o = (torch.sigmoid(from_input[k] + from_state[k]) for k in (0, 1, 3))
+            c = f * c + i * torch.tanh(from_input[2] + from_state[2])
             h = o * torch.tanh(c)
             gates.append(torch.stack([i, f, o]))
         else:
-            r, z = (torch.sigmoid(said[k] + held[k]) for k in (0, 1))
-            h = (1 - z) * torch.tanh(said[2] + r * held[2]) + z * h
+            r, z = (torch.sigmoid(from_input[k] + from_state[k]) for k in (0, 1))
+            h = (1 - z) * torch.tanh(from_input[2] + r * from_state[2]) + z * h
             gates.append(torch.stack([r, z]))
         outputs.append(h)
     return torch.stack(outputs), torch.stack(gates)
@@ -80,17 +80,15 @@ def by_hand(recurrence: RecurrentLayer, x: Tensor, h: Tensor, c: Tensor | None) 
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_fused_cell_computes_what_the_loop_defines(
-    cell: str, turn: bool, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_the_fused_cell_equals_the_loop(cell: str, reverse: bool, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(1)
     recurrence = RecurrentLayer(cell, 5, 7).to(dtype)
     with torch.no_grad():
         for parameter in recurrence.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    turned = reversal_index(PackedLayout([4, 9, 1])) if turn else None
+    turned = reversal_index(PackedLayout([4, 9, 1])) if reverse else None
     x = torch.randn(3, 9, 5, dtype=dtype, requires_grad=True)
     states = [torch.randn(3, 7, dtype=dtype, requires_grad=True) for _ in range(2 if cell == "lstm" else 1)]
     results = []
@@ -98,8 +96,8 @@ def test_the_fused_cell_computes_what_the_loop_defines(
         with use_backend(name):
             outputs, last = recurrence(x, tuple(states), turned)
         wrt = [x, *states, *recurrence.parameters()]
-        aim = outputs.square().sum() + sum(s.sin().sum() for s in last)
-        results.append([outputs, *last, *torch.autograd.grad(aim, wrt)])
+        objective = outputs.square().sum() + sum(s.sin().sum() for s in last)
+        results.append([outputs, *last, *torch.autograd.grad(objective, wrt)])
     for slow, quick in zip(*results, strict=True):
         torch.testing.assert_close(quick, slow, atol=tolerance, rtol=tolerance)
 
@@ -110,11 +108,10 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
     batch = pairs(spare=3)
     with torch.no_grad(), Recorder(model) as seen:
         model.logits(batch)
-        rows = batch.source.layout
-        sentences = rows.split(model.source_embedding(batch.source.ids))
+        sentences = batch.source.layout.split(model.source_embedding(batch.source.ids))
         summary = model.encode(batch.source)[1]
         decoder = model.decoder[0]
-        begun = decoder.begin(summary)
+        initial_states = decoder.begin(summary)
         written = batch.inputs.layout.split(model.target_embedding(batch.inputs.ids))
     zeros = torch.zeros(4, dtype=torch.float64)
     for n, (x, y) in enumerate(zip(sentences, written, strict=True)):
@@ -122,7 +119,7 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
             _, gates = by_hand(getattr(model.encoder[0], way), order, zeros, zeros if cell == "lstm" else None)
             gates = gates if way == "forward_cell" else gates.flip(0)
             torch.testing.assert_close(seen.values[f"encoder.0.{way}.gates"][n, : len(x)], gates)
-        states = [state[n] for state in begun]
+        states = [state[n] for state in initial_states]
         _, gates = by_hand(decoder.cell, y, states[0], states[1] if cell == "lstm" else None)
         torch.testing.assert_close(seen.values["decoder.0.cell.gates"][n, : len(y)], gates)
     for name, value in seen.values.items():
@@ -133,7 +130,7 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_gates_of_decoding_steps_are_those_of_the_whole_pass(cell: str, attention: str) -> None:
+def test_gates_of_decoding_steps_equal_those_of_a_full_pass(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention, decoder_layers=2)
     batch = SeqBatch.from_lists(SOURCES, [[13, 14, EOS]] * 4, bos=BOS)
     with torch.no_grad(), Recorder(model) as whole:
@@ -147,7 +144,7 @@ def test_gates_of_decoding_steps_are_those_of_the_whole_pass(cell: str, attentio
         torch.testing.assert_close(torch.cat(steps.history[name], 1), whole.values[name])  # type: ignore[arg-type]
 
 
-def test_an_lstm_told_to_forget_everything_holds_what_it_reads() -> None:
+def test_an_lstm_with_closed_forget_gates_depends_on_input_and_output_alone() -> None:
     """f = 0 and i = o = 1: c = g, so h = tanh(tanh(W_g x + U_g h + b))."""
     model = made(cell="lstm", attention="none", bidirectional=False)
 
@@ -156,11 +153,11 @@ def test_an_lstm_told_to_forget_everything_holds_what_it_reads() -> None:
 
     batch = pairs()
     with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": gates}):
-        found = batch.source.layout.split(model.encode(batch.source)[0])
+        actual = batch.source.layout.split(model.encode(batch.source)[0])
     cell = model.encoder[0].forward_cell.cell
     w, u = cell.weight_ih_l0[16:24], cell.weight_hh_l0[16:24]
     b = (cell.bias_ih_l0 + cell.bias_hh_l0)[16:24]
-    for sentence, outputs in zip(SOURCES, found, strict=True):
+    for sentence, outputs in zip(SOURCES, actual, strict=True):
         h = torch.zeros(8, dtype=torch.float64)
         for token, output in zip(sentence, outputs, strict=True):
             x = model.source_embedding(torch.tensor([token]))[0]
@@ -168,19 +165,19 @@ def test_an_lstm_told_to_forget_everything_holds_what_it_reads() -> None:
             torch.testing.assert_close(output, h)
 
 
-def test_a_gru_told_to_keep_its_state_keeps_it_and_one_told_not_to_knows_only_the_last_word() -> None:
+def test_the_update_gate_of_a_gru_keeps_or_replaces_its_state() -> None:
     model = made(cell="gru", attention="none", bidirectional=False)
     batch = pairs()
     with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": torch.ones_like}):
-        assert not model.encode(batch.source)[0].any()  # it began with zeros
+        assert not model.encode(batch.source)[0].any()  # the initial state is zero
     with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": torch.zeros_like}):
-        found = model.encode(batch.source)[0]
+        actual = model.encode(batch.source)[0]
     cell = model.encoder[0].forward_cell.cell
     x = model.source_embedding(batch.source.ids)
-    torch.testing.assert_close(found, torch.tanh(x @ cell.weight_ih_l0[16:].T + cell.bias_ih_l0[16:]))
+    torch.testing.assert_close(actual, torch.tanh(x @ cell.weight_ih_l0[16:].T + cell.bias_ih_l0[16:]))
 
 
-def test_cells_begin_remembering_with_recurrent_matrices_that_turn_but_do_not_stretch() -> None:
+def test_cells_start_with_forget_biases_of_one_and_orthogonal_matrices() -> None:
     cell = RecurrentLayer("lstm", 5, 6).cell
     assert (cell.bias_ih_l0 + cell.bias_hh_l0).tolist() == [0.0] * 6 + [1.0] * 6 + [0.0] * 12
     for matrix in cell.weight_hh_l0.split(6):
@@ -191,7 +188,7 @@ def test_cells_begin_remembering_with_recurrent_matrices_that_turn_but_do_not_st
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_reading_from_the_end_is_reading_the_reversed_sentence(cell: str) -> None:
+def test_the_backward_cell_reads_the_reversed_sentence(cell: str) -> None:
     model = made(cell=cell, attention="none")
     layer = model.encoder[0]
     layer.backward_cell.load_state_dict(layer.forward_cell.state_dict())
@@ -205,7 +202,7 @@ def test_reading_from_the_end_is_reading_the_reversed_sentence(cell: str) -> Non
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_encoder_is_pytorchs_bidirectional_one_on_each_sentence_alone(cell: str) -> None:
+def test_the_encoder_equals_pytorch_s_bidirectional_one_on_each_sentence_alone(cell: str) -> None:
     model = made(cell=cell, attention="none", encoder_layers=2, encoder_width=10)
     theirs: Any = (nn.LSTM if cell == "lstm" else nn.GRU)(6, 5, 2, batch_first=True, bidirectional=True).double()
     with torch.no_grad():
@@ -214,8 +211,8 @@ def test_the_encoder_is_pytorchs_bidirectional_one_on_each_sentence_alone(cell: 
                 for name, parameter in way.cell.named_parameters():
                     getattr(theirs, name.replace("l0", f"l{number}") + suffix).copy_(parameter)
         batch = pairs(spare=4)
-        found, summary = model.encode(batch.source)
-        for n, ours in enumerate(batch.source.layout.split(found)):
+        actual, summary = model.encode(batch.source)
+        for n, ours in enumerate(batch.source.layout.split(actual)):
             x = model.source_embedding(torch.tensor(SOURCES[n]))
             expected, last = theirs(x[None])
             torch.testing.assert_close(ours, expected[0])
@@ -223,12 +220,12 @@ def test_the_encoder_is_pytorchs_bidirectional_one_on_each_sentence_alone(cell: 
             torch.testing.assert_close(summary[n], torch.cat([h[2, 0], h[3, 0]]))  # the upper layer's two ends
 
 
-# -- looking at the source ---------------------------------------------------------------------------------------------
+# -- attention to the source -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS[1:])
 @pytest.mark.parametrize("cell", CELLS)
-def test_what_is_seen_is_the_mean_of_what_was_read_by_weights_that_sum_to_one(cell: str, attention: str) -> None:
+def test_the_context_is_a_mean_of_values_with_weights_that_sum_to_one(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention)
     batch = pairs(spare=2)
     with torch.no_grad(), Recorder(model) as seen:
@@ -237,19 +234,19 @@ def test_what_is_seen_is_the_mean_of_what_was_read_by_weights_that_sum_to_one(ce
     (name,) = seen.attention
     assert name == ("decoder.0.cross_attn" if attention == "additive" else "readout.cross_attn")
     heads = batch.inputs.layout.split(seen.values[f"{name}.heads"])  # [Q, H, D] each
-    for n, read in enumerate(source):
+    for n, source_states in enumerate(source):
         weights = seen.attention[name].sentence(n)
         assert weights.shape == (2 if attention == "multihead" else 1, len(TARGETS[n]), len(SOURCES[n]))
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2], dtype=torch.float64))
         if attention == "multihead":
-            values = model.readout.cross_attn.kv_proj(read)[:, 8:].unflatten(-1, (2, 4)).transpose(0, 1)
+            values = model.readout.cross_attn.kv_proj(source_states)[:, 8:].unflatten(-1, (2, 4)).transpose(0, 1)
         else:
-            values = read[None]
+            values = source_states[None]
         torch.testing.assert_close(heads[n], (weights @ values).transpose(0, 1))
 
 
 @pytest.mark.parametrize("attention", ["dot", "bilinear"])
-def test_scores_of_finished_states(attention: str) -> None:
+def test_luong_scores_compare_output_states(attention: str) -> None:
     model = made(attention=attention)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
@@ -257,8 +254,8 @@ def test_scores_of_finished_states(attention: str) -> None:
         source = batch.source.layout.split(model.encode(batch.source)[0])
     states = batch.inputs.layout.split(seen.values["decoder.0.stream"])
     matrix = model.readout.cross_attn.score.weight if attention == "bilinear" else torch.eye(8, dtype=torch.float64)
-    for n, read in enumerate(source):
-        expected = (states[n] @ matrix @ read.T).softmax(-1)
+    for n, source_states in enumerate(source):
+        expected = (states[n] @ matrix @ source_states.T).softmax(-1)
         torch.testing.assert_close(seen.attention["readout.cross_attn"].sentence(n)[0], expected)
 
 
@@ -271,13 +268,13 @@ def test_additive_attention_by_hand(cell: str) -> None:
         logits = batch.inputs.layout.split(model.logits(batch))
         encoded, summary = model.encode(batch.source)
     layer, score = model.decoder[0], model.decoder[0].cross_attn.score
-    for n, read in enumerate(batch.source.layout.split(encoded)):
+    for n, source_states in enumerate(batch.source.layout.split(encoded)):
         states = [state[n] for state in layer.begin(summary)]
         for t, token in enumerate([BOS, *TARGETS[n][:-1]]):
-            asked = torch.tanh(score.query.weight @ states[0] + score.key(read))
-            weights = (asked @ score.out.weight[0]).softmax(0)
+            hidden = torch.tanh(score.query.weight @ states[0] + score.key(source_states))
+            weights = (hidden @ score.out.weight[0]).softmax(0)
             torch.testing.assert_close(seen.attention["decoder.0.cross_attn"].sentence(n)[0, t], weights)
-            y, context = model.target_embedding(torch.tensor([token]))[0], weights @ read
+            y, context = model.target_embedding(torch.tensor([token]))[0], weights @ source_states
             x = torch.cat([y, context])
             if cell == "lstm":
                 i, f, g, o = (layer.cell.project(x) + layer.cell.cell.weight_hh_l0 @ states[0]).chunk(4)
@@ -290,7 +287,7 @@ def test_additive_attention_by_hand(cell: str) -> None:
 
 
 @pytest.mark.parametrize(("cell", "attention"), list(itertools.product(CELLS, ATTENTIONS[1:])))
-def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: str, attention: str) -> None:
+def test_replaced_weights_change_a_full_pass_and_steps_alike(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention, decoder_layers=2)
     name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn.weights"
     batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
@@ -312,7 +309,7 @@ def test_written_weights_change_the_whole_pass_as_they_change_each_step(cell: st
 
 @pytest.mark.parametrize("attention", ["dot", "additive"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_written_gates_change_the_whole_pass_as_they_change_each_step(cell: str, attention: str) -> None:
+def test_replaced_gates_change_a_full_pass_and_steps_alike(cell: str, attention: str) -> None:
     model = made(cell=cell, attention=attention)
     name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn"
     batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
@@ -331,12 +328,12 @@ def test_written_gates_change_the_whole_pass_as_they_change_each_step(cell: str,
     with torch.no_grad():
         assert (model.logits(batch) - changed).abs().max() > 1e-3
     torch.testing.assert_close(torch.cat(steps, 1).flatten(0, 1), changed)
-    looked = torch.cat([attended.sentence(0) for attended in each.history[f"{name}.weights"]], 1)  # type: ignore[union-attr]
-    torch.testing.assert_close(whole.attention[name].sentence(0), looked)
+    step_weights = torch.cat([attended.sentence(0) for attended in each.history[f"{name}.weights"]], 1)  # type: ignore[union-attr]
+    torch.testing.assert_close(whole.attention[name].sentence(0), step_weights)
 
 
 @pytest.mark.parametrize("feed", ["start", "every"])
-def test_without_attention_one_vector_is_all_that_the_decoder_gets(feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_attention_the_decoder_gets_one_vector(feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for attention in ATTENTIONS:
         model, batch = made(attention=attention, feed=feed), pairs()
         before = model.logits(batch)
@@ -354,7 +351,7 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3)])
-def test_the_parameters_are_those_of_the_equations(cell: str, gates: int) -> None:
+def test_the_number_of_parameters_follows_the_equations(cell: str, gates: int) -> None:
     d, e, i, v = 12, 10, 7, 30
 
     def recurrence(inputs: int, width: int) -> int:
@@ -376,18 +373,22 @@ def test_the_parameters_are_those_of_the_equations(cell: str, gates: int) -> Non
         "multihead": (d + d + 1) * i + (d + 1) * d + (e + 1) * 2 * d + (d + 1) * d,
         "additive": (d + e + i + 1) * i,
     }
-    for attention, own in first.items():
+    for attention, first_layer in first.items():
         sizes = settings(
             cell=cell, attention=attention, width=d, encoder_width=e, embedding=i, encoder_layers=2, decoder_layers=2
         )
-        assert count(build(sizes, v, v, shared=True)) == v * i + encoder + own + upper + readout[attention], attention
+        assert count(build(sizes, v, v, shared=True)) == v * i + encoder + first_layer + upper + readout[attention], (
+            attention
+        )
 
 
 def test_tying_sharing_and_feeding() -> None:
     tied = count(Recurrent(settings(), 20, 20))
     assert count(Recurrent(settings(), 20, 20, shared=False)) == tied + 20 * 6
     untied = count(Recurrent(settings(tie_embeddings=False), 20, 20))
-    assert untied == tied + 20 * 8 + (8 + 8 + 6 + 1) * (8 - 6)  # a table of width 8, read out to 8 features, not 6
+    assert untied == tied + 20 * 8 + (8 + 8 + 6 + 1) * (
+        8 - 6
+    )  # a table of width 8, and an output layer of 8 features, not 6
     assert count(Recurrent(settings(feed="every"), 20, 20)) == tied + 8 * 4 * 8 + 8 * 6
 
 
@@ -398,22 +399,22 @@ def test_tying_sharing_and_feeding() -> None:
 @pytest.mark.parametrize("feed", ["start", "every"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_steps_are_the_whole_pass(cell: str, attention: str, feed: str, tied: bool) -> None:
+def test_steps_equal_a_full_pass(cell: str, attention: str, feed: str, tied: bool) -> None:
     layers = 1 + (tied != (feed == "every"))
     model = made(
         cell=cell, attention=attention, feed=feed, tie_embeddings=tied, decoder_layers=layers, bidirectional=tied
     )
     written = [[[4, 5, 6], [7, 8, 9]], [[10, 11, 12], [13, 14, 15]]]  # [N, K] beams
     batch = SeqBatch.from_lists(
-        [SOURCES[0]] * 2 + [SOURCES[2]] * 2, [[*beam, EOS] for own in written for beam in own], bos=BOS
+        [SOURCES[0]] * 2 + [SOURCES[2]] * 2, [[*beam, EOS] for beams in written for beam in beams], bos=BOS
     )
     with torch.no_grad():
         expected = torch.stack(batch.inputs.layout.split(model.logits(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
         state = model.start(SeqBatch.from_lists(SOURCES[:3], [[EOS]] * 3, bos=BOS).source)
         state = state.keep(torch.tensor([2, 0])).reorder(torch.tensor([[0, 0], [0, 0]])).keep(torch.tensor([1, 0]))
         for t in range(4):
-            tokens = torch.tensor([[([BOS, *beam])[t] for beam in own] for own in written])
-            if t == 2:  # the beams of the second sentence change places, and back
+            tokens = torch.tensor([[([BOS, *beam])[t] for beam in beams] for beams in written])
+            if t == 2:  # swap the beams of the second sentence, and swap them back
                 state = state.reorder(torch.tensor([[0, 1], [1, 0]])).reorder(torch.tensor([[0, 1], [1, 0]]))
             logits, state = model.step(state, tokens)
             torch.testing.assert_close(logits, expected[:, :, t])
@@ -452,25 +453,25 @@ def test_without_dropout_training_draws_no_random_numbers(attention: str) -> Non
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_the_gradients_are_those_of_finite_differences(attention: str) -> None:
+def test_gradients_equal_finite_differences(attention: str) -> None:
     model, batch = made(attention=attention, decoder_layers=2, feed="every"), pairs(spare=1)
-    aims = torch.randn(batch.num_targets, 20, dtype=torch.float64)
+    coefficients = torch.randn(batch.num_targets, 20, dtype=torch.float64)
 
-    def aim() -> Tensor:
-        return (model.logits(batch)[: batch.num_targets] * aims).sum()
+    def objective() -> Tensor:
+        return (model.logits(batch)[: batch.num_targets] * coefficients).sum()
 
-    aim().backward()
+    objective().backward()
     for name, parameter in model.named_parameters():
         direction = torch.randn_like(parameter)
         with torch.no_grad():
             parameter.add_(direction, alpha=1e-6)
-            up = aim()
+            up = objective()
             parameter.sub_(direction, alpha=2e-6)
-            down = aim()
+            down = objective()
             parameter.add_(direction, alpha=1e-6)
         assert parameter.grad is not None
-        slope = (parameter.grad * direction).sum().item()
-        assert (up - down).item() / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-6), name
+        expected_change = (parameter.grad * direction).sum().item()
+        assert (up - down).item() / 2e-6 == pytest.approx(expected_change, rel=1e-5, abs=1e-6), name
 
 
 def copies(generator: torch.Generator, symbols: int = 6) -> Iterator[SeqBatch]:
@@ -496,15 +497,15 @@ def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     batch = next(stream)
     with torch.no_grad(), Recorder(model) as seen:
         right = (model.logits(batch).argmax(-1) == batch.labels).float().mean().item()
-    assert right > 0.98  # a guess is right one time in seven
+    assert right > 0.98  # chance is one in seven
     tables = [seen.attention["decoder.0.cross_attn"].sentence(n)[0] for n in range(len(batch.source.layout))]
-    near = [row[max(i - 1, 0) : i + 2].sum().item() for table in tables for i, row in enumerate(table)]
-    # It looks at what it copies or right beside it, where the encoder's states know it too; evenly it would be 0.52.
-    assert np.mean(near) > 0.85
+    diagonal_weights = [row[max(i - 1, 0) : i + 2].sum().item() for table in tables for i, row in enumerate(table)]
+    # It attends to the copied token or a neighbour, whose state also contains it; uniform weights would give 0.52.
+    assert np.mean(diagonal_weights) > 0.85
 
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
-def test_a_run_shows_what_it_looked_at_if_it_looks(attention: str, tmp_path: Path) -> None:
+def test_a_run_shows_its_attention_if_it_has_any(attention: str, tmp_path: Path) -> None:
     recipe = Recipe.model_validate(
         {
             "data": {"corpus": "copy", "count": 30},

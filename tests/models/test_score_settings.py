@@ -49,8 +49,8 @@ class Cosine(Score):
         return nn.functional.cosine_similarity(query.unsqueeze(-2), key.unsqueeze(-3), dim=-1)
 
 
-def made(kind: str, score: str, **changes: Any) -> SequenceModel:
-    """A model in float64 with random biases too."""
+def make_model(kind: str, score: str, **changes: Any) -> SequenceModel:
+    """Return a model in float64 with random biases."""
     given = {**SMALL, **KINDS[kind], "score": score, **changes}
     torch.manual_seed(1)
     model = models.build(MODELS[given["family"]].Settings.model_validate(given), VOCABULARY, VOCABULARY, True)
@@ -77,13 +77,13 @@ def in_every_family(test: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def new_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `@SCORES.register("cosine")`, for the time of a test."""
+    """Register the score "cosine" during a test."""
     monkeypatch.setitem(SCORES._entries, "cosine", Cosine)
 
 
 @in_every_family
-def test_the_score_is_that_of_all_attentions_and_all_its_weights_learn(kind: str, score: str) -> None:
-    model = made(kind, score).train()
+def test_every_attention_uses_the_score_and_its_weights_get_gradients(kind: str, score: str) -> None:
+    model = make_model(kind, score).train()
     assert scores_of(model) and {type(each) for each in scores_of(model)} == {SCORES[score]}
     model(pairs(), 0.1).backward()
     for name, parameter in model.named_parameters():
@@ -94,11 +94,11 @@ def test_the_score_is_that_of_all_attentions_and_all_its_weights_learn(kind: str
 
 
 @in_every_family
-def test_steps_with_caches_give_the_logits_of_one_pass(kind: str, score: str) -> None:
+def test_cached_steps_equal_a_full_pass(kind: str, score: str) -> None:
     """Also with caches of constant shapes, as CUDA graphs need them."""
-    model, batch = made(kind, score), pairs()
+    model, batch = make_model(kind, score), pairs()
     with torch.no_grad():
-        whole = batch.inputs.layout.split(model.logits(batch))
+        full_pass = batch.inputs.layout.split(model.logits(batch))
         inputs = batch.inputs.layout.pad(batch.inputs.ids)  # [N, L]
         states = [model.start(batch.source)]
         if model.has_static_state:
@@ -109,12 +109,12 @@ def test_steps_with_caches_give_the_logits_of_one_pass(kind: str, score: str) ->
                 logits, state = model.step(state, tokens[:, None])
                 for n, target in enumerate(TARGETS):
                     if t < len(target):
-                        torch.testing.assert_close(logits[n, 0], whole[n][t], msg=f"sentence {n}, token {t}")
+                        torch.testing.assert_close(logits[n, 0], full_pass[n][t], msg=f"sentence {n}, token {t}")
 
 
 @in_every_family
-def test_a_recorder_changes_nothing_and_sees_weights_that_sum_to_1(kind: str, score: str) -> None:
-    model, batch = made(kind, score), pairs()
+def test_a_recorder_changes_nothing_and_its_weights_sum_to_1(kind: str, score: str) -> None:
+    model, batch = make_model(kind, score), pairs()
     logits = model.logits(batch)
     with Recorder(model) as seen:
         assert torch.equal(model.logits(batch), logits)
@@ -124,8 +124,8 @@ def test_a_recorder_changes_nothing_and_sees_weights_that_sum_to_1(kind: str, sc
 
 
 @in_every_family
-def test_a_requested_backend_serves_the_scores_that_it_supports(kind: str, score: str) -> None:
-    model, batch = made(kind, score), pairs()
+def test_a_requested_backend_is_used_for_the_scores_that_it_supports(kind: str, score: str) -> None:
+    model, batch = make_model(kind, score), pairs()
     outputs = []
     for backend in ("plain", "fused", "small", "auto"):
         with use_backend(backend):
@@ -134,29 +134,29 @@ def test_a_requested_backend_serves_the_scores_that_it_supports(kind: str, score
         torch.testing.assert_close(other, outputs[0])
 
 
-def test_cross_attention_may_have_a_score_of_its_own() -> None:
-    model = made("transformer", "scaled-dot", cross_score="additive")
+def test_cross_attention_may_have_another_score() -> None:
+    model = make_model("transformer", "scaled-dot", cross_score="additive")
     attentions = {name: m.score for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
     assert {name.rpartition(".")[2]: type(score) for name, score in attentions.items()} == {
         "self_attn": ScaledDot,
         "cross_attn": Additive,
     }
-    assert not model.static_shapes and made("transformer", "bilinear").static_shapes
+    assert not model.static_shapes and make_model("transformer", "bilinear").static_shapes
 
 
 @every_score
 def test_rotary_and_relative_positions_in_an_encoder_decoder_with_any_cross_score(score: str) -> None:
     for positions in ("rotary", "relative"):
-        model, batch = made("transformer", "scaled-dot", cross_score=score, positions=positions), pairs()
+        model, batch = make_model("transformer", "scaled-dot", cross_score=score, positions=positions), pairs()
         with torch.no_grad():
-            whole, state = batch.inputs.layout.split(model.logits(batch))[1], model.start(batch.source)
+            full_pass, state = batch.inputs.layout.split(model.logits(batch))[1], model.start(batch.source)
             for t, tokens in enumerate(batch.inputs.layout.pad(batch.inputs.ids).unbind(1)):
                 logits, state = model.step(state, tokens[:, None])
-                torch.testing.assert_close(logits[1, 0], whole[t])
+                torch.testing.assert_close(logits[1, 0], full_pass[t])
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         (["score=cosin"], f"--set model.score=cosin: must be {', '.join(SCORES)} or cosine"),
         (["score=dot", "positions=rotary"], 'positions = "rotary" needs score = "scaled-dot"'),
@@ -167,7 +167,7 @@ def test_rotary_and_relative_positions_in_an_encoder_decoder_with_any_cross_scor
         ),
     ],
 )
-def test_a_score_that_does_not_fit_is_refused_in_one_line(changes: list[str], complaint: str) -> None:
+def test_a_score_that_does_not_fit_is_refused_in_one_line(changes: list[str], message: str) -> None:
     with pytest.raises(UserError) as raised:
         load("copy", [f"model.{change}" for change in changes])
-    assert complaint in str(raised.value)
+    assert message in str(raised.value)

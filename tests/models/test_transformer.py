@@ -1,4 +1,4 @@
-"""The Transformer is PyTorch's, weight for weight, and has as many parameters as the paper says."""
+"""The Transformer equals PyTorch's with the same weights, and has the paper's number of parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def settings(**changes: Any) -> TransformerSettings:
 
 
 def randomised(model: nn.Module) -> Any:
-    """Every parameter drawn anew, so that no bias is zero and no gain is one."""
+    """Randomise every parameter, so that no bias is zero and no gain is one."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
@@ -35,7 +35,7 @@ def randomised(model: nn.Module) -> Any:
 
 
 def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
-    """PyTorch stacks query, key and value; so does our self-attention, and cross-attention holds them apart."""
+    """Copy weights: PyTorch stacks query, key and value; our cross-attention keeps queries apart."""
     if ours.is_cross:
         weight, bias = (
             torch.cat([getattr(ours.q_proj, name), getattr(ours.kv_proj, name)]) for name in ("weight", "bias")
@@ -48,7 +48,7 @@ def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
 
 
 def pytorch_stacks(model: Transformer, activation: str) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
-    """PyTorch's encoder and decoder with our weights."""
+    """Return PyTorch's encoder and decoder with our weights."""
     s = model.settings
     kind = dict(
         dim_feedforward=s.ffn_width, dropout=0.0, activation=activation, batch_first=True, norm_first=s.norm_first
@@ -86,7 +86,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activation: str) -> None:
+def test_the_forward_pass_equals_pytorch_s_on_padded_batches(norm_first: bool, activation: str) -> None:
     torch.manual_seed(1)
     model = randomised(Transformer(settings(norm_first=norm_first, activation=activation), 30, 30)).double()
     encoder, decoder = pytorch_stacks(model, activation)
@@ -95,26 +95,26 @@ def test_the_forward_pass_is_pytorchs_on_padded_batches(norm_first: bool, activa
     batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=12, target_size=13)
     logits = model.logits(batch)
 
-    table, rows, source_rows = model.source_embedding.table, batch.inputs.layout, batch.source.layout
+    table, layout, source_layout = model.source_embedding.table, batch.inputs.layout, batch.source.layout
 
     def embed(ids: Tensor) -> Tensor:
         return table[ids] * math.sqrt(16) + sinusoids(ids.shape[1], 16)
 
-    memory = encoder(embed(source_rows.pad(batch.source.ids)), src_key_padding_mask=~source_rows.padded_is_token)
-    future = torch.ones(rows.max_len, rows.max_len, dtype=torch.bool).triu(1)
+    memory = encoder(embed(source_layout.pad(batch.source.ids)), src_key_padding_mask=~source_layout.padded_is_token)
+    future = torch.ones(layout.max_len, layout.max_len, dtype=torch.bool).triu(1)
     out = decoder(
-        embed(rows.pad(batch.inputs.ids)),
+        embed(layout.pad(batch.inputs.ids)),
         memory,
         tgt_mask=future,
-        memory_key_padding_mask=~source_rows.padded_is_token,
+        memory_key_padding_mask=~source_layout.padded_is_token,
     )
     expected = out @ table.T
     torch.testing.assert_close(
-        rows.pad(logits)[rows.padded_is_token], expected[rows.padded_is_token], atol=1e-5, rtol=1e-5
+        layout.pad(logits)[layout.padded_is_token], expected[layout.padded_is_token], atol=1e-5, rtol=1e-5
     )
 
     loss = nn.functional.cross_entropy(
-        expected[rows.padded_is_token].float(), batch.labels[: rows.tokens], label_smoothing=0.1, reduction="sum"
+        expected[layout.padded_is_token].float(), batch.labels[: layout.tokens], label_smoothing=0.1, reduction="sum"
     )
     assert model(batch, 0.1).item() == pytest.approx(loss.item(), rel=1e-5)
 
@@ -126,8 +126,8 @@ def test_the_loss_is_the_smoothed_cross_entropy_written_out() -> None:
     logp = model.logits(batch).log_softmax(-1)
     labels = [8, EOS, EOS]
     expected = 0.0
-    for place, label in enumerate(labels):
-        expected -= 0.8 * logp[place, label].item() + 0.2 * sum(logp[place].tolist()) / 9
+    for index, label in enumerate(labels):
+        expected -= 0.8 * logp[index, label].item() + 0.2 * sum(logp[index].tolist()) / 9
     assert model(batch, 0.2).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -143,7 +143,7 @@ def count(model: nn.Module) -> int:
 
 
 def formula(d: int, inner: int, layers: int, final_norms: bool) -> int:
-    """Parameters of the layers, without embeddings: N encoder and N decoder layers with post- or pre-norm."""
+    """Count the parameters of N encoder and N decoder layers, without embeddings."""
     feed_forward = d * inner + inner + inner * d + d
     norm = 2 * d
     encoder = attention(d) + feed_forward + 2 * norm
@@ -160,10 +160,10 @@ def formula(d: int, inner: int, layers: int, final_norms: bool) -> int:
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_the_papers_models_have_the_papers_size(size: str, d: int, inner: int, million: int, norm_first: bool) -> None:
     vocabulary = 37_000
-    made = TransformerSettings.model_validate({"size": size, "norm_first": norm_first})
-    assert (made.width, made.ffn_width, made.encoder_layers, made.decoder_layers) == (d, inner, 6, 6)
+    preset = TransformerSettings.model_validate({"size": size, "norm_first": norm_first})
+    assert (preset.width, preset.ffn_width, preset.encoder_layers, preset.decoder_layers) == (d, inner, 6, 6)
     with torch.device("meta"):
-        model = build(made, vocabulary, vocabulary, shared=True)
+        model = build(preset, vocabulary, vocabulary, shared=True)
     assert count(model) == vocabulary * d + formula(d, inner, 6, final_norms=norm_first)
     assert count(model) == pytest.approx(million * 1e6, rel=0.03)
 
@@ -187,13 +187,13 @@ def test_tying_and_sharing_tables(tied: bool, shared: bool, tables: Any) -> None
     s = settings(tie_embeddings=tied, encoder_layers=2, decoder_layers=2)
     model = build(s, source, target, shared)
     assert count(model) == tables(source, target) * 16 + formula(16, 24, 2, final_norms=True)
-    same = model.source_embedding.table is model.target_embedding.table
-    assert same is shared
+    is_shared = model.source_embedding.table is model.target_embedding.table
+    assert is_shared is shared
     assert model.logits(SeqBatch.from_lists([[39, EOS]], [[29, EOS]], bos=BOS)).shape == (2, target)
 
 
-def test_tying_really_ties() -> None:
-    """Moving the source table moves the logits of the output by what the output table alone would move them."""
+def test_tied_tables_are_one_parameter() -> None:
+    """Changing the source table changes the logits as changing the output table would."""
     torch.manual_seed(3)
     batch = SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS)
     for tied in (True, False):
@@ -207,7 +207,7 @@ def test_tying_really_ties() -> None:
         torch.testing.assert_close(after, before * factor)
 
 
-def test_weights_of_which_one_does_not_fit_change_nothing() -> None:
+def test_weights_are_unchanged_if_one_tensor_does_not_fit() -> None:
     model = Transformer(settings(), 20, 20)
     before = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
     last = list(before)[-1]
@@ -217,7 +217,7 @@ def test_weights_of_which_one_does_not_fit_change_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensor_io.model_tensors(model).items())
 
 
-def test_a_tied_table_is_stored_once_and_comes_back_tied() -> None:
+def test_a_tied_table_is_stored_once_and_loaded_tied() -> None:
     model = Transformer(settings(), 20, 20)
     stored = tensor_io.model_tensors(model)
     assert [name for name in stored if "table" in name] == ["source_embedding.table"]
@@ -228,18 +228,18 @@ def test_a_tied_table_is_stored_once_and_comes_back_tied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "more"),
+    ("changes", "difference"),
     [
-        ({"activation": "gated"}, 5 * (16 * 24 + 24)),  # a second way in, for each of the 2 + 3 blocks
+        ({"activation": "gated"}, 5 * (16 * 24 + 24)),  # a gate matrix for each of the 2 + 3 blocks
         ({"norm": "rms"}, -16 * (2 * 2 + 3 * 3 + 2)),  # no bias in any norm
         ({"norm": "batch"}, 0),
         ({"norm_first": False}, -2 * 2 * 16),
-        ({"positions": "learned", "max_positions": 50}, 2 * 50 * 16),  # one table a side
+        ({"positions": "learned", "max_positions": 50}, 2 * 50 * 16),  # one table per side
         ({"positions": "index"}, 0),
     ],
 )
-def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
-    assert count(Transformer(settings(**changes), 20, 20)) == count(Transformer(settings(), 20, 20)) + more
+def test_the_parameters_that_each_setting_adds(changes: dict[str, Any], difference: int) -> None:
+    assert count(Transformer(settings(**changes), 20, 20)) == count(Transformer(settings(), 20, 20)) + difference
 
 
 # -- positions in the model --------------------------------------------------------------------------------------------
@@ -247,16 +247,16 @@ def test_what_each_setting_adds(changes: dict[str, Any], more: int) -> None:
 
 def test_fractions_stay_between_0_and_1_in_the_encoder_and_follow_the_source_in_the_decoder() -> None:
     model = Transformer(settings(positions="fraction"), 20, 20)
-    heard: list[Tensor] = []
+    fractions: list[Tensor] = []
     for side in (model.source_embedding, model.target_embedding):
-        side.positions.register_forward_hook(lambda module, args, out: heard.append(out[..., 0]))
+        side.positions.register_forward_hook(lambda module, args, out: fractions.append(out[..., 0]))
     batch = SeqBatch.from_lists(
         [[5, 6, 7, EOS], [EOS]], [[8, EOS], [9, 10, EOS]], bos=BOS, source_size=7, target_size=6
     )
     model.logits(batch)
-    source, target = heard
+    source, target = fractions
     assert source.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 0, 0, 0])
-    assert target.tolist() == pytest.approx([0, 1 / 3, 0, 1, 2, 0])  # of the source's 4 tokens, and of its 1
+    assert target.tolist() == pytest.approx([0, 1 / 3, 0, 1, 2, 0])  # relative to sources of 4 tokens and of 1
 
 
 def test_without_positions_the_encoder_sees_a_bag_of_words_and_with_them_a_sentence() -> None:
@@ -286,7 +286,7 @@ def test_logits_do_not_depend_on_what_comes_later() -> None:
     assert (one[3] - other[3]).abs().max() > 0.01
 
 
-def test_the_logits_of_fill_are_zero_so_that_no_gradient_starts_there() -> None:
+def test_the_logits_of_padding_are_zero_so_that_it_gets_no_gradient() -> None:
     model = randomised(Transformer(settings(), 20, 20))
     logits = model.logits(SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS, source_size=4, target_size=5))
     assert logits[:2].abs().min() > 0 and not logits[2:].any()
