@@ -179,10 +179,10 @@ def test_an_encoder_block_applies_dropout_once_per_sublayer(norm_first: bool) ->
     """The whole block written out, with dropout where the paper puts it: on the output of each sub-layer."""
     torch.manual_seed(7)
     block = randomised(EncoderBlock(settings(dropout=0.4, norm_first=norm_first)))
-    rows = PackedLayout([3, 2])
-    self_layout, x = PackedQK(rows, rows), torch.randn(5, 6)
+    layout = PackedLayout([3, 2])
+    self_layout, x = PackedQK(layout, layout), torch.randn(5, 6)
     torch.manual_seed(8)
-    out = block(x, self_layout, rows.is_token)
+    out = block(x, self_layout, layout.is_token)
     torch.manual_seed(8)
     first, second = block.self_attn_residual.norm, block.feed_forward_residual.norm
 
@@ -201,10 +201,10 @@ def test_an_encoder_block_applies_dropout_once_per_sublayer(norm_first: bool) ->
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
 def test_every_norm_can_be_used_in_a_block(norm: Any) -> None:
     block = EncoderBlock(settings(norm=norm))
-    rows = PackedLayout([3, 2], size=6)
+    layout = PackedLayout([3, 2], size=6)
     kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
     assert type(block.self_attn_residual.norm) is type(block.feed_forward_residual.norm) is kinds[norm]
-    assert block(torch.randn(6, 6), PackedQK(rows, rows), rows.is_token).shape == (6, 6)
+    assert block(torch.randn(6, 6), PackedQK(layout, layout), layout.is_token).shape == (6, 6)
 
 
 # -- zero initialisation, and norms of queries and keys ----------------------------------------------------------------
@@ -212,11 +212,11 @@ def test_every_norm_can_be_used_in_a_block(norm: Any) -> None:
 
 def test_a_zero_initialised_block_is_the_identity() -> None:
     torch.manual_seed(0)
-    rows, x = PackedLayout([3, 2]), torch.randn(5, 6)
+    layout, x = PackedLayout([3, 2]), torch.randn(5, 6)
     block = EncoderBlock(settings(zero_init=True))
-    assert torch.equal(block(x, PackedQK(rows, rows)), x)
-    assert not torch.equal(EncoderBlock(settings())(x, PackedQK(rows, rows)), x)
-    block(x, PackedQK(rows, rows)).square().sum().backward()
+    assert torch.equal(block(x, PackedQK(layout, layout)), x)
+    assert not torch.equal(EncoderBlock(settings())(x, PackedQK(layout, layout)), x)
+    block(x, PackedQK(layout, layout)).square().sum().backward()
     last = (block.self_attn.out_proj.weight.grad, block.feed_forward.w_out.weight.grad)
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in last)  # it can learn
 
@@ -224,16 +224,16 @@ def test_a_zero_initialised_block_is_the_identity() -> None:
 def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() -> None:
     """Their scale has no effect, and with gains g and h no score of D features exceeds g h sqrt(D)."""
     torch.manual_seed(0)
-    rows, x = PackedLayout([4, 3]), torch.randn(7, 6)
+    layout, x = PackedLayout([4, 3]), torch.randn(7, 6)
     attention = settings(qk_norm=True).make_self_attn()
     with torch.no_grad():
         attention.q_norm.weight.fill_(2.0)
         attention.k_norm.weight.fill_(0.5)
-    before = attention(x, PackedQK(rows, rows))
+    before = attention(x, PackedQK(layout, layout))
     query, key, _ = attention._project(attention.qkv_proj, x, 3)
     for norm, projected, gain in ((attention.q_norm, query, 2.0), (attention.k_norm, key, 0.5)):
         expected = gain * projected / projected.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(norm(projected), expected, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         attention.qkv_proj.weight[:12] *= 1000  # queries and keys
-    torch.testing.assert_close(attention(x, PackedQK(rows, rows)), before, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(attention(x, PackedQK(layout, layout)), before, atol=1e-4, rtol=1e-4)

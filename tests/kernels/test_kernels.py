@@ -133,8 +133,10 @@ def test_output_shapes_do_not_depend_on_module_constants(monkeypatch: pytest.Mon
 
     def shapes() -> list[torch.Size]:
         with FakeTensorMode():
-            x, rows, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
-            actual = add_norm.add_norm_backward(x, x, x, rows, rows, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1)
+            x, statistics, gain = torch.empty(700, 16), torch.empty(700), torch.empty(16)
+            actual = add_norm.add_norm_backward(
+                x, x, x, statistics, statistics, gain, None, 0.1, True, [True] * 3, x.dtype, 4, 1
+            )
         return [t.shape for t in actual]
 
     before, changed = shapes(), 0

@@ -38,14 +38,16 @@ def settings(**changes: Any) -> GPTSettings:
     return GPTSettings.model_validate({**TINY, **changes})
 
 
-def model(seed: int = 1, shared: bool = True, sizes: tuple[int, int] = (VOCABULARY, VOCABULARY), **changes: Any) -> GPT:
+def make_model(
+    seed: int = 1, shared: bool = True, sizes: tuple[int, int] = (VOCABULARY, VOCABULARY), **changes: Any
+) -> GPT:
     """Return a model with random parameters, so that no bias is zero and no gain is one."""
     torch.manual_seed(seed)
-    made = GPT(settings(**changes), *sizes, shared).double()
+    model = GPT(settings(**changes), *sizes, shared).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.normal_(std=0.5)
-    return made.eval()
+    return model.eval()
 
 
 def text(*lengths: int, seed: int = 1) -> list[list[int]]:
@@ -86,9 +88,9 @@ def formula(vocabulary: int, num_positions: int, d: int, inner: int, layers: int
 )
 def test_every_preset_has_its_size(size: str, d: int, layers: int, num_positions: int, total: int | None) -> None:
     with torch.device("meta"):
-        made = build(GPTSettings.model_validate({"size": size}), 50257, 50257, shared=True)
-    assert count(made) == formula(50257, num_positions, d, 4 * d, layers)
-    assert total is None or count(made) == total  # as published with the weights of GPT-2
+        model = build(GPTSettings.model_validate({"size": size}), 50257, 50257, shared=True)
+    assert count(model) == formula(50257, num_positions, d, 4 * d, layers)
+    assert total is None or count(model) == total  # as published with the weights of GPT-2
 
 
 @pytest.mark.parametrize(
@@ -112,21 +114,21 @@ def test_the_parameters_that_each_setting_adds(changes: dict[str, Any], differen
 
 
 def test_a_separate_source_vocabulary_adds_a_table_and_positions_are_shared() -> None:
-    made = GPT(settings(), 30, VOCABULARY, shared=False)
-    assert count(made) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + 30 * 16
-    stored = tensor_io.model_tensors(made)
+    model = GPT(settings(), 30, VOCABULARY, shared=False)
+    assert count(model) == count(GPT(settings(), VOCABULARY, VOCABULARY)) + 30 * 16
+    stored = tensor_io.model_tensors(model)
     assert {n for n in stored if "embedding" in n} == {
         "embedding.table", "embedding.positions.table", "source_embedding.table"
     }  # fmt: skip
     other = GPT(settings(), 30, VOCABULARY, shared=False)
     tensor_io.load_into_model(other, stored, "memory")
-    assert torch.equal(other.source_embedding.table, made.source_embedding.table)
+    assert torch.equal(other.source_embedding.table, model.source_embedding.table)
 
 
 def test_initial_weights_are_small_and_smaller_on_the_residual_stream() -> None:
     torch.manual_seed(2)
-    made = GPT(settings(width=64, ffn_width=256, layers=8, tie_embeddings=False, positions="relative"), 500, 500)
-    for name, parameter in made.named_parameters():
+    model = GPT(settings(width=64, ffn_width=256, layers=8, tie_embeddings=False, positions="relative"), 500, 500)
+    for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             assert bool((parameter == (1 if name.endswith("norm.weight") else 0)).all()), name
         else:
@@ -134,7 +136,7 @@ def test_initial_weights_are_small_and_smaller_on_the_residual_stream() -> None:
             assert parameter.std().item() == pytest.approx(0.02 / (4 if added else 1), rel=0.2), name  # sqrt(2 * 8) = 4
     scaled = GPT(settings(width=64, scale_embeddings=True), 500, 500)
     assert scaled.embedding.table.std().item() == pytest.approx(1 / 8, rel=0.05)
-    assert (scaled.embedding.scale, made.embedding.scale) == (8, 1)
+    assert (scaled.embedding.scale, model.embedding.scale) == (8, 1)
 
 
 # -- one text ----------------------------------------------------------------------------------------------------------
@@ -142,9 +144,9 @@ def test_initial_weights_are_small_and_smaller_on_the_residual_stream() -> None:
 
 @pytest.mark.parametrize(("positions", "mask"), list(product(POSITIONS, MASKS)))
 def test_logits_do_not_depend_on_what_comes_later(positions: str, mask: str) -> None:
-    made = model(positions=positions, mask=mask)
+    model = make_model(positions=positions, mask=mask)
     (tokens,) = text(9)
-    one, other = alone(made, tokens), alone(made, [*tokens[:8], (tokens[8] + 1) % VOCABULARY])
+    one, other = alone(model, tokens), alone(model, [*tokens[:8], (tokens[8] + 1) % VOCABULARY])
     torch.testing.assert_close(one[:8], other[:8])
     assert (one[8] - other[8]).abs().max() > 0.01
 
@@ -161,13 +163,13 @@ def test_logits_do_not_depend_on_what_comes_later(positions: str, mask: str) -> 
 )
 def test_one_layer_attends_as_the_mask_allows(mask: str, seen: set[int]) -> None:
     """Find the tokens that influence the logits after token 8, with mask_size 3 and memory_size 2."""
-    made = model(layers=1, mask=mask)
+    model = make_model(layers=1, mask=mask)
     (tokens,) = text(9)
-    before = alone(made, tokens)[8]
+    before = alone(model, tokens)[8]
     influential = set()
     for n in range(9):
         changed = [*tokens[:n], (tokens[n] + 1) % VOCABULARY, *tokens[n + 1 :]]
-        if not torch.equal(alone(made, changed)[8], before):
+        if not torch.equal(alone(model, changed)[8], before):
             influential.add(n)
     assert influential == seen
 
@@ -175,36 +177,36 @@ def test_one_layer_attends_as_the_mask_allows(mask: str, seen: set[int]) -> None
 @pytest.mark.parametrize("positions", ["rotary", "relative"])
 def test_with_relative_positions_a_shift_changes_nothing(positions: str) -> None:
     """With a window of 3 tokens in 1 layer, earlier tokens and their number have no effect."""
-    made = model(positions=positions, mask="window", layers=1)
+    model = make_model(positions=positions, mask="window", layers=1)
     before, tokens = text(5, 6)
-    torch.testing.assert_close(alone(made, [*before, *tokens])[7:], alone(made, tokens)[2:])
+    torch.testing.assert_close(alone(model, [*before, *tokens])[7:], alone(model, tokens)[2:])
 
 
 def test_only_learned_positions_limit_the_length() -> None:
     tokens = text(5)[0]
     with pytest.raises(UserError, match="a sequence of 5 tokens is too long: this model has 4 positions"):
-        alone(model(max_positions=4), tokens)
-    made = model(max_positions=4)
-    state = made.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
-    _, state = made.step(state, torch.tensor([[4], [4]]))
+        alone(make_model(max_positions=4), tokens)
+    model = make_model(max_positions=4)
+    state = model.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
+    _, state = model.step(state, torch.tensor([[4], [4]]))
     state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two positions left
     for _ in range(2):
-        _, state = made.step(state, torch.tensor([[4]]))
+        _, state = model.step(state, torch.tensor([[4]]))
     with pytest.raises(UserError, match="5 tokens"):
-        made.step(state, torch.tensor([[4]]))
+        model.step(state, torch.tensor([[4]]))
     for positions in ("sinusoidal", "rotary", "relative"):
-        assert alone(model(max_positions=4, positions=positions), tokens).shape == (5, VOCABULARY)
+        assert alone(make_model(max_positions=4, positions=positions), tokens).shape == (5, VOCABULARY)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_all_backends_give_the_same_logits(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, query_block=4))  # 4 queries at a time
-    made = model(mask=mask, positions="relative")
+    model = make_model(mask=mask, positions="relative")
     batch = SeqBatch.from_lists(text(3, 11, 7), text(9, 1, 12, seed=2), bos=BOS, source_size=25, target_size=30)
     actual = []
     for name in ("plain", "fused", "block_sparse"):
         with use_backend(name):
-            actual.append(made.logits(batch))
+            actual.append(model.logits(batch))
     torch.testing.assert_close(actual[1], actual[0])
     torch.testing.assert_close(actual[2], actual[0])
 
@@ -216,38 +218,38 @@ def test_all_backends_give_the_same_logits(mask: str, monkeypatch: pytest.Monkey
     ("positions", "mask"), [("learned", "causal"), ("rotary", "strided"), ("relative", "segments")]
 )
 def test_a_pair_is_the_source_followed_by_the_target(positions: str, mask: str) -> None:
-    made = model(positions=positions, mask=mask)
+    model = make_model(positions=positions, mask=mask)
     sources, targets = text(4, 0, 6), text(3, 5, 1, seed=2)
     batch = SeqBatch.from_lists(sources, targets, bos=BOS, source_size=13, target_size=12)
-    logits = made.logits(batch)
+    logits = model.logits(batch)
     assert not logits[9:].any()  # padding
     for source, target, actual in zip(sources, targets, batch.inputs.layout.split(logits), strict=True):
-        torch.testing.assert_close(actual, alone(made, [*source, BOS, *target[:-1]])[len(source) :])
+        torch.testing.assert_close(actual, alone(model, [*source, BOS, *target[:-1]])[len(source) :])
 
 
 def test_a_separate_source_vocabulary_uses_its_own_table() -> None:
-    made, joined = model(shared=False, sizes=(30, VOCABULARY)), model(sizes=(50, 50))
+    model, joined = make_model(shared=False, sizes=(30, VOCABULARY)), make_model(sizes=(50, 50))
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.endswith("embedding.table"):
                 continue
             joined.get_parameter(name).copy_(parameter)
-        joined.embedding.table[:VOCABULARY] = made.embedding.table
-        joined.embedding.table[VOCABULARY:] = made.source_embedding.table
+        joined.embedding.table[:VOCABULARY] = model.embedding.table
+        joined.embedding.table[VOCABULARY:] = model.source_embedding.table
     target = text(4)[0]
-    actual = made.logits(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
+    actual = model.logits(SeqBatch.from_lists([[29, 3, 17]], [target], bos=BOS))
     expected = alone(joined, [VOCABULARY + 29, VOCABULARY + 3, VOCABULARY + 17, BOS, *target[:-1]])
     torch.testing.assert_close(actual, expected[3:, :VOCABULARY])
-    state = made.start(PackedTokens.from_lists([[29, 3, 17]]))
-    torch.testing.assert_close(made.step(state, torch.tensor([[BOS]]))[0][0, 0], actual[0])
+    state = model.start(PackedTokens.from_lists([[29, 3, 17]]))
+    torch.testing.assert_close(model.step(state, torch.tensor([[BOS]]))[0][0, 0], actual[0])
 
 
 def test_plain_text_keeps_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = model()
+    model = make_model()
     layouts = []
-    monkeypatch.setattr(made, "_decode", lambda x, r: layouts.append(r) or x)
+    monkeypatch.setattr(model, "_decode", lambda x, r: layouts.append(r) or x)
     batch = SeqBatch.from_lists([[], []], [[5, EOS], [6, 7, EOS]], bos=BOS, source_size=3, target_size=7)
-    made.logits(batch)
+    model.logits(batch)
     assert layouts == [batch.inputs.layout]
 
 
@@ -257,41 +259,41 @@ def test_plain_text_keeps_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("positions", "mask"), list(product(POSITIONS, MASKS)))
 def test_prompts_of_different_lengths_continue_as_if_alone(positions: str, mask: str) -> None:
     """Cached equals uncached for prompts of 5, 0, 9 and 1 tokens, through 18 steps (the cache grows)."""
-    made = model(positions=positions, mask=mask)
+    model = make_model(positions=positions, mask=mask)
     prompts, further = text(5, 0, 9, 1), text(18, 18, 18, 18, seed=2)
-    full_pass = [alone(made, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
+    full_pass = [alone(model, [*p, *f]) for p, f in zip(prompts, further, strict=True)]
     with torch.no_grad():
-        state = made.start(PackedTokens.from_lists(prompts, size=17))
+        state = model.start(PackedTokens.from_lists(prompts, size=17))
         for step in range(18):
-            logits, state = made.step(state, torch.tensor([[f[step]] for f in further]))
+            logits, state = model.step(state, torch.tensor([[f[step]] for f in further]))
             for n, prompt in enumerate(prompts):
                 torch.testing.assert_close(logits[n, 0], full_pass[n][len(prompt) + step])
 
 
 @pytest.mark.parametrize("prompts", [[[], []], [[4, 5], [6, 7]]], ids=["empty", "even"])
 def test_prompts_of_equal_length_need_no_padding(prompts: list[list[int]]) -> None:
-    made = model()
-    state = made.start(PackedTokens.from_lists(prompts, size=5))
+    model = make_model()
+    state = model.start(PackedTokens.from_lists(prompts, size=5))
     for cache in state.own:
         assert cache.tree.padding is None and cache.tree.length == len(prompts[0])
         assert (cache.key is None) == (not prompts[0])  # an empty prompt is not processed
-    logits, _ = made.step(state, torch.tensor([[8], [9]]))
-    torch.testing.assert_close(logits[1, 0], alone(made, [*prompts[1], 9])[-1])
+    logits, _ = model.step(state, torch.tensor([[8], [9]]))
+    torch.testing.assert_close(logits[1, 0], alone(model, [*prompts[1], 9])[-1])
 
 
 def test_reordered_beams_and_sentences_keep_their_prompts() -> None:
-    made = model(positions="relative", mask="fixed")
+    model = make_model(positions="relative", mask="fixed")
     prompts = text(2, 7, 4)
     with torch.no_grad():
-        state = made.start(PackedTokens.from_lists(prompts))
-        _, state = made.step(state, torch.tensor([[5], [6], [7]]))
+        state = model.start(PackedTokens.from_lists(prompts))
+        _, state = model.step(state, torch.tensor([[5], [6], [7]]))
         state = state.reorder(torch.zeros(3, 2, dtype=torch.long))
-        _, state = made.step(state, torch.tensor([[8, 9], [10, 11], [12, 13]]))
+        _, state = model.step(state, torch.tensor([[8, 9], [10, 11], [12, 13]]))
         state = state.keep(torch.tensor([2, 1])).reorder(torch.tensor([[1, 0, 1], [1, 1, 0]]))
-        logits, _ = made.step(state, torch.tensor([[14, 15, 16], [17, 18, 19]]))
+        logits, _ = model.step(state, torch.tensor([[14, 15, 16], [17, 18, 19]]))
     histories = [[[7, 13, 14], [7, 12, 15], [7, 13, 16]], [[6, 11, 17], [6, 11, 18], [6, 10, 19]]]
     for n, k in product(range(2), range(3)):
-        torch.testing.assert_close(logits[n, k], alone(made, [*prompts[2 - n], *histories[n][k]])[-1])
+        torch.testing.assert_close(logits[n, k], alone(model, [*prompts[2 - n], *histories[n][k]])[-1])
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
@@ -303,7 +305,9 @@ def test_reordered_beams_and_sentences_keep_their_prompts() -> None:
 def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
     positions: str, length: int, memory: int, layers: int
 ) -> None:
-    made = model(positions=positions, mask="segments", mask_size=length, memory_size=memory, layers=layers).float()
+    model = make_model(
+        positions=positions, mask="segments", mask_size=length, memory_size=memory, layers=layers
+    ).float()
     texts = text(23, 23)
     cache_sizes = []
     plain_open = kv_cache.KVCache.open
@@ -315,10 +319,10 @@ def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache.KVCache, "open", record_open)
-        parts = list(made.segments(torch.tensor(texts)))
+        parts = list(model.segments(torch.tensor(texts)))
         assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
         for n, tokens in enumerate(texts):
-            expected = alone(made, tokens)
+            expected = alone(model, tokens)
             torch.testing.assert_close(
                 torch.cat(parts, 1)[n], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5
             )
@@ -327,4 +331,4 @@ def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
 
 def test_only_the_segments_mask_allows_segments() -> None:
     with pytest.raises(UserError, match='only a model with mask = "segments"'):
-        list(model(mask="window").segments(torch.tensor([[4, 5]])))
+        list(make_model(mask="window").segments(torch.tensor([[4, 5]])))

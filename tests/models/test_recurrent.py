@@ -38,7 +38,7 @@ def settings(**changes: Any) -> RecurrentSettings:
     return RecurrentSettings.model_validate({**small, **changes})
 
 
-def made(vocabulary: int = 20, seed: int = 1, **changes: Any) -> Recurrent:
+def make_model(vocabulary: int = 20, seed: int = 1, **changes: Any) -> Recurrent:
     """Return a model in float64 with random biases."""
     torch.manual_seed(seed)
     model = Recurrent(settings(**changes), vocabulary, vocabulary).double().eval()
@@ -104,7 +104,7 @@ def test_the_fused_cell_equals_the_loop(cell: str, reverse: bool, dtype: torch.d
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
-    model = made(cell=cell, attention="none")
+    model = make_model(cell=cell, attention="none")
     batch = pairs(spare=3)
     with torch.no_grad(), Recorder(model) as seen:
         model.logits(batch)
@@ -131,7 +131,7 @@ def test_recorded_gates_are_those_of_the_textbook(cell: str) -> None:
 @pytest.mark.parametrize("attention", ["none", "additive"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_gates_of_decoding_steps_equal_those_of_a_full_pass(cell: str, attention: str) -> None:
-    model = made(cell=cell, attention=attention, decoder_layers=2)
+    model = make_model(cell=cell, attention=attention, decoder_layers=2)
     batch = SeqBatch.from_lists(SOURCES, [[13, 14, EOS]] * 4, bos=BOS)
     with torch.no_grad(), Recorder(model) as whole:
         model.logits(batch)
@@ -146,7 +146,7 @@ def test_gates_of_decoding_steps_equal_those_of_a_full_pass(cell: str, attention
 
 def test_an_lstm_with_closed_forget_gates_depends_on_input_and_output_alone() -> None:
     """f = 0 and i = o = 1: c = g, so h = tanh(tanh(W_g x + U_g h + b))."""
-    model = made(cell="lstm", attention="none", bidirectional=False)
+    model = make_model(cell="lstm", attention="none", bidirectional=False)
 
     def gates(value: Tensor) -> Tensor:
         return torch.tensor([1.0, 0.0, 1.0], dtype=value.dtype)[:, None].expand_as(value)
@@ -166,7 +166,7 @@ def test_an_lstm_with_closed_forget_gates_depends_on_input_and_output_alone() ->
 
 
 def test_the_update_gate_of_a_gru_keeps_or_replaces_its_state() -> None:
-    model = made(cell="gru", attention="none", bidirectional=False)
+    model = make_model(cell="gru", attention="none", bidirectional=False)
     batch = pairs()
     with torch.no_grad(), intervene(model, {"encoder.0.forward_cell.gates": torch.ones_like}):
         assert not model.encode(batch.source)[0].any()  # the initial state is zero
@@ -189,7 +189,7 @@ def test_cells_start_with_forget_biases_of_one_and_orthogonal_matrices() -> None
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_backward_cell_reads_the_reversed_sentence(cell: str) -> None:
-    model = made(cell=cell, attention="none")
+    model = make_model(cell=cell, attention="none")
     layer = model.encoder[0]
     layer.backward_cell.load_state_dict(layer.forward_cell.state_dict())
     batch = pairs(spare=2)
@@ -203,7 +203,7 @@ def test_the_backward_cell_reads_the_reversed_sentence(cell: str) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_encoder_equals_pytorch_s_bidirectional_one_on_each_sentence_alone(cell: str) -> None:
-    model = made(cell=cell, attention="none", encoder_layers=2, encoder_width=10)
+    model = make_model(cell=cell, attention="none", encoder_layers=2, encoder_width=10)
     theirs: Any = (nn.LSTM if cell == "lstm" else nn.GRU)(6, 5, 2, batch_first=True, bidirectional=True).double()
     with torch.no_grad():
         for number, layer in enumerate(model.encoder):
@@ -226,7 +226,7 @@ def test_the_encoder_equals_pytorch_s_bidirectional_one_on_each_sentence_alone(c
 @pytest.mark.parametrize("attention", ATTENTIONS[1:])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_context_is_a_mean_of_values_with_weights_that_sum_to_one(cell: str, attention: str) -> None:
-    model = made(cell=cell, attention=attention)
+    model = make_model(cell=cell, attention=attention)
     batch = pairs(spare=2)
     with torch.no_grad(), Recorder(model) as seen:
         model.logits(batch)
@@ -247,7 +247,7 @@ def test_the_context_is_a_mean_of_values_with_weights_that_sum_to_one(cell: str,
 
 @pytest.mark.parametrize("attention", ["dot", "bilinear"])
 def test_luong_scores_compare_output_states(attention: str) -> None:
-    model = made(attention=attention)
+    model = make_model(attention=attention)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
         model.logits(batch)
@@ -262,7 +262,7 @@ def test_luong_scores_compare_output_states(attention: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_additive_attention_by_hand(cell: str) -> None:
     """s_t = cell([y_t; c_t], s_(t-1)), c_t = softmax(v · tanh(W s_(t-1) + U h + b)) @ h, read out with y_t."""
-    model = made(cell=cell, attention="additive", tie_embeddings=False)
+    model = make_model(cell=cell, attention="additive", tie_embeddings=False)
     batch = pairs()
     with torch.no_grad(), Recorder(model) as seen:
         logits = batch.inputs.layout.split(model.logits(batch))
@@ -288,7 +288,7 @@ def test_additive_attention_by_hand(cell: str) -> None:
 
 @pytest.mark.parametrize(("cell", "attention"), list(itertools.product(CELLS, ATTENTIONS[1:])))
 def test_replaced_weights_change_a_full_pass_and_steps_alike(cell: str, attention: str) -> None:
-    model = made(cell=cell, attention=attention, decoder_layers=2)
+    model = make_model(cell=cell, attention=attention, decoder_layers=2)
     name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn.weights"
     batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
 
@@ -310,7 +310,7 @@ def test_replaced_weights_change_a_full_pass_and_steps_alike(cell: str, attentio
 @pytest.mark.parametrize("attention", ["dot", "additive"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_replaced_gates_change_a_full_pass_and_steps_alike(cell: str, attention: str) -> None:
-    model = made(cell=cell, attention=attention)
+    model = make_model(cell=cell, attention=attention)
     name = ("decoder.0" if attention == "additive" else "readout") + ".cross_attn"
     batch = SeqBatch.from_lists([[5, 6, 7, EOS]] * 2, [[13, 14, 15, EOS]] * 2, bos=BOS)
 
@@ -335,7 +335,7 @@ def test_replaced_gates_change_a_full_pass_and_steps_alike(cell: str, attention:
 @pytest.mark.parametrize("feed", ["start", "every"])
 def test_without_attention_the_decoder_gets_one_vector(feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for attention in ATTENTIONS:
-        model, batch = made(attention=attention, feed=feed), pairs()
+        model, batch = make_model(attention=attention, feed=feed), pairs()
         before = model.logits(batch)
         encoded, summary = model.encode(batch.source)
         monkeypatch.setattr(model, "encode", lambda source, e=encoded, s=summary: (e + 1, s))
@@ -401,7 +401,7 @@ def test_tying_sharing_and_feeding() -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_equal_a_full_pass(cell: str, attention: str, feed: str, tied: bool) -> None:
     layers = 1 + (tied != (feed == "every"))
-    model = made(
+    model = make_model(
         cell=cell, attention=attention, feed=feed, tie_embeddings=tied, decoder_layers=layers, bidirectional=tied
     )
     written = [[[4, 5, 6], [7, 8, 9]], [[10, 11, 12], [13, 14, 15]]]  # [N, K] beams
@@ -423,7 +423,9 @@ def test_steps_equal_a_full_pass(cell: str, attention: str, feed: str, tied: boo
 @pytest.mark.parametrize("attention", ["none", "bilinear", "additive", "multihead"])
 def test_encoder_and_decoder_may_differ_in_width(attention: str) -> None:
     for width, encoder_width, embedding in ((8, 14, 5), (16, 6, 9)):
-        model = made(attention=attention, width=width, encoder_width=encoder_width, embedding=embedding, feed="every")
+        model = make_model(
+            attention=attention, width=width, encoder_width=encoder_width, embedding=embedding, feed="every"
+        )
         batch = pairs(spare=1)
         assert model.logits(batch).shape == (len(batch.labels), 20)
         model(batch).backward()
@@ -446,7 +448,7 @@ def test_heads_share_the_width_where_there_are_heads() -> None:
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
 def test_without_dropout_training_draws_no_random_numbers(attention: str) -> None:
-    model = made(attention=attention, encoder_layers=2, decoder_layers=2).train()
+    model = make_model(attention=attention, encoder_layers=2, decoder_layers=2).train()
     before = torch.random.get_rng_state()
     model(pairs()).backward()
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -454,7 +456,7 @@ def test_without_dropout_training_draws_no_random_numbers(attention: str) -> Non
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_gradients_equal_finite_differences(attention: str) -> None:
-    model, batch = made(attention=attention, decoder_layers=2, feed="every"), pairs(spare=1)
+    model, batch = make_model(attention=attention, decoder_layers=2, feed="every"), pairs(spare=1)
     coefficients = torch.randn(batch.num_targets, 20, dtype=torch.float64)
 
     def objective() -> Tensor:

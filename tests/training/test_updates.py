@@ -29,11 +29,11 @@ class Table(SequenceModel):
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
-        self.rows = nn.Parameter(logits.clone())
+        self.table = nn.Parameter(logits.clone())
         self.bias = nn.Parameter(torch.zeros(logits.shape[1]))
 
     def logits(self, batch: SeqBatch) -> Tensor:
-        return self.rows + self.bias
+        return self.table + self.bias
 
 
 def two_pairs(size: int | None = None) -> SeqBatch:
@@ -75,12 +75,12 @@ def test_padding_never_counts(garbage: float) -> None:
     loss = model(batch, 0.1)
     assert torch.equal(loss, Table(random_logits(5))(two_pairs(), 0.1))
     loss.backward()
-    assert model.rows.grad is not None
-    assert model.rows.grad[:5].abs().min() > 0
+    assert model.table.grad is not None
+    assert model.table.grad[:5].abs().min() > 0
     if not math.isnan(garbage) and not math.isinf(
         garbage
     ):  # the Transformer zeroes padding before the output projection
-        assert model.rows.grad[5:].abs().max() == 0
+        assert model.table.grad[5:].abs().max() == 0
 
 
 def test_the_loss_is_in_float32_where_the_model_computes_in_bf16() -> None:
@@ -111,16 +111,16 @@ def test_the_loss_of_a_transformer_under_autocast_is_in_float32(tmp_path: Path) 
 # -- the optimiser -----------------------------------------------------------------------------------------------------
 
 
-def trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer:
+def make_trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer:
     """Return a trainer that can only make updates."""
     run = RunDir.create(folder / "run", small(folder, **{"max_grad_norm": 0.0, "label_smoothing": 0.0, **training}))
     return Trainer(run, model, None, None, None, CPU)  # type: ignore[arg-type]
 
 
-def steps(made: Trainer, count: int) -> None:
+def steps(trainer: Trainer, count: int) -> None:
     for _ in range(count):
-        made.progress.step += 1
-        made._update({0: two_pairs()})
+        trainer.progress.step += 1
+        trainer._update({0: two_pairs()})
 
 
 def gradients(logits: Tensor, bias: Tensor) -> list[Tensor]:
@@ -136,11 +136,11 @@ def test_three_steps_are_those_of_adam_written_out(optimizer: str, tmp_path: Pat
     m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²,  w -= rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
     """
     start = random_logits(5)
-    made = trainer(tmp_path, Table(start), optimizer=optimizer, weight_decay=0.3, betas=(0.8, 0.95), warmup=2)
+    trainer = make_trainer(tmp_path, Table(start), optimizer=optimizer, weight_decay=0.3, betas=(0.8, 0.95), warmup=2)
     values = [start.double(), torch.zeros(VOCABULARY, dtype=torch.float64)]
     first, second = ([torch.zeros_like(value) for value in values] for _ in range(2))
     for step in (1, 2, 3):
-        steps(made, 1)
+        steps(trainer, 1)
         learning_rate = 8**-0.5 * min(step**-0.5, step * 2**-1.5)  # small() is 8 wide
         for i, gradient in enumerate(gradients(*values)):
             first[i] = 0.8 * first[i] + 0.2 * gradient
@@ -149,15 +149,15 @@ def test_three_steps_are_those_of_adam_written_out(optimizer: str, tmp_path: Pat
                 values[i] = values[i] - learning_rate * 0.3 * values[i]
             scale = (second[i] / (1 - 0.95**step)).sqrt() + 1e-9
             values[i] = values[i] - learning_rate * first[i] / (1 - 0.8**step) / scale
-        torch.testing.assert_close(made.model.rows.double(), values[0], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(made.model.bias.double(), values[1], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(trainer.model.table.double(), values[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(trainer.model.bias.double(), values[1], atol=1e-6, rtol=1e-5)
     assert (values[0] - start).abs().max() > 0.1
 
 
 def test_decay_is_for_the_matrices_of_a_transformer_only(tmp_path: Path) -> None:
     model = build(small(tmp_path).model, VOCABULARY, VOCABULARY, True)
-    made = trainer(tmp_path, model, optimizer="adamw", weight_decay=0.3)
-    decay = {id(p): group["weight_decay"] for group in made.optimizer.param_groups for p in group["params"]}
+    trainer = make_trainer(tmp_path, model, optimizer="adamw", weight_decay=0.3)
+    decay = {id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
     expected = {id(p): 0.3 if p.dim() > 1 else 0.0 for p in model.parameters()}
     assert decay == expected and set(decay.values()) == {0.0, 0.3}
 
@@ -165,14 +165,14 @@ def test_decay_is_for_the_matrices_of_a_transformer_only(tmp_path: Path) -> None
 @pytest.mark.parametrize("clip", [0.0, 0.01, 100.0])
 def test_a_gradient_is_clipped_to_the_maximum_norm(clip: float, tmp_path: Path) -> None:
     start = random_logits(5)
-    made = trainer(tmp_path, Table(start), max_grad_norm=clip)
+    trainer = make_trainer(tmp_path, Table(start), max_grad_norm=clip)
     given: list[Tensor] = []
-    made.optimizer.step = lambda: given.extend(p.grad.clone() for p in made.model.parameters())  # type: ignore
-    steps(made, 1)
+    trainer.optimizer.step = lambda: given.extend(p.grad.clone() for p in trainer.model.parameters())  # type: ignore
+    steps(trainer, 1)
     plain = gradients(start, torch.zeros(VOCABULARY))
     length = math.sqrt(sum(g.square().sum().item() for g in plain))
     assert 0.02 < length < 50
-    assert made.update.norm.item() == pytest.approx(length, rel=1e-5)  # the norm before clipping is logged
+    assert trainer.update.norm.item() == pytest.approx(length, rel=1e-5)  # the norm before clipping is logged
     share = clip / length if 0 < clip < length else 1.0
     for found, gradient in zip(given, plain, strict=True):
         torch.testing.assert_close(found, gradient * share, atol=1e-8, rtol=1e-4)
@@ -186,10 +186,10 @@ def test_the_running_average_moves_by_a_share_towards_each_new_value() -> None:
     average = checkpoint.EMA(model, 0.75)
     for value in (1.0, 3.0, -2.0):
         with torch.no_grad():
-            model.rows.fill_(value)
+            model.table.fill_(value)
         average.update(model)
     # 0 -> 0.25·1 = 0.25 -> 0.75·0.25 + 0.25·3 = 0.9375 -> 0.75·0.9375 - 0.25·2 = 0.203125
-    assert average.tensors["rows"].tolist() == [[0.203125] * VOCABULARY]
+    assert average.tensors["table"].tolist() == [[0.203125] * VOCABULARY]
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
