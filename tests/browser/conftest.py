@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CI = os.environ.get("CI") == "true"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-NEAR = ("127.0.0.1", "localhost")
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
 ELSEWHERE = {
     "view": "align",
     "run": "tiny-gpt",
@@ -75,13 +75,13 @@ def browser() -> Iterator[Browser]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         missing("browser tests need the playwright package (regard[dev])")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
         missing(f"browser tests need one of {', '.join(BROWSERS)}")
-    rooted = ["--no-sandbox"] if os.geteuid() == 0 else []
+    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=found, args=[*rooted, "--disable-gpu"], timeout=5 * PATIENCE * 1000
+            executable_path=executable, args=[*flags, "--disable-gpu"], timeout=5 * PATIENCE * 1000
         )
         yield browser
         browser.close()
@@ -105,9 +105,11 @@ def _open_page(browser: Browser, noted: list[str], width: int = 1280, **options:
     """Open a page in its own window, and collect its errors."""
     page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
     page.set_default_timeout(PATIENCE * 1000)
-    page.on("console", lambda said: said.type in ("error", "warning") and noted.append(f"console: {said.text}"))
+    page.on(
+        "console", lambda message: message.type in ("error", "warning") and noted.append(f"console: {message.text}")
+    )
     page.on("pageerror", lambda error: noted.append(f"error: {error}"))
-    page.on("request", lambda asked: _is_remote(asked.url) and noted.append(f"asked {asked.url}"))
+    page.on("request", lambda sent: _is_remote(sent.url) and noted.append(f"requested {sent.url}"))
     return page
 
 
@@ -128,7 +130,7 @@ def new_page(browser: Browser, troubles: list[str]) -> Iterator[Callable[..., Pa
 
 def _is_remote(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname not in NEAR
+    return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname not in LOCAL_HOSTS
 
 
 @pytest.fixture
@@ -152,13 +154,13 @@ def visit(request: pytest.FixtureRequest, site: Site, troubles: list[str]) -> Vi
     usual: Page = request.getfixturevalue("page" if "page" in request.fixturenames else "shared_page")
 
     def open_view(view: str, *, on: Page = usual, at: str = site.address, afresh: bool = False, **fields: Any) -> Page:
-        wanted = urlencode({"view": view} | fields)
+        fragment = urlencode({"view": view} | fields)
         if afresh or not on.url.startswith(at.partition("?")[0]):
             on.goto("about:blank")
-            on.goto(f"{at}#{wanted}")
+            on.goto(f"{at}#{fragment}")
         else:
             on.mouse.move(0, 0)  # away from all elements
-            for address, there in ((urlencode(ELSEWHERE), ELSEWHERE["view"]), (wanted, view)):
+            for address, there in ((urlencode(ELSEWHERE), ELSEWHERE["view"]), (fragment, view)):
                 on.evaluate(NAVIGATE, address)
                 on.wait_for_selector(f"main[data-ready={there}]")
         on.wait_for_selector(f"main[data-ready={view}]")

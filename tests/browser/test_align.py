@@ -32,7 +32,7 @@ def _coloured(weights: np.ndarray) -> np.ndarray:
 
 
 def _shown(trace: Trace) -> np.ndarray:
-    """The weights as they are carried, [H, T, S]."""
+    """Return the weights as the page receives them, [H, T, S]."""
     return trace.display(f"{NAME}.weights") * (1 / 255)
 
 
@@ -42,7 +42,7 @@ def test_a_cell_s_colour_is_its_weight_through_the_colour_table(head: int, visit
     assert np.array_equal(cells(page), _coloured(_shown(trace)[head]))
 
 
-def test_the_mean_of_heads_and_words_are_what_the_library_makes(visit: Visit, trace: Trace) -> None:
+def test_the_mean_of_heads_and_merged_words_equal_the_library_s(visit: Visit, trace: Trace) -> None:
     page = visit("align", layer=1, head="mean")
     mean = _shown(trace).mean(0)
     assert np.abs(cells(page) - _coloured(mean)).max() <= 1, "float32 here, float64 there"
@@ -53,8 +53,8 @@ def test_the_mean_of_heads_and_words_are_what_the_library_makes(visit: Visit, tr
     assert np.abs(cells(page) - _coloured(merged.weights)).max() <= 1
 
 
-def test_a_file_that_draw_makes_opens_at_the_same_picture(page: Page, trace: Trace, tmp_path: Path) -> None:
-    """Without a layer and a head, that is the mean of all of them, over words."""
+def test_a_file_written_by_draw_shows_the_same_picture(page: Page, trace: Trace, tmp_path: Path) -> None:
+    """Without a layer and a head, it shows the mean of all, over words."""
     picture = views.draw(trace, "align")
     picture.save(tmp_path / "align.html")
     page.goto((tmp_path / "align.html").as_uri())
@@ -74,33 +74,33 @@ def test_the_table_has_the_same_numbers(visit: Visit, trace: Trace) -> None:
     assert page.is_visible(".map-plane canvas") and not page.is_visible(".table-box")
 
 
-def test_the_map_is_walked_with_the_arrow_keys(visit: Visit, trace: Trace) -> None:
+def test_the_arrow_keys_move_the_cursor_in_the_map(visit: Visit, trace: Trace) -> None:
     page = visit("align", layer=1, head=0)
     source, target = ([token["label"] for token in trace.header["tokens"][side]] for side in ("source", "target"))
     weights = _shown(trace)[0]
     page.focus(".map-cell")
     walk = ["ArrowDown", "ArrowRight", "ArrowRight", "End", "Home", "Control+End", "Control+Home"]
     last = (len(target) - 1, len(source) - 1)
-    places = [(1, 0), (1, 1), (1, 2), (1, last[1]), (1, 0), last, (0, 0)]
-    for key, (r, c) in zip(walk, places, strict=True):
+    positions = [(1, 0), (1, 1), (1, 2), (1, last[1]), (1, 0), last, (0, 0)]
+    for key, (r, c) in zip(walk, positions, strict=True):
         page.keyboard.press(key)
-        assert _place(page) == (r, c)
+        assert _position(page) == (r, c)
         assert page.get_attribute(".map-cell", "aria-label") == f"{target[r]} → {source[c]}: {weights[r, c]:.2f}"
         assert page.get_attribute(".map-cell", "aria-colindex") == str(c + 2)
     until(lambda: announced(page) == f"{target[0]} → {source[0]}: {weights[0, 0]:.2f}", "the announcement")
     page.keyboard.press("ArrowLeft")
-    assert _place(page) == (0, -1) and page.get_attribute(".map-cell", "role") == "rowheader"
+    assert _position(page) == (0, -1) and page.get_attribute(".map-cell", "role") == "rowheader"
     best = int(weights[0].argmax())
-    until(lambda: announced(page).startswith(f"{target[0]} attends to"), "where the word looks")
+    until(lambda: announced(page).startswith(f"{target[0]} attends to"), "the attention of the word")
     assert f"{weights[0, best]:.2f}" in announced(page)
 
 
-def _place(page: Page) -> tuple[int, int]:
+def _position(page: Page) -> tuple[int, int]:
     r, c = page.eval_on_selector(".map-cell", "cell => [cell.dataset.r, cell.dataset.c]")
     return int(r), int(c)
 
 
-def test_pointing_at_a_word_shades_where_it_looks(visit: Visit, trace: Trace) -> None:
+def test_pointing_at_a_word_shades_what_it_attends_to(visit: Visit, trace: Trace) -> None:
     page = visit("align", layer=1, head=1)
     page.hover(".strip[aria-label=Output] button:nth-child(2)")
     shades = page.eval_on_selector_all(
@@ -130,7 +130,7 @@ def test_a_link_reopens_the_same_picture(visit: Visit, page: Page) -> None:
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
-def test_gold_links_are_outlined_and_measured_where_they_are_known(visit: Visit, page: Page, trace: Trace) -> None:
+def test_known_gold_links_are_outlined_and_scored(visit: Visit, page: Page, trace: Trace) -> None:
     gold = {"links": [[0, 0], [1, 1]], "aer": {NAME: [40.0, 25.0, 50.0, 60.0]}, "mean": {NAME: 30.0}, "all": 30.0}
 
     def known(route: object) -> None:
@@ -144,7 +144,7 @@ def test_gold_links_are_outlined_and_measured_where_they_are_known(visit: Visit,
     assert page.is_visible(".legend-gold")
     with_outlines = page.eval_on_selector(".map-plane canvas", "canvas => canvas.toDataURL()")
     page.uncheck("text=Gold alignment")
-    until(lambda: not page.is_visible(".legend-gold"), "the outlines to go")
+    until(lambda: not page.is_visible(".legend-gold"), "the outlines to disappear")
     assert page.eval_on_selector(".map-plane canvas", "canvas => canvas.toDataURL()") != with_outlines
 
 
@@ -160,8 +160,8 @@ def test_the_saved_svg_and_png_show_the_same_cells(visit: Visit, trace: Trace, t
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and len(png) > 5000
 
 
-def test_a_view_that_says_it_is_ready_has_drawn_its_map(visit: Visit, page: Page) -> None:
-    """Whoever waits for that word, these tests and a screenshot's script alike, must find what they waited for."""
+def test_a_view_marked_ready_has_drawn_its_map(visit: Visit, page: Page) -> None:
+    """These tests and scripts that take screenshots rely on the attribute."""
     page.add_init_script("""new MutationObserver(() => {
         const main = document.querySelector("main");
         if (main.dataset.ready) window.rowsThen ??= main.querySelector(".map-plane canvas").dataset.rows ?? "none yet";
@@ -186,7 +186,7 @@ def test_the_saved_html_shows_the_same_from_disk(visit: Visit, page: Page, tmp_p
     assert again.read_text("utf-8").count("regard-data") == path.read_text("utf-8").count("regard-data")
 
 
-def test_the_saved_html_works_inside_a_notebook_s_frame(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_the_saved_html_works_in_a_notebook_frame(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align")
     text = export(page, "HTML", tmp_path).read_text("utf-8")
     page.goto("about:blank")

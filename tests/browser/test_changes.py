@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def changes_in(page: Page) -> list[dict[str, Any]]:
-    """The changes that the address holds."""
+    """Return the changes in the address."""
     fields = parse_qs(page.evaluate("location.hash.slice(1)"))
     return json.loads(fields["changes"][0]) if "changes" in fields else []
 
 
-def held(page: Page) -> list[float]:
-    """The probabilities that the bars show, of the tokens that the model wrote."""
+def forced_probabilities(page: Page) -> list[float]:
+    """Return the probabilities that the bars show, for the generated tokens."""
     return page.eval_on_selector_all(".bar-line", "lines => lines.map((line) => Number(line.dataset.value))")
 
 
@@ -33,15 +33,18 @@ def shown(page: Page, which: str) -> str:
 
 def assert_as_in_python(page: Page, trace: Trace) -> None:
     target, header = trace.header["before"]["tokens"], trace.header
-    written = [place for place, token in enumerate(target) if not token["given"]]
+    written = [index for index, token in enumerate(target) if not token["given"]]
     until(lambda: page.query_selector("[data-output=changed]") is not None, "the changed output")
-    until(lambda: held(page) == pytest.approx([header["held"]["p"][i] for i in written]), "the held probabilities")
+    until(
+        lambda: forced_probabilities(page) == pytest.approx([header["held"]["p"][i] for i in written]),
+        "the held probabilities",
+    )
     free = header["free"]["text"] if header["forced"] else header["text"]["target"]
     assert shown(page, "changed").strip() == (free.strip() or "∅")
     assert shown(page, "original").strip() == (header["before"]["text"].strip() or "∅")
 
 
-def test_a_head_switched_off_gives_what_python_gives(site: Site, visit: Visit) -> None:
+def test_an_ablated_head_gives_the_same_result_as_in_python(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer")
     page.get_by_role("button", name="cross-attention, layer 1, head 2 ablated").click()
     change = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
@@ -50,25 +53,25 @@ def test_a_head_switched_off_gives_what_python_gives(site: Site, visit: Visit) -
     until(lambda: "with the intervention" in announced(page), "the announcement")
 
 
-def test_a_hidden_word_loses_all_its_tokens_and_a_link_brings_it_back(site: Site, visit: Visit) -> None:
+def test_masking_a_word_masks_all_its_tokens_and_a_link_restores_it(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer")
     page.get_by_role("button", name="large masked").click()
     model = regard.load(site.runs["tiny-transformer"])
     tokens = model.trace(SENTENCE).header["tokens"]["source"]
-    word = [place for place, token in enumerate(tokens) if token["word"] == 4]
-    wanted = [{"kind": "word", "side": "source", "token": token} for token in word]
-    there = model.trace(SENTENCE, changes=wanted)
-    assert_as_in_python(page, there)
-    assert changes_in(page) == wanted
+    word = [index for index, token in enumerate(tokens) if token["word"] == 4]
+    changes = [{"kind": "word", "side": "source", "token": token} for token in word]
+    expected = model.trace(SENTENCE, changes=changes)
+    assert_as_in_python(page, expected)
+    assert changes_in(page) == changes
     page.reload()
-    assert_as_in_python(page, there)
+    assert_as_in_python(page, expected)
     assert page.get_by_role("button", name="large masked").get_attribute("aria-pressed") == "true"
     page.get_by_role("button", name="large masked").click()
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
     assert changes_in(page) == []
 
 
-def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit) -> None:
+def test_a_replaced_row_gives_the_same_result_as_in_python(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer", row="decoder.1.cross_attn:3:0")
     page.get_by_label("All weight on").select_option(index=2)
     model = regard.load(site.runs["tiny-transformer"])
@@ -80,7 +83,7 @@ def test_a_row_written_by_hand_gives_what_python_gives(site: Site, visit: Visit)
     until(lambda: page.query_selector("[data-output=changed]") is None, "the original alone")
 
 
-def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site: Site, visit: Visit) -> None:
+def test_a_forced_output_is_labelled_and_shown_beside_the_free_one(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-transformer", row="decoder.0.cross_attn:all:1")
     page.get_by_role("button", name="large masked").click()
     page.wait_for_selector("[data-output=changed]")
@@ -88,16 +91,16 @@ def test_an_output_that_is_forced_says_so_and_the_free_one_stands_beside_it(site
     page.get_by_role("button", name="Uniform").click()
     forced = page.locator("[data-output=forced]")
     forced.wait_for()
-    there = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=changes_in(page))
-    assert_as_in_python(page, there)
+    expected = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE, changes=changes_in(page))
+    assert_as_in_python(page, expected)
     assert shown(page, "forced").strip() == shown(page, "original").strip()
     assert "original output forced" in forced.inner_text() and "same output" not in forced.inner_text()
-    same = there.header["free"]["text"] == there.header["before"]["text"]
+    same = expected.header["free"]["text"] == expected.header["before"]["text"]
     remark = "same output" if same else "different output"
     assert remark in page.locator("[data-output=changed]").inner_text()
 
 
-def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
+def test_a_replaced_row_of_a_gpt_respects_the_mask(visit: Visit) -> None:
     page = visit("changes", run="tiny-gpt", text="Once upon a time", row="decoder.0.self_attn:0:2")
     assert page.locator(".row-sliders input").count() == 3
     assert page.get_by_label("All weight on").locator("option").count() == 4
@@ -108,11 +111,11 @@ def test_a_row_of_a_gpt_is_written_over_what_it_may_see(visit: Visit) -> None:
     assert change["weights"][:3] == [0.333] * 3 and not any(change["weights"][3:])
 
 
-def test_a_word_of_a_prompt_can_be_hidden_too(site: Site, visit: Visit) -> None:
+def test_a_word_of_a_prompt_can_be_masked_too(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-gpt", text="Once upon a time")
     page.get_by_role("button", name="Once masked").click()
     model = regard.load(site.runs["tiny-gpt"])
     tokens = model.trace("Once upon a time").header["tokens"]["inputs"]
-    word = [place for place, token in enumerate(tokens) if token["word"] == 0]
-    wanted = [{"kind": "word", "side": "inputs", "token": token} for token in word]
-    assert_as_in_python(page, model.trace("Once upon a time", changes=wanted))
+    word = [index for index, token in enumerate(tokens) if token["word"] == 0]
+    changes = [{"kind": "word", "side": "inputs", "token": token} for token in word]
+    assert_as_in_python(page, model.trace("Once upon a time", changes=changes))

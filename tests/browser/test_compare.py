@@ -25,7 +25,7 @@ def _coloured(weights: np.ndarray) -> np.ndarray:
     return np.array([[colours.rgb(float(weight)) for weight in row] for row in weights])
 
 
-def test_two_runs_stand_side_by_side_on_the_same_input(visit: Visit, site: Site) -> None:
+def test_two_runs_are_shown_side_by_side_on_the_same_input(visit: Visit, site: Site) -> None:
     page = visit("compare")
     panes = page.locator(".columns > figure")
     assert panes.count() == 2
@@ -49,7 +49,7 @@ def test_a_cursor_in_one_map_points_at_the_same_word_in_the_other(visit: Visit) 
     assert second.locator(".map-head.lit").text_content() == SENTENCE.split()[2]
 
 
-def test_models_are_added_changed_and_taken_away_and_the_address_knows(visit: Visit) -> None:
+def test_models_are_added_changed_and_removed_and_the_address_follows(visit: Visit) -> None:
     page = visit("compare")
     page.click("text=Add a model")
     holds(page, "document.querySelectorAll('.columns > figure').length === 3")
@@ -63,7 +63,7 @@ def test_models_are_added_changed_and_taken_away_and_the_address_knows(visit: Vi
     assert again.locator(".columns > figure h3").all_text_contents() == ["tiny-additive", "tiny-transformer"]
 
 
-def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, site: Site) -> None:
+def test_the_slider_shows_each_snapshot_on_the_same_output(visit: Visit, site: Site) -> None:
     page = visit("compare", snap=10, layer=1, head=0)
     run = RunDir(site.runs["tiny-transformer"])
     target = Model(run, "cpu").trace(SENTENCE).header["text"]["target"]
@@ -82,7 +82,7 @@ def test_the_slider_shows_each_snapshot_writing_the_same_output(visit: Visit, si
     assert slider.get_attribute("aria-valuetext") == "10"
 
 
-def test_many_snapshots_are_all_seen_whole(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_many_snapshots_are_shown_completely(visit: Visit, page: Page, tmp_path: Path) -> None:
     run = make(tmp_path / "run", TINY["tiny-transformer"])
     for step in range(30, 110, 10):
         shutil.copy(run.snapshot(10), run.snapshot(step))
@@ -94,7 +94,7 @@ def test_many_snapshots_are_all_seen_whole(visit: Visit, page: Page, tmp_path: P
     assert len(thumbs) == 10 and max(thumbs) <= frames
 
 
-def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_the_saved_page_contains_all_compared_models(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("compare", snap=10)
     live = [cells(page, f".columns > figure:nth-child({i})") for i in (1, 2)]
     page.goto(export(page, "HTML", tmp_path).as_uri())
@@ -105,7 +105,7 @@ def test_the_saved_page_carries_all_that_was_side_by_side(visit: Visit, page: Pa
     assert (page.text_content("section[aria-label='Attention during training'] h3") or "").endswith("step 10")
 
 
-def test_of_more_than_a_file_may_carry_the_last_ones_are_saved(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_the_last_traces_are_saved_when_there_are_too_many(visit: Visit, page: Page, tmp_path: Path) -> None:
     def few(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, json=answer.json() | {"limits": {"requests": 2}})

@@ -27,47 +27,49 @@ def _done(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("text", "exact"), [(SENTENCE, True), (LONG, False)])
-def test_the_explanation_is_the_librarys_for_the_same_seed(site: Site, visit: Visit, text: str, exact: bool) -> None:
+def test_the_explanation_equals_the_library_s_for_the_same_seed(
+    site: Site, visit: Visit, text: str, exact: bool
+) -> None:
     page = visit("explain", run="tiny-transformer", text=text, masks=64, seed=3, table=1)
     _done(page)
-    there = regard.load(site.runs["tiny-transformer"]).explain(text, masks=64, seed=3)
-    assert there.exact is exact
+    expected = regard.load(site.runs["tiny-transformer"]).explain(text, masks=64, seed=3)
+    assert expected.exact is exact
     head, *rows = table(page, "figure:has(h3:text('Importance of each'))")
-    assert tuple(head[1:]) == there.features
-    assert tuple(row[0] for row in rows) == there.outputs
+    assert tuple(head[1:]) == expected.features
+    assert tuple(row[0] for row in rows) == expected.outputs
     written = [
         [number(value) + ("" if exact else f" ± {error:.2f}") for value, error in zip(values, errors, strict=True)]
-        for values, errors in zip(there.importance.T, there.error.T, strict=True)
+        for values, errors in zip(expected.importance.T, expected.error.T, strict=True)
     ]
     assert [row[1:] for row in rows] == written
     overall = table(page, "figure:has(h3:text('Importance for the whole'))")[1:]
-    assert [row[1] for row in overall] == [number(value) for value in there.overall]
+    assert [row[1] for row in overall] == [number(value) for value in expected.overall]
 
 
 def test_its_cells_have_the_signed_colours(site: Site, visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64)
     _done(page)
-    there = regard.load(site.runs["tiny-transformer"]).explain(SENTENCE, masks=64).importance.T
-    expected = [[list(signed_rgb(value / np.abs(there).max())) for value in row] for row in there]
-    assert np.abs(cells(page, "figure:has(h3:text('Importance of each'))") - expected).max() <= 1
+    expected = regard.load(site.runs["tiny-transformer"]).explain(SENTENCE, masks=64).importance.T
+    rgb = [[list(signed_rgb(value / np.abs(expected).max())) for value in row] for row in expected]
+    assert np.abs(cells(page, "figure:has(h3:text('Importance of each'))") - rgb).max() <= 1
 
 
-def test_the_curves_are_the_librarys(site: Site, visit: Visit) -> None:
+def test_the_curves_equal_the_library_s(site: Site, visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64, table=1)
     _done(page)
-    asked = ask(regard.load(site.runs["tiny-transformer"]), SENTENCE)
-    found = asked.explain(masks=64)
-    looked = asked.attention()
-    assert looked is not None
-    drawn = curves(asked.box, {"explanation": found.overall, "attention": looked})
+    question = ask(regard.load(site.runs["tiny-transformer"]), SENTENCE)
+    explanation = question.explain(masks=64)
+    attention = question.attention()
+    assert attention is not None
+    expected_curves = curves(question.box, {"explanation": explanation.overall, "attention": attention})
     for kind in ("deletion", "insertion"):
         head, *rows = table(page, f"figure:has(h3:text('{kind.capitalize()}'))")
         assert head[1:] == ["explanation", "attention", "random order"]
         shown = np.array([[float(cell.replace("−", "-")) for cell in row[1:]] for row in rows]).T
-        assert shown == pytest.approx(np.array([getattr(curve, kind) for curve in drawn]), rel=2e-3, abs=1e-4)
+        assert shown == pytest.approx(np.array([getattr(curve, kind) for curve in expected_curves]), rel=2e-3, abs=1e-4)
 
 
-def test_a_gpt_s_attention_is_put_to_the_same_test_as_the_page_says(visit: Visit) -> None:
+def test_the_attention_of_a_gpt_is_compared_too(visit: Visit) -> None:
     page = visit("explain", run="tiny-gpt", text="Once upon", masks=64, table=1)
     _done(page)
     assert "the curves below compare both" in (page.text_content(".comparison") or "").lower()
@@ -75,23 +77,23 @@ def test_a_gpt_s_attention_is_put_to_the_same_test_as_the_page_says(visit: Visit
     assert head[1:] == ["explanation", "attention", "random order"]
 
 
-def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:
+def test_the_page_states_that_attention_is_not_an_explanation(visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64)
     assert "not by itself an explanation" in (page.text_content("#view-explain .callout") or "")
     _done(page)
     until(lambda: "Most important:" in announced(page), "the announcement")
 
 
-def test_pointing_at_one_map_points_at_the_other(visit: Visit) -> None:
+def test_pointing_at_one_map_highlights_the_other(visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64)
     _done(page)
     page.locator("figure:has(h3:text('Importance of each')) .map-cell").focus()
     page.keyboard.press("ArrowRight")
     other = page.locator("figure:has(h3:text('Attention:')) .map-ghost")
-    until(lambda: other.is_visible(), "the other map's mark")
+    until(lambda: other.is_visible(), "the highlight in the other map")
 
 
-def test_the_saved_page_carries_the_explanation(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_the_saved_page_contains_the_explanation(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("explain", run="tiny-transformer", masks=64)
     _done(page)
     live, colours = page.inner_text(".columns"), cells(page, "figure:has(h3:text('Importance of each'))")
@@ -101,4 +103,4 @@ def test_the_saved_page_carries_the_explanation(visit: Visit, page: Page, tmp_pa
     assert np.array_equal(cells(page, "figure:has(h3:text('Importance of each'))"), colours)
     page.fill("input[type=number]", "5")
     page.keyboard.press("Tab")
-    until(lambda: "regard look" in page.inner_text(".explain-status"), "what the file says of another question")
+    until(lambda: "regard look" in page.inner_text(".explain-status"), "the answer of the file to another request")

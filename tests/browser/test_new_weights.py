@@ -30,58 +30,58 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def address(run: RunDir) -> Iterator[str]:
-    """A server of its own; a test names it first, so that its page is closed before the server is."""
+    """Start a separate server; tests request it first, so that the page is closed before the server."""
     with served([run.path], SENTENCE) as address:
         yield address
 
 
-def _train_on(run: RunDir) -> None:
+def _replace_weights(run: RunDir) -> None:
     tensors, _ = tensor_io.load(run.best)
     tensor_io.save(run.best, {name: 1.5 * one for name, one in tensors.items()}, {"step": 30})
 
 
-def _renewed(page: Page, run: RunDir, troubles: list[str]) -> None:
-    """Waits for the notice; what stands above is of the weights on disk, and the refusal was the only trouble."""
+def _assert_reloaded(page: Page, run: RunDir, troubles: list[str]) -> None:
+    """Wait for the notice; the page shows the weights on disk, and the refusal was the only error."""
     page.wait_for_selector(".answer .note")
     assert "weights on disk have changed" in (page.text_content(".answer .note") or "")
     assert "step 30" in (page.text_content(".facts") or "")
     assert page.text_content(".output") == (Model(run, "cpu").translate(SENTENCE).text or "(empty)")
-    until(lambda: bool(troubles), "the browser's own note of the refusal")
+    until(lambda: bool(troubles), "the browser's report of the refusal")
     assert all("409" in trouble for trouble in troubles)
     troubles.clear()
 
 
-def test_an_intervention_is_in_the_weights_that_the_page_names(
+def test_an_intervention_uses_the_weights_that_the_page_names(
     address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str]
 ) -> None:
     visit("changes", at=address)
     assert "step 20" in (page.text_content(".facts") or "")
-    _train_on(run)
+    _replace_weights(run)
     page.get_by_role("button", name=OFF).click()
-    _renewed(page, run, troubles)
+    _assert_reloaded(page, run, troubles)
     page.wait_for_selector("[data-output=changed]")
-    there = Model(run, "cpu").trace(SENTENCE, changes=[CHANGE]).header
-    for which, said in (("original", there["before"]["text"]), ("changed", there["text"]["target"])):
-        assert (page.text_content(f"[data-output={which}] .output-text") or "").strip() == (said.strip() or "∅")
+    expected = Model(run, "cpu").trace(SENTENCE, changes=[CHANGE]).header
+    for which, text in (("original", expected["before"]["text"]), ("changed", expected["text"]["target"])):
+        assert (page.text_content(f"[data-output={which}] .output-text") or "").strip() == (text.strip() or "∅")
     until(lambda: "weights on disk have changed" in announced(page), "the announcement")
     page.fill("textarea", "the dog sees a house")
-    until(lambda: page.query_selector(".answer .note") is None, "another text, which has nothing to do with it")
+    until(lambda: page.query_selector(".answer .note") is None, "the notice to disappear for another text")
 
 
-def test_an_explanation_is_of_the_weights_that_the_page_names(
+def test_an_explanation_uses_the_weights_that_the_page_names(
     address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str]
 ) -> None:
     visit("align", at=address, masks=64, table=1)
-    _train_on(run)
+    _replace_weights(run)
     page.click("nav.views >> text=Explain")
-    _renewed(page, run, troubles)
+    _assert_reloaded(page, run, troubles)
     page.wait_for_selector("figure:has(h3:text('Deletion'))")
-    there = Model(run, "cpu").explain(SENTENCE, masks=64)
+    expected = Model(run, "cpu").explain(SENTENCE, masks=64)
     overall = table(page, "figure:has(h3:text('Importance for the whole'))")[1:]
-    assert [row[1] for row in overall] == [number(value) for value in there.overall]
+    assert [row[1] for row in overall] == [number(value) for value in expected.overall]
 
 
-def test_of_two_answers_that_crossed_the_change_one_is_asked_for_again(visit: Visit, page: Page) -> None:
+def test_a_response_with_other_weights_is_requested_again(visit: Visit, page: Page) -> None:
     visit("changes", run="tiny-transformer")
     others = ["of another file"]
 
@@ -95,14 +95,14 @@ def test_of_two_answers_that_crossed_the_change_one_is_asked_for_again(visit: Vi
     page.wait_for_selector("[data-output=changed]")
 
 
-def test_a_page_that_is_loaded_again_and_a_saved_one_are_of_the_new_weights(
+def test_a_reloaded_page_and_a_saved_one_have_the_new_weights(
     address: str, run: RunDir, visit: Visit, page: Page, troubles: list[str], tmp_path: Path
 ) -> None:
     visit("align", at=address)
-    _train_on(run)
+    _replace_weights(run)
     page.click(".menu summary")
-    page.click(".menu-list >> text=HTML")  # would hold the new weights' numbers, and the page shows the old ones'
-    _renewed(page, run, troubles)
+    page.click(".menu-list >> text=HTML")  # the file would have the new weights, and the page shows the old ones
+    _assert_reloaded(page, run, troubles)
     assert page.query_selector("main [role=alert]") is None
     page.wait_for_selector("main[data-ready=align]")
     page.goto(export(page, "HTML", tmp_path).as_uri())

@@ -1,4 +1,4 @@
-"""What all views share: input and output, the address, the keyboard, colours, accessibility."""
+"""Common parts of all views: input and output, address, keyboard, colours, accessibility."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 EVIL = "<img src=x onerror=document.title='owned'>"
-LARGEST = 250_000
-OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+MAX_BYTES = 250_000
+COLOUR_RULES = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 
 def _fields(page: Page) -> dict[str, str]:
@@ -39,9 +39,7 @@ def test_typing_a_sentence_gives_the_translation(visit: Visit, site: Site) -> No
     until(lambda: page.text_content(".output") == (model.translate(other).text or "(empty)"), "the new translation")
 
 
-def test_the_address_that_carries_the_token_opens_the_page_and_is_then_clean(
-    visit: Visit, page: Page, site: Site
-) -> None:
+def test_the_token_is_removed_from_the_address_after_opening(visit: Visit, page: Page, site: Site) -> None:
     assert "?token=" in site.address
     visit("heads", head=1)
     assert page.evaluate("location.search") == "" and _fields(page) == {"view": "heads", "head": "1"}
@@ -49,21 +47,21 @@ def test_the_address_that_carries_the_token_opens_the_page_and_is_then_clean(
     page.wait_for_selector("main[data-ready=heads] .thumb")
 
 
-def test_a_link_to_a_missing_snapshot_says_so(visit: Visit, page: Page, troubles: list[str]) -> None:
+def test_a_link_to_a_missing_snapshot_shows_a_message(visit: Visit, page: Page, troubles: list[str]) -> None:
     visit("align", step=11, afresh=True)
-    said = page.text_content("main .callout") or ""
-    assert "tiny-transformer has no snapshot of step 11; there are 10, 20" in said
+    message = page.text_content("main .callout") or ""
+    assert "tiny-transformer has no snapshot of step 11; there are 10, 20" in message
     assert page.locator(".field-step select option:checked").text_content() == "step 11 (missing)"
-    until(lambda: bool(troubles), "the browser's own note")
+    until(lambda: bool(troubles), "the browser's report")
     assert all("404" in trouble for trouble in troubles)
     troubles.clear()
 
 
-def test_back_goes_to_the_view_and_the_sentence_before(visit: Visit, page: Page) -> None:
+def test_back_returns_to_the_previous_view_and_sentence(visit: Visit, page: Page) -> None:
     visit("align")
     page.click("nav.views >> text=Positions")
     page.wait_for_selector("main[data-ready=positions]")
-    for typed in ("the dog", "the dog sees"):  # one step of the history, though the model is asked twice
+    for typed in ("the dog", "the dog sees"):  # one history entry, though two requests are sent
         page.fill("textarea", typed)
         until(lambda typed=typed: _fields(page).get("text") == typed, "the new text")
     page.go_back()
@@ -73,14 +71,14 @@ def test_back_goes_to_the_view_and_the_sentence_before(visit: Visit, page: Page)
     page.wait_for_selector("main[data-ready=align]")
 
 
-def test_saved_pictures_say_what_they_show(visit: Visit, page: Page, tmp_path: Path) -> None:
+def test_saved_pictures_have_captions(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("align", layer=1, head=2, step=10)
-    said = page.text_content(".output") or ""
+    output = page.text_content(".output") or ""
     svg = export(page, "SVG", tmp_path).read_text(encoding="utf-8")
     words = ("Model: tiny-transformer (transformer), weights: step 10", "layer 2, head 3", f"Text: “{SENTENCE}”")
     for part in words:
         assert part in svg, part
-    assert ("Output: “" in svg) == (said != "(empty)")
+    assert ("Output: “" in svg) == (output != "(empty)")
     png = export(page, "PNG", tmp_path).read_bytes()
     height = float(re.search(r'height="([\d.]+)"', svg)[1])  # type: ignore[index]
     assert int.from_bytes(png[20:24], "big") == pytest.approx(2 * height, abs=2), "the same picture, caption and all"
@@ -91,9 +89,7 @@ def test_saved_pictures_say_what_they_show(visit: Visit, page: Page, tmp_path: P
     assert "layer 2, head 3" in (page.text_content("figure h3") or "")
 
 
-def test_masked_cells_are_hatched_and_the_gold_outline_is_not_the_pointer_s(
-    visit: Visit, page: Page, tmp_path: Path
-) -> None:
+def test_masked_cells_are_hatched_and_gold_differs_from_the_cursor(visit: Visit, page: Page, tmp_path: Path) -> None:
     visit("heads", run="tiny-gpt", text="Once upon a time", open="decoder.0.self_attn:0")
     count = int(page.get_attribute("main figure canvas", "data-rows") or 0)
     assert page.locator("figure .legend-masked").first.is_visible()
@@ -114,54 +110,56 @@ def test_masked_cells_are_hatched_and_the_gold_outline_is_not_the_pointer_s(
     assert colours[0] == "dashed" and colours[1] not in colours[2]
 
 
-def test_a_text_that_the_model_cannot_read_whole_is_said_to_be_cut(visit: Visit) -> None:
+def test_a_truncated_input_is_reported(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text="Once upon a time there was a cat. " * 100)
     assert "input truncated" in (page.text_content(".facts") or "")
 
 
-def test_what_the_server_refuses_is_said_in_its_words(visit: Visit, page: Page, troubles: list[str]) -> None:
+def test_an_error_of_the_server_is_shown(visit: Visit, page: Page, troubles: list[str]) -> None:
     visit("align")
     page.route("**/api/trace", lambda route: route.fulfill(status=400, json={"error": "no such thing"}))
     page.fill("textarea", "something else")
     page.wait_for_selector(".answer .callout")
     assert page.text_content(".answer .callout") == "no such thing"
-    until(lambda: bool(troubles), "the browser's own note of the refusal")
-    page.click("nav.views >> text=All heads")  # of the last text that could be read
+    until(lambda: bool(troubles), "the browser's report of the refusal")
+    page.click("nav.views >> text=All heads")  # shows the last valid text
     page.wait_for_selector("main[data-ready=heads] .thumb")
-    until(lambda: len(troubles) == 2, "its note of the second refusal")
+    until(lambda: len(troubles) == 2, "its report of the second refusal")
     assert all("400" in trouble for trouble in troubles)
     troubles.clear()
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_serious_is_found_by_an_accessibility_checker(view: str, visit: Visit) -> None:
+def test_an_accessibility_checker_finds_nothing_serious(view: str, visit: Visit) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     page = visit(view)
-    for theme, rules in (("light", {}), ("dark", {"runOnly": OF_COLOURS})):  # in the dark only the colours are others
+    for theme, rules in (("light", {}), ("dark", {"runOnly": COLOUR_RULES})):  # the dark theme differs only in colours
         if theme == "dark":
             page.click("#theme")
         assert page.get_attribute("html", "data-theme") == theme
         found = Axe().run(page, options={"resultTypes": ["violations"]} | rules).response["violations"]
-        grave = [one for one in found if one["impact"] in ("serious", "critical")]
-        told = [f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in grave]
-        assert not told, f"{theme}\n" + "\n".join(told)
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        messages = [
+            f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in serious
+        ]
+        assert not messages, f"{theme}\n" + "\n".join(messages)
 
 
 def test_no_view_scrolls_sideways_on_a_phone(visit: Visit, new_page: Callable[..., Page]) -> None:
     page = visit("align", on=new_page(width=360))
     for view in VIEWS:
-        _turn_to(page, view)
+        _open_view(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
-def _turn_to(page: Page, view: str) -> None:
-    """Goes to another view without loading the page again."""
+def _open_view(page: Page, view: str) -> None:
+    """Open another view without reloading the page."""
     page.evaluate("view => location.hash = location.hash.replace(/view=\\w+/, `view=${view}`)", view)
     page.wait_for_selector(f"main[data-ready={view}]")
 
 
-def test_the_screen_chooses_the_theme_until_the_reader_does(visit: Visit, new_page: Callable[..., Page]) -> None:
+def test_the_system_sets_the_theme_until_the_user_chooses(visit: Visit, new_page: Callable[..., Page]) -> None:
     page = visit("align", on=new_page(color_scheme="dark"))
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     assert page.get_attribute("html", "data-theme") == "dark"
@@ -171,7 +169,7 @@ def test_the_screen_chooses_the_theme_until_the_reader_does(visit: Visit, new_pa
     assert _fields(page)["theme"] == "light"
 
 
-def test_colours_of_the_page_are_the_library_s(visit: Visit) -> None:
+def test_colours_of_the_page_equal_the_library_s(visit: Visit) -> None:
     page = visit("align")
     steps = [i / 1000 for i in range(1001)]
     read = "async (steps) => { const made = await import('/page/js/colours.js'); return steps.map((w) => %s); }"
@@ -184,7 +182,7 @@ def test_colours_of_the_page_are_the_library_s(visit: Visit) -> None:
     ]
 
 
-def test_everything_before_the_picture_can_be_skipped_or_walked(visit: Visit, page: Page) -> None:
+def test_controls_can_be_skipped_or_reached_by_keyboard(visit: Visit, page: Page) -> None:
     visit("align")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "skip"
@@ -193,22 +191,22 @@ def test_everything_before_the_picture_can_be_skipped_or_walked(visit: Visit, pa
     assert _fields(page)["view"] == "align", "the skip link left the address as it was"
 
     visit("align", afresh=True)
-    walked = []
+    focused = []
     for _ in range(40):
         page.keyboard.press("Tab")
-        walked.append(page.evaluate("document.activeElement.getAttribute('role') ?? document.activeElement.tagName"))
+        focused.append(page.evaluate("document.activeElement.getAttribute('role') ?? document.activeElement.tagName"))
         seen = page.evaluate(
             "(() => { const s = getComputedStyle(document.activeElement.matches('.segments input') ? "
             "document.activeElement.nextSibling : document.activeElement); "
             "return s.outlineStyle !== 'none' || s.boxShadow !== 'none'; })()"
         )
-        assert seen, f"focus on {walked[-1]} can be seen"
-        if walked[-1] == "gridcell":
+        assert seen, f"focus on {focused[-1]} can be seen"
+        if focused[-1] == "gridcell":
             break
-    assert walked[-1] == "gridcell" and {"TEXTAREA", "SELECT", "SUMMARY", "A", "BUTTON"} <= set(walked)
+    assert focused[-1] == "gridcell" and {"TEXTAREA", "SELECT", "SUMMARY", "A", "BUTTON"} <= set(focused)
 
 
-def test_views_are_links_that_keep_the_text_and_back_goes_back(visit: Visit) -> None:
+def test_views_are_links_that_keep_the_text_and_back_works(visit: Visit) -> None:
     page = visit("align", text="the dog sees a house", layer=0)
     page.click("nav >> text=All heads")
     page.wait_for_selector("main[data-ready=heads]")
@@ -219,7 +217,7 @@ def test_views_are_links_that_keep_the_text_and_back_goes_back(visit: Visit) -> 
     assert _fields(page)["layer"] == "0"
 
 
-def test_a_model_without_the_thing_says_so(visit: Visit) -> None:
+def test_a_model_without_alignment_shows_a_message(visit: Visit) -> None:
     page = visit("align", run="tiny-gpt")
     assert "no alignment" in (page.text_content("main .callout") or "")
 
@@ -228,12 +226,12 @@ def test_a_model_without_the_thing_says_so(visit: Visit) -> None:
 def test_every_family_opens_in_every_view(run: str, visit: Visit, site: Site) -> None:
     page = visit("heads", run=run, text="the [MASK] cat" if run == "tiny-bert" else "the cat")
     for view in VIEWS[1:]:
-        _turn_to(page, view)
+        _open_view(page, view)
         assert page.query_selector("main [role=alert]") is None, page.text_content("main [role=alert]")
 
 
 def _with_tokens(route: Route, *labels: str) -> None:
-    """Lets a trace come with other words in its first source tokens."""
+    """Answer a trace request with other labels for the first source tokens."""
     answer = route.fetch()
     header = json.loads(answer.text())
     for token, label in zip(header["tokens"]["source"], labels, strict=False):
@@ -253,18 +251,18 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
     assert page.text_content("thead th:nth-child(2)") == EVIL and page.query_selector("img") is None
 
 
-def test_words_run_in_their_own_direction(visit: Visit, page: Page) -> None:
+def test_words_have_their_own_text_direction(visit: Visit, page: Page) -> None:
     page.route("**/api/trace", lambda route: _with_tokens(route, "שלום", "猫", "مرحبا"))
     visit("align")
     directions = page.eval_on_selector_all(".map-head bdi", "all => all.map((one) => [one.textContent, one.dir])")
     assert directions[:3] == [["שלום", "rtl"], ["猫", "ltr"], ["مرحبا", "rtl"]]
     assert page.get_attribute(".output", "dir") == "rtl"
-    assert page.get_attribute(".strip", "dir") == "rtl", "a sentence that begins in Hebrew runs from the right"
+    assert page.get_attribute(".strip", "dir") == "rtl", "a sentence that begins in Hebrew is right-to-left"
     page.focus(".map-cell")
     until(lambda: "\u2068שלום\u2069" in announced(page), "the announcement, its Hebrew set apart")
 
 
-def test_a_long_sentence_of_a_saved_page_leaves_the_arrow_of_its_list_alone(
+def test_a_long_sentence_of_a_saved_page_does_not_cover_the_arrow_of_its_list(
     visit: Visit, page: Page, tmp_path: Path
 ) -> None:
     visit("align", text=" ".join([SENTENCE] * 4))
@@ -278,7 +276,7 @@ def test_a_long_sentence_of_a_saved_page_leaves_the_arrow_of_its_list_alone(
     assert page.screenshot(clip=arrow) == drawn  # type: ignore[arg-type]
 
 
-def test_the_page_says_that_attention_is_not_an_explanation(visit: Visit) -> None:
+def test_the_page_states_that_attention_is_not_an_explanation(visit: Visit) -> None:
     page = visit("heads")
     assert "do not by themselves explain" in (page.text_content("#foot") or "")
     page.click("#foot >> text=Explain")
@@ -293,4 +291,4 @@ def test_the_page_s_own_files_are_small() -> None:
                 folders.append(entry)
             else:
                 total += len(entry.read_bytes())
-    assert total < LARGEST
+    assert total < MAX_BYTES

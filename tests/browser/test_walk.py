@@ -31,12 +31,12 @@ SETTINGS = (
 
 
 def _fields(page: Page) -> dict[str, str]:
-    """What the address says at this moment."""
+    """Return the fields of the address."""
     return {name: values[0] for name, values in parse_qs(page.evaluate("location.hash.slice(1)")).items()}
 
 
 def _shares(logits: torch.Tensor, settings: DecodingSettings, forbidden: list[int]) -> dict[int, float]:
-    """What the library would draw from: a probability for each token that is kept."""
+    """Return the library's sampling distribution: a probability for each token that is kept."""
     free = logits.clone()
     free[forbidden] = -torch.inf
     share, order = kept(free.double().log_softmax(-1)[None, None], settings)
@@ -44,7 +44,7 @@ def _shares(logits: torch.Tensor, settings: DecodingSettings, forbidden: list[in
     return {int(token): float(p) for token, p in zip(order[0, 0], share[0, 0], strict=True) if p > 0}
 
 
-def test_temperature_top_k_and_top_p_are_the_librarys(visit: Visit) -> None:
+def test_temperature_top_k_and_top_p_equal_the_library_s(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT)
     logits = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 3
     forbidden = [0, 3, int(logits.argmax())]
@@ -54,11 +54,11 @@ def test_temperature_top_k_and_top_p_are_the_librarys(visit: Visit) -> None:
     }"""
     for settings in SETTINGS:
         named = {"temperature": settings.temperature, "topK": settings.top_k, "topP": settings.top_p}
-        there = dict(page.evaluate(ask, [logits.tolist(), named, forbidden]))
-        assert {int(token): p for token, p in there.items()} == pytest.approx(_shares(logits, settings, forbidden))
+        actual = dict(page.evaluate(ask, [logits.tolist(), named, forbidden]))
+        assert {int(token): p for token, p in actual.items()} == pytest.approx(_shares(logits, settings, forbidden))
 
 
-def test_the_numbers_that_tokens_are_drawn_with_are_the_librarys(visit: Visit) -> None:
+def test_the_random_numbers_of_sampling_equal_the_library_s(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT)
     ask = """async ([seeds, steps]) => {
         const { drawnNumber } = await import("/page/js/sampling.js");
@@ -69,10 +69,10 @@ def test_the_numbers_that_tokens_are_drawn_with_are_the_librarys(visit: Visit) -
     assert page.evaluate(ask, [seeds, steps]) == [[float(uniforms(one, step)) for step in steps] for one in key]
 
 
-def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit: Visit) -> None:
+def test_the_bars_show_the_model_s_probabilities_under_the_settings(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=1.5, topk=6)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
-    row = next(place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
+    row = next(index for index, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
     logits = torch.from_numpy(trace.array("output.logits")[row])
     settings = DecodingSettings(method="sample", temperature=1.5, top_k=6)
     expected = _shares(logits, settings, trace.header["output"]["forbidden"])
@@ -82,7 +82,7 @@ def test_the_bars_are_the_models_own_logits_under_the_settings(site: Site, visit
     assert sum(shown) == pytest.approx(1.0)
 
 
-def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) -> None:
+def test_sampling_token_by_token_equals_regard_generate(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=1.2, topk=20, draw=5)
     model = regard.load(site.runs["tiny-gpt"])
     written = model.generate(PROMPT, seed=5, tokens=4, temperature=1.2, top_k=20, top_p=1.0)
@@ -94,14 +94,14 @@ def test_drawing_token_after_token_is_regard_generate(site: Site, visit: Visit) 
         until(lambda before=before: page.text_content(".walk-panel .walk-text") != before, f"token {count}")
     assert tuple(drawn) == written.hypotheses[0].tokens
     text, ids = page.text_content(".walk-panel .walk-text"), _fields(page)["continuation"]
-    page.reload()  # the address holds where the walk is
+    page.reload()  # the address holds the state of the walkthrough
     page.wait_for_selector("[data-drawn]")
     assert (page.text_content(".walk-panel .walk-text"), _fields(page)["continuation"]) == (text, ids)
     page.get_by_role("button", name="Start over").click()
     until(lambda: "continuation" not in _fields(page), "the beginning")
 
 
-def test_all_logits_have_their_tokens_and_no_others(site: Site, visit: Visit) -> None:
+def test_all_logits_are_listed_with_their_tokens(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="logits", token=1)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     logits = trace.array("output.logits")[1]
@@ -119,7 +119,7 @@ def test_all_logits_have_their_tokens_and_no_others(site: Site, visit: Visit) ->
     page.keyboard.press("Escape")
 
 
-def test_the_draw_names_its_token_also_where_it_is_an_unlikely_one(site: Site, visit: Visit) -> None:
+def test_a_sampled_token_is_named_even_if_it_is_not_listed(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=3)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
     for seed in range(1, 20):
@@ -130,10 +130,10 @@ def test_the_draw_names_its_token_also_where_it_is_an_unlikely_one(site: Site, v
         if word not in listed:
             return
         page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=3, draw=seed)
-    raise AssertionError("every draw fell on one of the likeliest tokens")
+    raise AssertionError("every sample was one of the listed tokens")
 
 
-def test_the_next_stage_begins_at_its_beginning_and_back_goes_back(visit: Visit) -> None:
+def test_the_next_stage_opens_at_its_top_and_back_returns(visit: Visit) -> None:
     page = visit("walk", run="tiny-transformer", stage="decoder.0")
     page.get_by_role("button", name="Next").scroll_into_view_if_needed()
     page.get_by_role("button", name="Next").click()
@@ -161,14 +161,14 @@ def test_every_part_of_a_block_shows_what_it_adds_to_the_residual_stream(visit: 
     assert page.locator(".addition .sum-line").count() == 3
 
 
-def test_tokens_and_ids_are_the_tokenizers(site: Site, visit: Visit) -> None:
+def test_tokens_and_ids_equal_the_tokenizer_s(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-transformer", stage="tokens", table=1)
     model = regard.load(site.runs["tiny-transformer"])
     tokens = model.trace(SENTENCE).header["tokens"]["source"]
     assert [row[2] for row in table(page)[1:]] == [str(token["id"]) for token in tokens]
 
 
-def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) -> None:
+def test_clicking_a_tensor_shows_its_numbers(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="decoder.0", table=1)
     page.get_by_role("button", name="stream after").first.click()
     rows = [[number.replace("−", "-") for number in row[1:]] for row in table(page, "dialog")[1:]]
@@ -179,7 +179,7 @@ def test_a_tensor_that_is_clicked_shows_its_numbers(site: Site, visit: Visit) ->
     assert "tensor" in (page.evaluate("document.activeElement.className") or "")
 
 
-def test_the_stages_are_walked_with_the_keyboard(visit: Visit) -> None:
+def test_the_stages_can_be_navigated_by_keyboard(visit: Visit) -> None:
     page = visit("walk", run="tiny-transformer")
     page.get_by_role("tab", name="Text").focus()
     seen = []
@@ -192,7 +192,7 @@ def test_the_stages_are_walked_with_the_keyboard(visit: Visit) -> None:
     until(lambda: "Stage 1 of 10" in announced(page), "the announcement")
 
 
-def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> None:
+def test_the_logit_lens_equals_the_trace_s(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="lens", token=0, table=1)
     layers = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).layers
     rows = table(page)[1:]
@@ -204,9 +204,9 @@ def test_what_each_layer_would_say_is_the_traces(site: Site, visit: Visit) -> No
 @pytest.mark.parametrize("run", ["tiny-additive", "tiny-bert"])
 def test_every_stage_of_every_family_is_drawn(run: str, visit: Visit) -> None:
     page = visit("walk", run=run, text=SENTENCE if run == "tiny-additive" else "Once upon a [MASK]")
-    for place in range(page.locator("[role=tab]").count()):
-        page.locator("[role=tab]").nth(place).click()
-        until(lambda place=place: (page.text_content(".walk-title") or "").startswith(f"{place + 1}."), "the stage")
+    for index in range(page.locator("[role=tab]").count()):
+        page.locator("[role=tab]").nth(index).click()
+        until(lambda index=index: (page.text_content(".walk-title") or "").startswith(f"{index + 1}."), "the stage")
         assert page.query_selector(".walk-panel .note[role=alert]") is None
 
 
@@ -228,7 +228,7 @@ def test_stages_fit_a_phone_and_an_accessibility_checker_finds_nothing_serious(
 def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
     evil = "<img src=x onerror=document.title='owned'>"
 
-    def spoil(route: Route) -> None:
+    def inject(route: Route) -> None:
         answer = route.fetch()
         header = json.loads(answer.text())
         for token in (*header["tokens"]["source"], *header["tokens"]["inputs"], *header["tokens"]["target"]):
@@ -237,27 +237,27 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
             top[0]["piece"] = evil
         route.fulfill(response=answer, json=header)
 
-    def spoil_layers(route: Route) -> None:
+    def inject_layers(route: Route) -> None:
         answer = route.fetch()
         layers = json.loads(answer.text())
         for top in (top for layer in layers for top in layer["top"]):
             top[0]["piece"] = evil
         route.fulfill(response=answer, json=layers)
 
-    page.route("**/api/trace", spoil)
-    page.route("**/api/trace/*/layers", spoil_layers)
+    page.route("**/api/trace", inject)
+    page.route("**/api/trace/*/layers", inject_layers)
     for stage in ("decoder.0", "choose", None):
         visit("walk" if stage else "changes", run="tiny-transformer", stage=stage)
         assert evil in (page.text_content("main") or "").replace("␣", " ")
         assert page.query_selector("img") is None and page.title() != "owned"
 
 
-def test_an_address_that_cannot_be_read_is_no_harm(visit: Visit) -> None:
+def test_an_invalid_address_opens_the_first_stage(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, continuation="[1,", stage="nowhere", token="x")
     assert page.text_content(".walk-title") == "1. Text"
 
 
-def test_another_text_begins_another_walk(visit: Visit) -> None:
+def test_another_text_restarts_the_walkthrough(visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", continuation="[300]")
     page.fill("textarea", "A dog")
     until(lambda: "continuation" not in _fields(page), "the beginning")

@@ -1,4 +1,4 @@
-"""From attention to links: pieces and words, which row speaks, planted attention, and a slow twin for every family."""
+"""From attention to links: tokens, words and rows, planted attention, and a slow reference for every family."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def aligned(*texts: tuple[str, str]) -> list[Aligned]:
     return pairs
 
 
-# -- tokens and words -------------------------------------------------------------------------------------------------
+# -- tokens and words --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", ["bpe", "char", "word"])
@@ -83,19 +83,19 @@ def test_tokens_equal_those_of_the_whole_text_and_belong_to_its_words(unit, long
     tokens = tokenizer(unit, ("<2es>",))
     settings: dict[str, Any] = {"tag": "<2es>", "max_len": longest, "lowercase": lowercase}
     whole, cut = encode_side(tokens, TEXTS, tag="<2es>", max_len=longest, lowercase=lowercase)
-    found = split_words(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # blanks at the ends are no matter
-    assert [pieces.tokens for pieces in found] == whole
-    assert [pieces.truncated for pieces in found] == cut
-    for pieces, text in zip(found, TEXTS, strict=True):
+    found = split_words(tokens, [f" {text}\u00a0 " for text in TEXTS], **settings)  # surrounding blanks have no effect
+    assert [split.tokens for split in found] == whole
+    assert [split.truncated for split in found] == cut
+    for split, text in zip(found, TEXTS, strict=True):
         words = (text.lower() if lowercase else text).split()
-        assert pieces.count == len(words) and pieces.words[0] == pieces.words[-1] == -1
+        assert split.count == len(words) and split.words[0] == split.words[-1] == -1
         for number, word in enumerate(words if longest == 100 and unit != "word" else []):
-            ids = [token for token, owner in zip(pieces.tokens, pieces.words, strict=True) if owner == number]
+            ids = [token for token, owner in zip(split.tokens, split.words, strict=True) if owner == number]
             assert tokens.decode(ids).strip() == word
 
 
 def test_word_weights_are_sums_over_source_tokens_and_means_over_target_rows():
-    # source: a tag, word 0 in two pieces, word 1, the end mark; target: word 0, word 1 in two pieces, the end mark
+    # source: a tag, word 0 in two tokens, word 1, EOS; target: word 0, word 1 in two tokens, EOS
     source, target = (
         WordTokens([9, 1, 2, 3, 2], [-1, 0, 0, 1, -1], 2, False),
         WordTokens([4, 5, 6, 2], [0, 1, 1, -1], 2, False),
@@ -119,7 +119,7 @@ def test_a_link_is_the_greatest_weight_or_any_above_the_threshold():
     assert np.argwhere(linked(weights, 0.3)).tolist() == [[0, 1], [0, 2], [1, 0], [1, 2]]
 
 
-# -- planted attention ------------------------------------------------------------------------------------------------
+# -- planted attention -------------------------------------------------------------------------------------------------
 
 
 def diagonal(weights: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind,
     for view, score in found.scores.items():
         if view.rows == "predicting":
             assert (score.aer, score.links, score.recall) == (0.0, 6, 100.0)
-        else:  # one row later: word j is linked with word j + 1, a doubtful link, and the last word with nothing
+        else:  # one row later: word j is linked with word j + 1, a possible link, and the last word with nothing
             assert (score.links, score.precision, score.recall) == (3, 100.0, 0.0)
             assert score.aer == pytest.approx(100 * (1 - 3 / (3 + 6)))
     assert found.best(found.scores) == AttentionView(0, 0, "predicting")
@@ -157,7 +157,7 @@ def test_the_one_head_that_aligns_is_found_among_others():
     model = made(settings, tokens)
 
     def last(weights: torch.Tensor) -> torch.Tensor:
-        """All heads look at the first token, but the second one reads along the diagonal, a row late."""
+        """All heads attend to the first token, except the second one, which attends to the diagonal one row later."""
         planted = torch.zeros_like(weights)
         planted[..., 0] = 1
         planted[:, 1] = torch.eye(*weights.shape[-2:]).roll(1, 0)
@@ -170,7 +170,7 @@ def test_the_one_head_that_aligns_is_found_among_others():
     assert found.scores[AttentionView(1, 1, "reading")].aer == 0
 
 
-# -- every family -----------------------------------------------------------------------------------------------------
+# -- every family ------------------------------------------------------------------------------------------------------
 
 PAIRS = [
     ("the cats sat", "The cats , the cats sat"),
@@ -258,8 +258,8 @@ class Echo(SequenceModel):
     def logits(self, batch: SeqBatch) -> torch.Tensor:
         logits = torch.zeros(len(batch.inputs.ids), self.size)
         rows = batch.inputs.layout.split(torch.arange(len(logits)))
-        for source, places in zip(batch.source.layout.split(batch.source.ids), rows, strict=True):
-            logits[places[:, None], source] = self.louder
+        for source, positions in zip(batch.source.layout.split(batch.source.ids), rows, strict=True):
+            logits[positions[:, None], source] = self.louder
         return logits
 
 

@@ -1,4 +1,4 @@
-"""Charts: points lie where their numbers say, names never overlap, no text breaks them, no colour stands alone."""
+"""Charts: points match their numbers, labels never overlap, any text is safe, and colour is never the only cue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def corners(line: ET.Element) -> list[tuple[float, float]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-# -- axes -------------------------------------------------------------------------------------------------------------
+# -- axes --------------------------------------------------------------------------------------------------------------
 
 
 def test_ticks_are_round_numbers_within_the_axis() -> None:
@@ -62,22 +62,22 @@ def test_a_scale_holds_all_its_numbers_and_has_a_tick(numbers: list[float]) -> N
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=10))
-def test_names_keep_their_order_and_their_distance(wanted: list[float]) -> None:
-    found = apart(wanted, 10, 0, 100)
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    assert all(found[b] - found[a] >= 10 - 1e-9 for a, b in pairwise(order))
-    assert all(-1e-9 <= place <= 100 + 1e-9 for place in found)
+def test_labels_keep_their_order_and_their_distance(positions: list[float]) -> None:
+    adjusted = apart(positions, 10, 0, 100)
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    assert all(adjusted[b] - adjusted[a] >= 10 - 1e-9 for a, b in pairwise(order))
+    assert all(-1e-9 <= position <= 100 + 1e-9 for position in adjusted)
 
 
-def test_names_far_apart_stay_where_they_are() -> None:
+def test_labels_far_apart_are_not_moved() -> None:
     assert apart([10, 50, 90], 20, 0, 100) == [10, 50, 90]
     assert apart([50, 50], 20, 0, 100) == [40, 60]
 
 
-# -- the picture ------------------------------------------------------------------------------------------------------
+# -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def test_points_lie_where_their_numbers_say() -> None:
+def test_points_match_their_numbers() -> None:
     (line,) = lines_of(svg(Chart("t", "x", "y", (Series.of("a", [0, 1, 4], [0, 50, 100]),))))
     (x0, y0), (x1, y1), (x2, y2) = corners(line)
     assert (x1 - x0) / (x2 - x0) == pytest.approx(1 / 4, abs=1e-3)
@@ -91,7 +91,7 @@ def test_a_logarithmic_axis_has_equal_factors_at_equal_distances() -> None:
     assert (x1 - x0, y1 - y0) == (pytest.approx(x2 - x1, abs=0.02), pytest.approx(y2 - y1, abs=0.02))
 
 
-def test_no_two_series_look_alike_even_without_colour() -> None:
+def test_series_differ_even_without_colour() -> None:
     picture = svg(some_chart(7))
     root = ET.fromstring(picture)
     (names,) = [g for g in root.iter(SVG + "g") if g.get("class") == "names"]
@@ -101,7 +101,7 @@ def test_no_two_series_look_alike_even_without_colour() -> None:
     assert len(set(dashes[:5])) == 5
 
 
-def test_every_series_is_named_in_the_picture_and_says_its_numbers() -> None:
+def test_every_series_is_labelled_and_described_by_its_numbers() -> None:
     root = ET.fromstring(svg(some_chart()))
     texts = [element.text for element in root.iter(SVG + "text")]
     assert {"line 0", "line 1", "line 2", "quality", "length (words)", "BLEU"} <= set(texts)
@@ -117,7 +117,7 @@ def test_intervals_are_bars_or_a_band() -> None:
     assert "a, 1: 5 (4 to 7)" in bars
 
 
-def test_bars_of_several_series_at_one_x_stand_side_by_side() -> None:
+def test_bars_of_several_series_at_one_x_are_side_by_side() -> None:
     chart = Chart("t", "x", "y", tuple(Series(name, (Point(1, 5, 4, 7), Point(2, 6, 5, 8))) for name in "abc"))
     starts = [corners(line)[0][0] for line in _whole_lines(svg(chart))]
     assert starts[1] - starts[0] == pytest.approx(starts[2] - starts[1]) == pytest.approx(5)
@@ -134,7 +134,7 @@ def test_a_line_of_many_points_is_marked_here_and_there_and_at_its_end() -> None
     assert 2 <= len(tips) <= 9 and "loss, 100: 100" in tips
 
 
-def test_any_text_leaves_the_picture_whole() -> None:
+def test_any_text_leaves_the_picture_valid() -> None:
     nasty = "<script>&\"'\x1b[31m\x00]]>"
     chart = Chart(nasty, nasty, nasty, (Series.of(nasty, [1], [1]),), x_ticks=((1, nasty),), note=nasty)
     root = ET.fromstring(svg(chart))
@@ -148,7 +148,7 @@ def test_themes() -> None:
     assert 'fill="#14171c"' in svg(chart, theme="dark") and 'fill="#ffffff"' in svg(chart, theme="light")
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_invalid_charts_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one point"):
         Chart("t", "x", "y", (Series("a", ()),))
     with pytest.raises(ValueError, match="finite"):
@@ -157,18 +157,18 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         Chart("t", "x", "y", (Series.of("a", [1], [0]),), y_log=True)
 
 
-# -- the terminal -----------------------------------------------------------------------------------------------------
+# -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [30, 57, 80, 200])
 @pytest.mark.parametrize("colour", ["none", "256", "truecolor"])
-def test_a_plot_keeps_to_its_width_and_only_colours_where_it_may(width: int, colour: str) -> None:
+def test_a_plot_respects_its_width_and_colour_setting(width: int, colour: str) -> None:
     text = terminal(some_chart(note="a note " * 20), width=width, colour=colour)  # type: ignore[arg-type]
     assert all(columns(ESCAPES.sub("", line)) <= width for line in text.splitlines())
     assert bool(ESCAPES.search(text)) == (colour != "none")
 
 
-def test_the_signs_of_a_plot_stand_where_the_numbers_are() -> None:
+def test_the_markers_of_a_plot_match_the_numbers() -> None:
     text = terminal(Chart("", "x", "y", (Series.of("up", [0, 10], [0, 100]),)), width=60, colour="none")
     plot = [line for line in text.splitlines() if "●" in line][:2]
     assert plot[0].startswith("100") and plot[0].index("●") > 50  # 100 at the right
@@ -176,10 +176,10 @@ def test_the_signs_of_a_plot_stand_where_the_numbers_are() -> None:
     assert "● up" in text
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_a_row_an_x_and_a_dash_where_a_series_has_none() -> None:
+def test_the_table_has_a_row_per_x_and_a_dash_for_missing_values() -> None:
     chart = Chart("t", "x", "y", (Series.of("a", [1, 2], [10, 20]), Series("b", (Point(2, 5, 4, 7.5),))))
     assert table(chart).splitlines() == [
         "x   a             b",
@@ -188,6 +188,6 @@ def test_the_table_has_a_row_an_x_and_a_dash_where_a_series_has_none() -> None:
     ]
 
 
-def test_columns_that_do_not_fit_go_on_below() -> None:
+def test_columns_that_do_not_fit_continue_below() -> None:
     text = columned(["run", "one", "two"], [["a", "111", "2222222"]], width=12)
     assert text == "run  one\na    111\n\nrun      two\na    2222222\n"

@@ -74,7 +74,7 @@ def rugged(players: int) -> Game:
     return game
 
 
-# -- exact ------------------------------------------------------------------------------------------------------------
+# -- exact -------------------------------------------------------------------------------------------------------------
 
 
 def test_and_and_or_of_two_by_hand() -> None:
@@ -109,7 +109,7 @@ def test_masks_are_enumerated_if_that_takes_no_more_calls() -> None:
         played(len, 13, exact=True)
 
 
-# -- estimated --------------------------------------------------------------------------------------------------------
+# -- estimated ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_depends_on_its_seed_and_number_alone() -> None:
@@ -280,7 +280,7 @@ def test_invalid_settings_are_refused() -> None:
         explain(lambda inputs: [0.0])
 
 
-# -- curves -----------------------------------------------------------------------------------------------------------
+# -- curves ------------------------------------------------------------------------------------------------------------
 
 
 def test_areas_by_hand() -> None:
@@ -303,7 +303,7 @@ def test_curves_of_a_sum_by_hand() -> None:
     assert [point.y for point in deletion.series[0].points] == [7, 3, 1, 0] and len(insertion.series) == 3
 
 
-# -- runs as black boxes ----------------------------------------------------------------------------------------------
+# -- runs as black boxes -----------------------------------------------------------------------------------------------
 
 LINES = ["the cat sat on the mat", "a small bird sang", "the dog ran", "cats and dogs sang loudly"]
 
@@ -343,11 +343,11 @@ def translating(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("how", ["unknown", "drop"])
 def test_a_word_is_hidden_with_all_its_tokens_and_special_tokens_never_are(translating: Model, how: str) -> None:
     tokenizer = translating.run.tokenizers[0]
-    sentence = "the zebra ran <from> </s>"  # what looks like a mark is text
+    sentence = "the zebra ran <from> </s>"  # text that looks like a special token stays text
     tokens = translating.translator().encode([sentence])[0][0]
     reading = MaskedInput.of(tokens, tokenizer, MaskingMode(how))
     assert reading.names == ("the", "zebra", "ran", "<from>", "</s>")
-    assert len(reading.groups[1]) > 1  # in pieces
+    assert len(reading.groups[1]) > 1  # several tokens
     assert reading.masked([True] * 5) == tokens
     tag, *inside, end = tokens
     assert (tag, end) == (tokenizer.tag("<from>"), EOS)
@@ -372,10 +372,10 @@ def test_tokens_and_spans_instead_of_words(translating: Model) -> None:
     tokenizer = translating.run.tokenizers[0]
     tokens = translating.translator().encode(["the cat sat on zebras"])[0][0]
     pieces = MaskedInput.of(tokens, tokenizer, MaskingMode(unit="tokens"))
-    assert pieces.groups == [[place] for place in range(1, len(tokens) - 1)]
+    assert pieces.groups == [[index] for index in range(1, len(tokens) - 1)]
     spans = MaskedInput.of(tokens, tokenizer, MaskingMode(span=2))
     assert [name.strip("␣").replace("␣", " ") for name in spans.names] == ["the cat", "sat on", "zebras"]
-    assert [place for group in spans.groups for place in group] == list(range(1, len(tokens) - 1))
+    assert [index for group in spans.groups for index in group] == list(range(1, len(tokens) - 1))
 
 
 def test_unknown_words_are_words(tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_the_matrix_of_a_translation_equals_a_slow_loop(translating: Model, how:
     said = [[to], *(target_side.encode(word) for word in ("a", " small", " zebra")), [EOS]]
 
     def slow(keep: Sequence[bool]) -> list[float]:
-        """Log-probabilities of the target words, token by token, in one sentence of its own."""
+        """Return log-probabilities of the target words, token by token, in a batch of one."""
         hidden = [
             word if kept else [UNK] * len(word) * (how == "unknown") for word, kept in zip(words, keep, strict=True)
         ]
@@ -524,7 +524,7 @@ def test_inputs_that_cannot_be_explained_are_refused(translating: Model) -> None
         translating.explain("the cat", span=0)
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def small(exact: bool = True) -> Explanation:

@@ -43,7 +43,7 @@ CAT = Map(
 # --- maps ---------------------------------------------------------------------------------------------------------
 
 
-def test_words_sum_over_key_pieces_and_average_over_query_pieces() -> None:
+def test_words_sum_over_key_tokens_and_average_over_query_tokens() -> None:
     words = CAT.to_words()
     assert words.queries == ("el", " gato", "</s>")
     assert words.keys == ("the", " cat")
@@ -60,7 +60,7 @@ def test_rows_still_sum_to_one_after_merging_and_the_text_is_kept() -> None:
     np.testing.assert_allclose(merged.to_words().weights, merged.weights)
 
 
-def test_words_are_whole_where_their_pieces_share_a_character() -> None:
+def test_words_are_whole_where_their_tokens_share_a_character() -> None:
     queries = ("na⟨c3⟩", "⟨af⟩ve", " ⟨f0⟩", "⟨9f⟩⟨98⟩", "⟨80⟩", "</s>")
     keys = ("⟨d0⟩", "⟨bc⟩", "⟨e3⟩", "⟨80⟩", "⟨80⟩", "⟨e7⟩⟨95⟩", "⟨8c⟩", " ⟨e2⟩")  # \u3000, a space of three bytes
     words = Map(np.full((6, 8), 1 / 8), queries, keys).to_words()
@@ -74,7 +74,7 @@ def test_an_all_zero_row_stays_zero() -> None:
     assert merged.weights.tolist() == [[0.0]]
 
 
-def test_a_map_is_a_copy_and_refuses_nonsense() -> None:
+def test_a_map_is_a_copy_and_refuses_invalid_weights() -> None:
     weights = np.eye(2)
     one = Map(weights, ("a", "b"), ("c", "d"))
     weights[0, 0] = 0.0
@@ -84,12 +84,12 @@ def test_a_map_is_a_copy_and_refuses_nonsense() -> None:
             Map(bad, ("a", "b"), ("c", "d"))
 
 
-def test_labels_drop_the_space_of_words_and_show_it_among_pieces() -> None:
+def test_labels_drop_the_space_of_words_and_show_it_among_subwords() -> None:
     assert labels(("this", " cat", "</s>")) == ("this", "cat", "</s>")
     assert labels(("this", " l", "arge")) == ("this", "␣l", "arge")
     assert labels(("this", "cat")) == ("this", "cat")
     assert labels(("a", " ", " b")) == ("a", "␣", "b")
-    assert labels(("<s>", "este", " gato", "</s>")) == ("<s>", "este", "gato", "</s>")  # a text begins after its mark
+    assert labels(("<s>", "este", " gato", "</s>")) == ("<s>", "este", "gato", "</s>")  # text begins after BOS
     assert labels(("<s>", "un", "a", " b")) == ("<s>", "un", "a", "␣b")
     assert labels(("I", " am", ",", " so"), words=True) == ("I", "am", ",", "so")
     assert labels(("oui", "\xa0!", "\u3000non")) == ("oui", "!", "non")  # spaces of any width
@@ -186,7 +186,7 @@ def test_tokens_stay_text() -> None:
     picture.encode("utf-8")
 
 
-def test_the_picture_says_what_it_shows_to_those_who_cannot_see_it() -> None:
+def test_the_picture_has_a_text_alternative() -> None:
     root = ET.fromstring(grid.draw(CAT.to_words()))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "cross-attention, layer 2"

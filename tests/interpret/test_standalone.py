@@ -41,7 +41,7 @@ def unpacked(text: str, about: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(inflated(text), np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
 
 
-def test_the_file_carries_every_number_of_its_traces(model: Model) -> None:
+def test_the_file_contains_every_number_of_its_traces(model: Model) -> None:
     traces = [model.trace("this cat"), model.trace("this cat", "un gato")]
     data = data_of(standalone.page(traces, hash="#view=heads"))
     assert data["hash"] == "#view=heads" and len(data["traces"]) == 2
@@ -59,7 +59,7 @@ def test_the_file_carries_every_number_of_its_traces(model: Model) -> None:
                 )
     (run,) = data["runs"]["runs"]
     assert (run["id"], run["task"], run["snapshots"]) == ("tiny", "translate", [])
-    assert str(model.run.path) not in standalone.page(traces)  # nobody need know where it lay
+    assert str(model.run.path) not in standalone.page(traces)  # the path is private
 
 
 def test_snapshots_and_runs_are_those_in_the_file(model: Model, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_saved_trace_makes_the_same_file(model: Model, tmp_path: Path) -> None
     assert standalone.page([Trace.load(tmp_path / "trace.safetensors")]) == standalone.page([trace])
 
 
-def test_of_many_logits_only_the_last_rows_are_carried(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_logits_only_the_last_rows_are_saved(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = model.trace("this cat")
     rows, vocabulary = trace.header["arrays"]["output.logits"]["shape"]
     monkeypatch.setattr(standalone, "MAX_LOGIT_BYTES", 2 * 4 * vocabulary)
@@ -103,10 +103,10 @@ def test_the_file_fetches_nothing_and_says_so(model: Model) -> None:
     assert "default-src 'none'" in policy and "connect-src" not in policy and "unsafe" not in policy
     assert 'type="module"' not in page and '<link rel="stylesheet"' not in page
     assert not re.search(r"^\s*(import|export)\b", scripts[0], re.MULTILINE)
-    assert page.index("Content-Security-Policy") < page.index("<style>")  # before anything that it speaks of
+    assert page.index("Content-Security-Policy") < page.index("<style>")  # before anything that it governs
 
 
-def test_modules_are_laid_out_in_the_order_they_need_each_other() -> None:
+def test_modules_are_ordered_by_their_imports() -> None:
     text = {
         "js/app.js": 'import { a as first } from "./a.js";\nimport { b } from "./deep/b.js";\nconst own = first + b();',
         "js/a.js": "const own = 1;\nexport const a = own;\n",

@@ -50,7 +50,7 @@ def ids(trace: Trace, side: str) -> list[int]:
     return [token["id"] for token in trace.header["tokens"][side]]
 
 
-# -- recorded values -------------------------------------------------------------------------------------------------
+# -- recorded values ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ATTENDING)
@@ -78,7 +78,7 @@ def _by_hand(one: Model, trace: Trace) -> SeqBatch:
     if task == "fill":
         row = PackedTokens.from_lists([inputs])
         return SeqBatch(row, row, row.ids)
-    if one.run.recipe.model.family == "gpt" and task == "translate":  # one row in the trace, two for the model
+    if one.run.recipe.model.family == "gpt" and task == "translate":  # one sequence in the trace, two for the model
         begin = inputs.index(BOS)
         source, inputs, target = inputs[:begin], inputs[begin:], target[begin:]
     return SeqBatch(PackedTokens.from_lists([source]), PackedTokens.from_lists([inputs]), torch.tensor(target))
@@ -193,7 +193,7 @@ def test_a_text_is_continued_greedily(model: Get) -> None:
     given = [token["given"] for token in trace.header["tokens"]["target"]]
     prompt = one.generator().read("Once upon a time")[0]
     assert given == [True] * (len(prompt) - 1) + [False] * len(found.hypotheses[0].logprobs)
-    assert ids(trace, "inputs")[1:] == ids(trace, "target")[:-1]  # each place predicts the next
+    assert ids(trace, "inputs")[1:] == ids(trace, "target")[:-1]  # each position predicts the next
 
 
 def test_masks_are_filled_as_fill_does(model: Get) -> None:
@@ -261,7 +261,7 @@ def test_outputs_that_cannot_be_extended_are_refused(model: Get) -> None:
         model("bert (classify)").trace("Tom", "xyzzy")
 
 
-# -- tokens, words, heads ---------------------------------------------------------------------------------------------
+# -- tokens, words, heads ----------------------------------------------------------------------------------------------
 
 
 def test_tokens_are_described(model: Get) -> None:
@@ -282,7 +282,7 @@ def test_text_that_looks_like_a_special_token_is_text(model: Get) -> None:
 def test_head_statistics_equal_their_sums_cell_by_cell() -> None:
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(7, 0.1), (3, 5))  # [H, Q, K], of which some are next to nothing
-    weights[0, 2], weights[1, :, 4] = 0.0, 0.0  # a row that looks at nothing, a key that nobody looks at
+    weights[0, 2], weights[1, :, 4] = 0.0, 0.0  # a query without weights, and a key without weights
     marks, points = rng.random(7) < 0.4, rng.random(7) < 0.4
     found = describe(torch.tensor(weights), torch.tensor(marks).float(), torch.tensor(points).float())
     for head, told in zip(weights, found, strict=True):
@@ -333,7 +333,7 @@ def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> Non
     assert one.trace("no such sentence").header["text"]["reference"] is None
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)", "gpt", "bert (fill)"])
@@ -409,7 +409,7 @@ def test_a_map_can_be_made_of_any_attention(model: Get) -> None:
     assert Map(trace.array(entry["array"])[0], labels, labels).weights.shape == (len(labels), len(labels))
 
 
-# -- interventions ----------------------------------------------------------------------------------------------------
+# -- interventions -----------------------------------------------------------------------------------------------------
 
 
 def head(attention: str, number: int) -> dict[str, Any]:
@@ -603,7 +603,7 @@ def test_a_trace_of_a_long_text_and_many_heads_is_small(tmp_path: Path) -> None:
     assert sum(trace.display(entry["array"]).nbytes for entry in trace.header["attention"]) == 144 * tokens**2
 
 
-# -- masks, forced outputs, the vocabulary ----------------------------------------------------------------------------
+# -- masks, forced outputs, the vocabulary -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["transformer", "gpt", "bert (fill)"])

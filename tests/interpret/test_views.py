@@ -47,7 +47,7 @@ WRITTEN = 1e-6  # of a number with six digits, for weights up to 1
 
 @pytest.fixture(scope="session")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Get:
-    """What a small random model of a family did, recorded once."""
+    """Return the trace of a small random model of a family, recorded once."""
     made: dict[str, Trace] = {}
 
     def get(family: str) -> Trace:
@@ -77,7 +77,7 @@ def cells_of(scene: Scene) -> tuple[Cells, float, float]:
     return next((item, x, y) for item, x, y in scene.flat() if isinstance(item, Cells))
 
 
-# -- colours ----------------------------------------------------------------------------------------------------------
+# -- colours -----------------------------------------------------------------------------------------------------------
 
 
 def test_many_colours_at_once_are_those_one_by_one() -> None:
@@ -100,7 +100,7 @@ def test_a_ramp_spans_its_numbers() -> None:
     assert Ramp.between(np.ones(3)).rgb(1.0) == rgb(0.0)
 
 
-# -- one map, every carrier -------------------------------------------------------------------------------------------
+# -- one map, every carrier --------------------------------------------------------------------------------------------
 
 
 ONE = MapChoice("cross", layer=1, head=1, words=False)
@@ -205,7 +205,7 @@ def test_a_notebook_gets_the_page_in_a_frame_and_a_picture(trace: Get) -> None:
     assert ET.fromstring(views.draw(seen)._repr_svg_()).get("role") == "img"
 
 
-# -- the other views --------------------------------------------------------------------------------------------------
+# -- the other views ---------------------------------------------------------------------------------------------------
 
 
 def test_small_maps_have_their_colours_and_say_their_numbers(trace: Get) -> None:
@@ -282,7 +282,7 @@ def test_every_view_of_every_family_can_be_drawn(trace: Get, family: str) -> Non
 
 
 def test_words_and_gold_links(trace: Get) -> None:
-    """Pieces become words as the header counts them, and links between words are outlined in either."""
+    """Subwords are merged into words as the header counts them; links between words are outlined in both."""
     seen = _changed(trace("transformer"))
     tokens = seen.header["tokens"]
     links = [[0, 1], [1, 0]]
@@ -307,7 +307,7 @@ def test_words_and_gold_links(trace: Get) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """What a GPT was given and what it wrote, with no space between the two."""
+    """Return the trace of a prompt and its continuation, with no space between them."""
     model = Model(make_run(tmp_path_factory.mktemp("run") / "tiny", "gpt"), "cpu")
     return model.trace("naïve café 😀 I am", ", мир 世")
 
@@ -370,7 +370,7 @@ def test_the_mean_is_over_all_layers_and_heads(trace: Get) -> None:
         ("transformer (norm after, gated)", "gates", MapChoice("cross"), "has gates in its decoder and encoder"),
     ],
 )
-def test_what_a_model_lacks_is_said_with_what_it_has(
+def test_a_missing_view_is_refused_with_the_available_ones(
     trace: Get, family: str, view: str, choice: MapChoice, said: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -378,11 +378,11 @@ def test_what_a_model_lacks_is_said_with_what_it_has(
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-# -- any text, any length ---------------------------------------------------------------------------------------------
+# -- any text, any length ----------------------------------------------------------------------------------------------
 
 
 def _changed(trace: Trace) -> Trace:
-    """A trace of one's own, to be changed."""
+    """Return a copy of a trace that may be changed."""
     header, layers = json.loads(json.dumps([trace.header, trace.layers]))
     return Trace(header, {name: lambda n=name: trace.array(n) for name in trace.names}, lambda: layers)
 
@@ -412,7 +412,7 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
     assert "<img src=x" not in page.read_text()
 
 
-def test_what_runs_from_right_to_left_is_isolated(trace: Get) -> None:
+def test_right_to_left_text_is_isolated(trace: Get) -> None:
     seen = _changed(trace("gpt"))
     for token in seen.header["tokens"]["inputs"]:
         token["piece"] = " قطة"
@@ -466,7 +466,7 @@ def test_512_tokens_and_144_heads_make_files_of_a_few_megabytes() -> None:
     assert max(columns(line) for line in one.text(width=80, colour="none").splitlines()) <= 80
 
 
-def test_more_cells_than_many_become_one_image_that_loses_nothing(trace: Get) -> None:
+def test_large_matrices_become_one_lossless_image(trace: Get) -> None:
     colours = np.random.default_rng(0).integers(0, 256, (101, 103, 3), np.uint8)
     assert colours.shape[0] * colours.shape[1] > MAX_RECTS
     drawing = Scene(1, 1, "x", "", (Cells(0, 0, 1, 1, colours, row_tip=lambda r: f"row {r}"),)).svg()
@@ -485,7 +485,7 @@ def _unpacked(data: bytes) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)[:, 1:].reshape(height, width, 3)
 
 
-# -- PNG and PDF ------------------------------------------------------------------------------------------------------
+# -- PNG and PDF -------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_picture_gives_the_same_bytes_and_missing_signs_are_named(trace: Get) -> None:
@@ -507,7 +507,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
         views.files.checked(tmp_path / "map.png")
 
 
-# -- positions --------------------------------------------------------------------------------------------------------
+# -- positions ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_products_of_sinusoids_depend_on_the_distance_alone() -> None:
     assert position_study.study("learned", 40, 16).spread[1:-1].min() > 0.01
 
 
-def test_positions_show_their_numbers_and_leave_chance_as_it_was() -> None:
+def test_positions_show_their_numbers_and_use_no_global_random_state() -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     study = position_study.study("learned", 12, 8)
@@ -558,7 +558,7 @@ def test_a_models_own_table_is_found(tmp_path: Path) -> None:
         position_study.study("rotary")
 
 
-# -- curves -----------------------------------------------------------------------------------------------------------
+# -- curves ------------------------------------------------------------------------------------------------------------
 
 
 def _measured(run: RunDir, *rows: dict[str, Any], tail: str = "") -> RunDir:
@@ -566,11 +566,11 @@ def _measured(run: RunDir, *rows: dict[str, Any], tail: str = "") -> RunDir:
     return run
 
 
-def test_curves_are_what_was_measured_last_at_each_step(tmp_path: Path) -> None:
+def test_curves_show_the_last_measurement_of_each_step(tmp_path: Path) -> None:
     rows = [
         {"step": 10, "kind": "train", "loss": 5.0, "learning_rate": 0.1},
         {"step": 20, "kind": "train", "loss": 4.0, "learning_rate": 0.2},
-        {"step": 10, "kind": "train", "loss": 4.5, "learning_rate": 0.1},  # gone back, and trained again
+        {"step": 10, "kind": "train", "loss": 4.5, "learning_rate": 0.1},  # resumed from an earlier step
         {"step": 20, "kind": "valid", "weights": "step", "loss": 4.2, "bleu": 7.0},
         {"step": 20, "kind": "valid", "weights": "average", "loss": 1.0, "bleu": 99.0},
         {"step": 30, "kind": "train", "loss": float("nan"), "learning_rate": 0.3},

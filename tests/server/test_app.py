@@ -40,7 +40,7 @@ def trace(client: TestClient, run: str = "tiny-transformer", text: str = TEXT, *
 
 
 def replace_weights(run: RunDir, **about: Any) -> None:
-    """As training does when it finds better ones."""
+    """Replace the weights on disk, as training does when it finds better ones."""
     tensors, old = tensor_io.load(run.best)
     tensor_io.save(run.best, {name: 1.1 * one for name, one in tensors.items()}, old | about)
 
@@ -51,10 +51,10 @@ def refused(answer: Any, status: int, why: str) -> None:
     assert list(answer.json()) == ["error"] and why in line and "\n" not in line, line
 
 
-# -- what is answered -------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_runs_are_named(client: TestClient, runs: list[Path]) -> None:
+def test_the_runs_are_listed(client: TestClient, runs: list[Path]) -> None:
     found = client.get("/api/runs").json()
     assert found["version"] == 1 and found["text"] == "this cat"
     assert [run["id"] for run in found["runs"]] == [path.name for path in runs]
@@ -64,26 +64,26 @@ def test_the_runs_are_named(client: TestClient, runs: list[Path]) -> None:
     assert (gpt["task"], gpt["has_gold"], gpt["layers"]) == ("generate", False, {"encoder": 0, "decoder": 2})
     assert bert["task"] == "fill" and "[MASK]" in bert["example"]
     assert found["colours"]["anchors"] == [list(anchor) for anchor in ANCHORS]
-    for run in found["runs"]:  # what it begins with can be read
+    for run in found["runs"]:  # its example can be traced
         trace(client, run["id"], run["example"])
 
 
-def test_a_trace_over_http_is_the_library_s(client: TestClient, runs: list[Path]) -> None:
+def test_a_trace_over_http_equals_the_library_s(client: TestClient, runs: list[Path]) -> None:
     header = trace(client)
-    own = Model(RunDir(runs[0]), "cpu").trace(TEXT)
-    ours = {"key": f"{own.key}-{header['weights']}", "weights": header["weights"]}  # the server's part
-    assert header == own.header | ours
+    expected = Model(RunDir(runs[0]), "cpu").trace(TEXT)
+    added = {"key": f"{expected.key}-{header['weights']}", "weights": header["weights"]}  # by the server
+    assert header == expected.header | added
     for name, about in header["arrays"].items():
         answer = client.get(f"/api/trace/{header['key']}/{name}")
         assert answer.headers["content-type"] == "application/octet-stream"
         found = np.frombuffer(answer.content, np.dtype(about["dtype"]).newbyteorder("<")).reshape(about["shape"])
-        np.testing.assert_array_equal(found, own.display(name))
-    assert client.get(f"/api/trace/{header['key']}/layers").json() == own.layers
+        np.testing.assert_array_equal(found, expected.display(name))
+    assert client.get(f"/api/trace/{header['key']}/layers").json() == expected.layers
     row = np.frombuffer(client.get(f"/api/trace/{header['key']}/output.logits/1").content, "<f4")
-    np.testing.assert_array_equal(row, own.array("output.logits")[1])
+    np.testing.assert_array_equal(row, expected.array("output.logits")[1])
 
 
-def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[Path]) -> None:
+def test_targets_snapshots_changes_and_continuations(client: TestClient, runs: list[Path]) -> None:
     model, early = Model(RunDir(runs[0]), "cpu"), Model(RunDir(runs[0]), "cpu", RunDir(runs[0]).snapshot(10))
     changes = [{"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}]
     assert trace(client, target="un gato")["output"] == model.trace(TEXT, "un gato").header["output"]
@@ -95,79 +95,79 @@ def test_targets_snapshots_changes_and_going_on(client: TestClient, runs: list[P
     assert len(keys) == 4
 
 
-def test_an_old_trace_is_asked_for_again(client: TestClient) -> None:
+def test_an_expired_trace_must_be_requested_again(client: TestClient) -> None:
     refused(client.get("/api/trace/0123/output.logits"), 404, "request it again")
     refused(client.get(f"/api/trace/{trace(client)['key']}/nothing"), 404, "no array 'nothing'")
     refused(client.get(f"/api/trace/{trace(client)['key']}/output.logits/{'9' * 5000}"), 404, "no array")
 
 
-def test_a_trace_keeps_no_model_alive_and_is_made_anew_for_new_weights(tmp_path: Path) -> None:
-    """Of many snapshots looked at, only the last few models are held, whatever traces there are of the others."""
+def test_a_trace_keeps_no_model_alive_and_is_recomputed_for_new_weights(tmp_path: Path) -> None:
+    """Only the most recent models stay in memory, also if traces of others are cached."""
     run = make_run(tmp_path / "run", "transformer")
-    runs, wanted = RunRegistry([run.path], device="cpu"), schemas.TraceBody(run="run", text=TEXT)
-    (first, _), module = runs.trace(wanted), weakref.ref(runs.model("run").module)
+    runs, body = RunRegistry([run.path], device="cpu"), schemas.TraceBody(run="run", text=TEXT)
+    (first, _), module = runs.trace(body), weakref.ref(runs.model("run").module)
     layers = Model(run, "cpu").trace(TEXT).layers
     runs._models = LRUCache(1)
     gc.collect()
-    assert module() is None and runs.trace(wanted)[0] is first
+    assert module() is None and runs.trace(body)[0] is first
     assert first.layers == layers
     replace_weights(run, step=30)
-    assert runs.trace(wanted)[0].header["model"]["step"] == 30
+    assert runs.trace(body)[0].header["model"]["step"] == 30
 
 
-def test_new_weights_answer_the_next_question_and_none_about_the_old_ones(tmp_path: Path) -> None:
-    """Whatever else was looked at meanwhile: what a page has of the old weights and what it is told never mix."""
+def test_requests_for_replaced_weights_are_refused(tmp_path: Path) -> None:
+    """A page never mixes results of the old weights and of the new ones."""
     run = make_run(tmp_path / "run", "gpt")
     client = TestClient(application([run.path], device="cpu"), base_url="http://127.0.0.1")
     old = trace(client, "run", "Once upon")
-    wanted = {"run": "run", "text": "Once upon", "weights": old["weights"]}
+    body = {"run": "run", "text": "Once upon", "weights": old["weights"]}
     table = {"kind": "learned", "run": "run", "weights": old["weights"]}
     before, logits = Model(run, "cpu"), client.get(f"/api/trace/{old['key']}/output.logits").content
-    assert trace(client, **wanted) == old and client.post("/api/positions", json=table).status_code == 200
-    replace_weights(run)  # of the same step: it says little of what is in a file
-    for path, asking in (
-        ("trace", wanted | {"changes": [{"kind": "head", "attention": "decoder.0.self", "head": 1}]}),
-        ("explain", wanted),
+    assert trace(client, **body) == old and client.post("/api/positions", json=table).status_code == 200
+    replace_weights(run)  # with the same step, which does not identify the file
+    for path, request_body in (
+        ("trace", body | {"changes": [{"kind": "head", "attention": "decoder.0.self", "head": 1}]}),
+        ("explain", body),
         ("positions", table),
-        ("standalone", {"requests": [wanted]}),
+        ("standalone", {"requests": [body]}),
     ):
-        refused(client.post(f"/api/{path}", json=asking), 409, "the weights of run have changed")
+        refused(client.post(f"/api/{path}", json=request_body), 409, "the weights of run have changed")
     refused(client.get(f"/api/trace/{old['key']}/layers"), 409, "the weights of run have changed")
     new = trace(client, "run", "Once upon")
     assert new["output"] == Model(run, "cpu").trace("Once upon").header["output"] != old["output"]
-    assert explained(client, **wanted | {"weights": new["weights"]})[-1]["final"]
-    assert client.get(f"/api/trace/{old['key']}/output.logits").content == logits  # or is no longer held
+    assert explained(client, **body | {"weights": new["weights"]})[-1]["final"]
+    assert client.get(f"/api/trace/{old['key']}/output.logits").content == logits  # still cached
     np.testing.assert_array_equal(
         np.frombuffer(logits, "<f4"), before.trace("Once upon").array("output.logits").ravel()
     )
 
 
-def test_weights_that_are_replaced_while_they_are_read_are_read_again(
+def test_weights_replaced_while_they_are_loaded_are_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, steps = make_run(tmp_path / "run", "gpt"), [30, 40]
 
-    def slow(*given: Any) -> Model:
+    def load_and_replace(*given: Any) -> Model:
         model = Model(*given)
         if steps:
             replace_weights(run, step=steps.pop(0))
         return model
 
-    monkeypatch.setattr(serving_runs, "LoadedRun", slow)
+    monkeypatch.setattr(serving_runs, "LoadedRun", load_and_replace)
     model, on_disk = RunRegistry([run.path], device="cpu").model("run"), tensor_io.load(run.best)[0]
     assert model.step == 40 and not steps
     assert all(torch.equal(mine, on_disk[name]) for name, mine in tensor_io.model_tensors(model.module).items())
 
 
-def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_numbered(tmp_path: Path) -> None:
     names = ("a-3", "x/a", "y/a", "z/a")
     paths = [make_run(tmp_path / name, "transformer").path for name in names]
     assert list(RunRegistry(paths, device="cpu").runs) == ["a-3", "a", "a-2", "a-4"]
 
 
-def test_positions_are_the_library_s(client: TestClient, runs: list[Path]) -> None:
-    wanted = {"kind": "sinusoidal", "length": 12, "width": 8, "base": 100}
-    assert client.post("/api/positions", json=wanted).json() == study("sinusoidal", 12, 8, 100.0).to_json()
+def test_positions_equal_the_library_s(client: TestClient, runs: list[Path]) -> None:
+    body = {"kind": "sinusoidal", "length": 12, "width": 8, "base": 100}
+    assert client.post("/api/positions", json=body).json() == study("sinusoidal", 12, 8, 100.0).to_json()
     learned = client.post("/api/positions", json={"kind": "learned", "run": "tiny-gpt", "length": 10}).json()
     table = Model(RunDir(runs[2]), "cpu").module.embedding.positions.table  # type: ignore[union-attr]
     np.testing.assert_allclose(learned["array"], table[:10].detach().numpy(), rtol=1e-6)
@@ -186,27 +186,27 @@ def explained(client: TestClient, **more: Any) -> list[dict[str, Any]]:
         return [json.loads(line) for line in answer.iter_lines()]
 
 
-def test_an_explanation_is_the_library_s_for_the_same_seed(client: TestClient, runs: list[Path]) -> None:
+def test_an_explanation_equals_the_library_s_for_the_same_seed(client: TestClient, runs: list[Path]) -> None:
     lines = explained(client, masks=20, seed=3, unit="tokens")
     model = Model(RunDir(runs[0]), "cpu")
-    own = model.explain(TEXT, masks=20, seed=3, unit="tokens")
+    expected = model.explain(TEXT, masks=20, seed=3, unit="tokens")
     first, last = lines[0], lines[-1]
-    assert first["done"] == 0 and first["of"] == 20 and first["inputs"] == list(own.features) == last["inputs"]
-    assert last["final"] and not last["exact"] and last["calls"] == own.calls
-    np.testing.assert_allclose(last["importance"], own.importance, atol=1e-4)
-    np.testing.assert_allclose(last["error"], own.error, atol=1e-4)
+    assert first["done"] == 0 and first["of"] == 20 and first["inputs"] == list(expected.features) == last["inputs"]
+    assert last["final"] and not last["exact"] and last["calls"] == expected.calls
+    np.testing.assert_allclose(last["importance"], expected.importance, atol=1e-4)
+    np.testing.assert_allclose(last["error"], expected.error, atol=1e-4)
     from regard.interpret.explain.models import MaskingMode
 
-    asked_model = ask(model, TEXT, masking=MaskingMode(unit="tokens"))
-    looked = asked_model.attention()
-    assert looked is not None
-    drawn = curves(asked_model.box, {"explanation": own.overall, "attention": looked}, seed=3)
+    question = ask(model, TEXT, masking=MaskingMode(unit="tokens"))
+    attention = question.attention()
+    assert attention is not None
+    expected_curves = curves(question.box, {"explanation": expected.overall, "attention": attention}, seed=3)
     assert (
         last["curves"]["deletion"].keys()
         == last["curves"]["insertion"].keys()
         == {"explanation", "attention", "random"}
     )
-    for name, curve in zip(("explanation", "attention", "random"), drawn, strict=True):
+    for name, curve in zip(("explanation", "attention", "random"), expected_curves, strict=True):
         np.testing.assert_allclose(last["curves"]["deletion"][name], curve.deletion, atol=1e-4)
         assert last["curves"]["areas"]["insertion"][name] == pytest.approx(curve.insertion_area, abs=1e-4)
 
@@ -218,10 +218,10 @@ def test_few_words_are_explained_exactly(client: TestClient) -> None:
     assert gpt["exact"] and "attention" in gpt["curves"]["deletion"]
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_its_files_come_with_their_kinds(client: TestClient) -> None:
+def test_the_page_and_its_files_have_content_types(client: TestClient) -> None:
     index = client.get("/")
     assert index.headers["content-type"] == "text/html; charset=utf-8"
     links = re.findall(r'(?:href|src)="(page/[^"]+)"', index.text)
@@ -239,7 +239,7 @@ def test_nothing_but_the_page_s_own_files_is_served(client: TestClient, path: st
     assert answer.status_code == 404 and list(answer.json()) == ["error"]
 
 
-def test_every_answer_is_safe(client: TestClient) -> None:
+def test_every_response_has_security_headers(client: TestClient) -> None:
     for answer in (
         client.get("/"),
         client.get("/api/runs"),
@@ -253,30 +253,30 @@ def test_every_answer_is_safe(client: TestClient) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused requests --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "["]
 )
-def test_a_host_that_is_not_this_machine_is_refused(client: TestClient, host: str) -> None:
+def test_a_foreign_host_name_is_refused(client: TestClient, host: str) -> None:
     refused(client.get("/api/runs", headers={"host": host}), 403, "on this machine only")
     assert not is_local("")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:81", "localhost", "[::1]:8000"])
-def test_this_machine_goes_by_three_names(client: TestClient, host: str) -> None:
+def test_local_host_names_are_accepted(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 200
 
 
-def test_another_site_s_page_is_refused(client: TestClient) -> None:
+def test_requests_of_other_sites_are_refused(client: TestClient) -> None:
     for origin in ("https://evil.example", "null", "", "http://[", "http://127.0.0.1:9", "http://localhost"):
         refused(client.get("/api/runs", headers={"origin": origin}), 403, "from other sites are refused")
     for host in ("127.0.0.1", "localhost:8000", "[::1]:8000"):
         assert client.get("/api/runs", headers={"origin": f"http://{host}", "host": host}).status_code == 200
 
 
-def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
+def test_all_requests_need_the_token(runs: list[Path]) -> None:
     app = application(runs[:1], device="cpu", token="secret")
     for port in ("", ":8000"):
         client = TestClient(app, base_url=f"http://127.0.0.1{port}")
@@ -293,7 +293,7 @@ def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
         bearer = {"authorization": "Bearer secret"}
         assert client.get("/api/runs", headers=bearer).status_code == 200
         assert not client.cookies
-        opened = client.get("/?token=secret")  # at once: browsers hold back strict cookies after a redirect
+        opened = client.get("/?token=secret")  # without a redirect, after which browsers withhold strict cookies
         assert opened.status_code == 200 and "<title>regard" in opened.text
         cookie = f"regard-{port[1:] or 80}=secret; Path=/; HttpOnly; SameSite=Strict"
         assert opened.headers["set-cookie"] == cookie
@@ -303,10 +303,10 @@ def test_without_the_token_nothing_is_answered(runs: list[Path]) -> None:
         refused(client.get("/api/runs", headers={"origin": "http://evil.example"}), 403, "from other sites are refused")
 
 
-def test_too_much_is_refused(client: TestClient) -> None:
-    wanted = {"run": "tiny-transformer", "text": "a" * (schemas.MAX_CHARACTERS + 1)}
-    refused(client.post("/api/trace", json=wanted), 413, "20,001 characters")
-    refused(client.post("/api/explain", json=wanted), 413, "20,001 characters")
+def test_too_large_requests_are_refused(client: TestClient) -> None:
+    body = {"run": "tiny-transformer", "text": "a" * (schemas.MAX_CHARACTERS + 1)}
+    refused(client.post("/api/trace", json=body), 413, "20,001 characters")
+    refused(client.post("/api/explain", json=body), 413, "20,001 characters")
     refused(client.post("/api/trace", content=b"x" * (MAX_BODY_BYTES + 1)), 413, "larger than 1024 KB")
 
     def parts() -> Any:
@@ -319,7 +319,7 @@ def test_too_much_is_refused(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status", "why"),
+    ("body", "status", "why"),
     [
         ({"text": TEXT}, 400, "run: Field required"),
         ({"run": "tiny-transformer", "text": 3}, 400, "text: "),
@@ -335,13 +335,13 @@ def test_too_much_is_refused(client: TestClient) -> None:
         ({"run": "tiny-bert", "text": "no gap"}, 400, "no [MASK]"),
     ],
 )
-def test_a_wrong_request_is_told_why(client: TestClient, wanted: dict[str, Any], status: int, why: str) -> None:
+def test_an_invalid_request_gets_the_reason(client: TestClient, body: dict[str, Any], status: int, why: str) -> None:
     refused(
-        client.post("/api/trace", content=json.dumps(wanted), headers={"content-type": "application/json"}), status, why
+        client.post("/api/trace", content=json.dumps(body), headers={"content-type": "application/json"}), status, why
     )
 
 
-def test_a_broken_request_is_told_too(client: TestClient) -> None:
+def test_a_malformed_request_gets_the_reason(client: TestClient) -> None:
     as_json = {"content-type": "application/json"}
     for body in (b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe"):
         answer = client.post("/api/trace", content=body, headers=as_json)
@@ -353,15 +353,15 @@ def test_a_broken_request_is_told_too(client: TestClient) -> None:
         assert answer.status_code == 400 and list(answer.json()) == ["error"], answer.text
 
 
-def test_what_is_on_screen_becomes_a_file(
+def test_the_current_view_is_exported_as_a_file(
     client: TestClient, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = [{"run": "tiny-transformer", "text": TEXT}, {"run": "tiny-gpt", "text": "Once", "continue": []}]
-    answer = client.post("/api/standalone", json={"requests": wanted, "hash": "#view=walk"})
+    body = [{"run": "tiny-transformer", "text": TEXT}, {"run": "tiny-gpt", "text": "Once", "continue": []}]
+    answer = client.post("/api/standalone", json={"requests": body, "hash": "#view=walk"})
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     traces = [Model(RunDir(runs[0]), "cpu").trace(TEXT), Model(RunDir(runs[2]), "cpu").trace("Once", after=[])]
     assert answer.text == standalone.page(traces, hash="#view=walk")
     assert client.post("/api/standalone", json={"requests": []}).status_code == 400
-    assert client.post("/api/standalone", json={"requests": wanted * 20}).status_code == 400
+    assert client.post("/api/standalone", json={"requests": body * 20}).status_code == 400
     monkeypatch.setattr(schemas, "MAX_FILE_BYTES", 1000)
-    refused(client.post("/api/standalone", json={"requests": wanted}), 413, "the file would exceed")
+    refused(client.post("/api/standalone", json={"requests": body}), 413, "the file would exceed")

@@ -26,21 +26,21 @@ from regard.server import connections, explain, middleware
 from regard.server.schemas import ExplainBody
 from regard.server.serve import Server, open_server
 
-LONG = " ".join(["this cat is very large and"] * 3)  # too many words to go through all selections
+LONG = " ".join(["this cat is very large and"] * 3)  # too many words to enumerate all masks
 
 
 def connect(server: Server) -> http.client.HTTPConnection:
-    place = urlsplit(server.address)
-    return http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+    address = urlsplit(server.address)
+    return http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
 
 
 def as_json(server: Server) -> dict[str, str]:
     return {"content-type": "application/json", "authorization": f"Bearer {server.token}"}
 
 
-def post(server: Server, path: str, wanted: dict[str, Any]) -> tuple[int, Any]:
+def post(server: Server, path: str, body_json: dict[str, Any]) -> tuple[int, Any]:
     connection = connect(server)
-    connection.request("POST", path, json.dumps(wanted), as_json(server))
+    connection.request("POST", path, json.dumps(body_json), as_json(server))
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
     connection.close()
@@ -54,90 +54,90 @@ def until(holds: Callable[[], bool], seconds: float = 300) -> bool:
     return holds()
 
 
-def test_fifty_at_once_are_all_answered(server: Server) -> None:
+def test_fifty_concurrent_requests_are_all_answered(server: Server) -> None:
     texts = [f"this cat is very large {'very ' * (number % 7)}" for number in range(50)]
-    wanted = [
+    body_json = [
         {"run": ["tiny-transformer", "tiny-additive", "tiny-gpt"][n % 3], "text": text} for n, text in enumerate(texts)
     ]
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda one: post(server, "/api/trace", one), wanted))
+        answers = list(pool.map(lambda one: post(server, "/api/trace", one), body_json))
     assert [status for status, _ in answers] == [200] * 50
     assert [found["text"]["source"] for _, found in answers] == texts
-    again = [post(server, "/api/trace", one)[1] for one in wanted[:3]]
+    again = [post(server, "/api/trace", one)[1] for one in body_json[:3]]
     assert [found["output"] for found in again] == [found["output"] for _, found in answers[:3]]
 
 
-def test_who_hangs_up_in_the_midst_of_a_request_harms_nobody(server: Server) -> None:
-    place = urlsplit(server.address)
-    for said in (b"", b"GET", b"POST /api/trace HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{"):
-        with socket.create_connection((place.hostname, place.port or 0)) as rude:
-            rude.sendall(said)
+def test_a_client_that_disconnects_during_a_request_does_no_harm(server: Server) -> None:
+    address = urlsplit(server.address)
+    for data in (b"", b"GET", b"POST /api/trace HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{"):
+        with socket.create_connection((address.hostname, address.port or 0)) as clients:
+            clients.sendall(data)
     assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
 
 
 HALF = b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
-def half_open(server: Server, said: bytes = HALF) -> socket.socket:
-    place = urlsplit(server.address)
-    opened = socket.create_connection((place.hostname, place.port or 0), timeout=60)
-    opened.sendall(said)
+def half_open(server: Server, data: bytes = HALF) -> socket.socket:
+    address = urlsplit(server.address)
+    opened = socket.create_connection((address.hostname, address.port or 0), timeout=60)
+    opened.sendall(data)
     return opened
 
 
 def is_closed(opened: socket.socket) -> bool:
-    """Whether the server closes it, within the time that sockets wait here."""
+    """Return whether the server closes the connection before the socket times out."""
     try:
         return opened.recv(1) == b""
     except ConnectionError:
         return True
 
 
-def test_half_open_requests_keep_nobody_out(
+def test_half_open_requests_do_not_block_other_clients(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The oldest of them are closed, before the descriptors of the process are used up."""
+    """The oldest are closed before the process runs out of file descriptors."""
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
     answering = connect(server)
-    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
-    answering.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
+    body_json = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
+    answering.request("POST", "/api/explain", json.dumps(body_json), as_json(server))
     lines = answering.getresponse()
     assert lines.readline()
-    rude = [half_open(server) for _ in range(40)]
-    assert all(map(is_closed, rude[:30]))
+    clients = [half_open(server) for _ in range(40)]
+    assert all(map(is_closed, clients[:30]))
     assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
     assert lines.readline(), "a request that is being answered is left alone"
     lines.close()
     answering.close()
-    for one in rude:
+    for one in clients:
         one.close()
     assert not caplog.records
 
 
-def test_a_request_that_does_not_arrive_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
-    slow = [half_open(server, said) for said in (b"", b"GET", HALF)]
+    slow_sockets = [half_open(server, data) for data in (b"", b"GET", HALF)]
     known = f"authorization: Bearer {server.token}\r\n".encode()
     complete = HALF + known + b"\r\n"
-    slow.append(half_open(server, complete))
-    assert slow[-1].recv(15) == b"HTTP/1.1 200 OK"
-    slow[-1].sendall(HALF)  # a second request on the same connection
-    while slow[-1].recv(2**16):
+    slow_sockets.append(half_open(server, complete))
+    assert slow_sockets[-1].recv(15) == b"HTTP/1.1 200 OK"
+    slow_sockets[-1].sendall(HALF)  # a second request on the same connection
+    while slow_sockets[-1].recv(2**16):
         pass
-    assert all(map(is_closed, slow[:-1]))
+    assert all(map(is_closed, slow_sockets[:-1]))
     body = half_open(server, HALF.replace(b"GET", b"POST") + known + b"content-length: 100\r\n\r\n{")
     assert body.recv(2**16).startswith(b"HTTP/1.1 408")
-    for one in (*slow, body):
+    for one in (*slow_sockets, body):
         one.close()
 
 
-def test_a_trace_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two steps of the search; and those that wait for their turn never begin."""
+def test_a_trace_stops_when_its_client_disconnects(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops between two steps of the search; queued traces never start."""
     checked, ended = [], []
     plain = cancel.check
 
-    def slow() -> None:
+    def slow_check() -> None:
         checked.append(1)
         time.sleep(0.02)
         try:
@@ -146,12 +146,12 @@ def test_a_trace_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest
             ended.append(1)
             raise
 
-    monkeypatch.setattr(cancel, "check", slow)
+    monkeypatch.setattr(cancel, "check", slow_check)
     opened = []
     for number in range(6):
         connection = connect(server)
-        wanted = {"run": "tiny-transformer", "text": f"{LONG} {number}"}
-        connection.request("POST", "/api/trace", json.dumps(wanted), as_json(server))
+        body_json = {"run": "tiny-transformer", "text": f"{LONG} {number}"}
+        connection.request("POST", "/api/trace", json.dumps(body_json), as_json(server))
         opened.append(connection)
     assert until(lambda: len(checked) > 1)
     for connection in opened:
@@ -159,89 +159,87 @@ def test_a_trace_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest
     assert until(lambda: bool(ended))
     monkeypatch.undo()
     assert post(server, "/api/trace", {"run": "tiny-gpt", "text": "Once"})[0] == 200
-    assert len(ended) <= 2, "those that waited did not begin"
+    assert len(ended) <= 2, "queued traces did not start"
 
 
-def test_an_explanation_that_nobody_waits_for_stops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+def test_an_explanation_stops_when_its_client_disconnects(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_sizes: list[int] = []
     plain = explain.ask
 
-    def counting(*given: Any, **more: Any) -> Any:
+    def slow_ask(*given: Any, **more: Any) -> Any:
         found = plain(*given, **more)
         ask = found.box.ask
-        slow = lambda inputs: (asked.append(len(inputs)), time.sleep(0.05), ask(inputs))[-1]  # noqa: E731
+        delayed = lambda inputs: (batch_sizes.append(len(inputs)), time.sleep(0.05), ask(inputs))[-1]  # noqa: E731
         from dataclasses import replace
 
-        return replace(found, box=replace(found.box, ask=slow))
+        return replace(found, box=replace(found.box, ask=delayed))
 
-    monkeypatch.setattr(explain, "ask", counting)
+    monkeypatch.setattr(explain, "ask", slow_ask)
     connection = connect(server)
-    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
-    connection.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
+    body_json = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
+    connection.request("POST", "/api/explain", json.dumps(body_json), as_json(server))
     answer = connection.getresponse()
     assert json.loads(answer.readline())["of"] == 20_000
-    assert until(lambda: len(asked) > 2)
+    assert until(lambda: len(batch_sizes) > 2)
     answer.close()
     connection.close()
 
-    def quiet() -> bool:
-        before = len(asked)
+    def is_idle() -> bool:
+        before = len(batch_sizes)
         time.sleep(0.4)
-        return len(asked) == before
+        return len(batch_sizes) == before
 
-    assert until(quiet) and sum(asked) < 20_000
+    assert until(is_idle) and sum(batch_sizes) < 20_000
 
 
-def test_more_explanations_than_it_can_do_are_told_to_come_back(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_explanations_are_refused_with_503(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "MAX_MASKS", 10**9)
-    wanted = {"run": "tiny-transformer", "text": LONG, "masks": 10**8}
-    open_ones = []
+    body_json = {"run": "tiny-transformer", "text": LONG, "masks": 10**8}
+    running = []
 
     def opened() -> bool:
-        """One more that goes on; not yet, if what went on before this test has not ended."""
+        """Start another explanation; false while one of an earlier test is still running."""
         connection = connect(server)
-        connection.request("POST", "/api/explain", json.dumps(wanted), as_json(server))
+        connection.request("POST", "/api/explain", json.dumps(body_json), as_json(server))
         answer = connection.getresponse()
         if answer.status != 200:
             connection.close()
             return False
-        open_ones.append((connection, answer))
+        running.append((connection, answer))
         return bool(answer.readline())
 
-    while len(open_ones) < explain.MAX_RUNNING:
+    while len(running) < explain.MAX_RUNNING:
         assert until(opened)
-    status, found = post(server, "/api/explain", wanted)
+    status, found = post(server, "/api/explain", body_json)
     assert status == 503 and "try again" in found["error"]
-    for connection, answer in open_ones:
+    for connection, answer in running:
         answer.close()
         connection.close()
     small = {"run": "tiny-gpt", "text": "Once upon"}
 
-    def free() -> bool:
+    def has_capacity() -> bool:
         connection = connect(server)
         connection.request("POST", "/api/explain", json.dumps(small), as_json(server))
         answer = connection.getresponse()
         answer.read()
         return answer.status == 200
 
-    assert until(free)
+    assert until(has_capacity)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
-def test_it_listens_to_no_other_machine(runs: list[Path], host: str) -> None:
+def test_it_listens_on_local_addresses_only(runs: list[Path], host: str) -> None:
     with pytest.raises(UserError, match="on this machine only"):
         open_server(runs, host=host)
 
 
-def test_a_port_that_is_taken_is_named(runs: list[Path], server: Server) -> None:
+def test_a_port_in_use_is_named(runs: list[Path], server: Server) -> None:
     taken = urlsplit(server.address).port or 0
     with pytest.raises(UserError, match=f"port {taken} cannot be opened"):
         open_server(runs, port=taken)
 
 
-def test_without_its_packages_it_says_which_to_install(runs: list[Path]) -> None:
+def test_a_missing_package_is_named(runs: list[Path]) -> None:
     code = (
         "import sys; sys.modules['uvicorn'] = None\n"
         "from regard.cli import main; main(['look', sys.argv[1], '--no-browser'])"
@@ -258,12 +256,12 @@ def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("regard: http://127.0.0.1:") and "Ctrl-C" in line, line
-        place = urlsplit(line.split()[1])
-        token = place.query.removeprefix("token=")
+        address = urlsplit(line.split()[1])
+        token = address.query.removeprefix("token=")
         assert len(token) >= 32, line
 
         def answers() -> bool:
-            connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
             try:
                 connection.request("GET", "/api/runs", headers={"authorization": f"Bearer {token}"})
                 return bool(json.loads(connection.getresponse().read())["text"] == "this cat")
@@ -280,19 +278,19 @@ def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
         process.kill()
 
 
-def test_an_explanation_that_nobody_ever_reads_makes_room_again(runs: list[Path]) -> None:
+def test_an_explanation_that_is_never_read_frees_its_slot(runs: list[Path]) -> None:
     explainer, loop = explain.Explainer(), asyncio.new_event_loop()
-    model, wanted = Model(RunDir(runs[0]), "cpu"), ExplainBody(run="tiny", text=LONG, masks=20_000)
-    unread = [explainer.start(model, wanted, loop) for _ in range(explain.MAX_RUNNING)]
+    model, body_json = Model(RunDir(runs[0]), "cpu"), ExplainBody(run="tiny", text=LONG, masks=20_000)
+    unread = [explainer.start(model, body_json, loop) for _ in range(explain.MAX_RUNNING)]
     with pytest.raises(explain.Busy):
-        explainer.start(model, wanted, loop)
+        explainer.start(model, body_json, loop)
     unread.clear()
 
-    def free() -> bool:
+    def has_capacity() -> bool:
         try:
-            return explainer.start(model, wanted, loop) is not None
+            return explainer.start(model, body_json, loop) is not None
         except explain.Busy:
             return False
 
-    assert until(free)
+    assert until(has_capacity)
     loop.close()
