@@ -24,7 +24,7 @@ from regard.packed import SeqBatch
 from regard.recipes import to_toml
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
-from regard.tasks.translation import Translation
+from regard.tasks.translation import TranslationTask
 from regard.training import loop, origin
 from regard.training.loop import Interrupted, Trainer
 from regard.verify import accept, verify
@@ -36,7 +36,7 @@ from regard.verify import accept, verify
 def test_a_second_trainer_is_refused_at_every_stage_and_changes_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module: Any = origin if moment == "learn_tokenizers" else Translation
+    module: Any = origin if moment == "learn_tokenizers" else TranslationTask
     out, first = tmp_path / "run", getattr(module, moment)
 
     def train_twice(*arguments: Any, **named: Any) -> Any:
