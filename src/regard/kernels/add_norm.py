@@ -47,71 +47,71 @@ def _dropout(x, at, seeds, limit, scale):
 
 @triton.jit
 def _add_norm_kernel(
-    x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, limit, scale,
+    x, added, offset, weight, bias, seeds, total, out, mean, rstd, d, eps, limit, scale,
     CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     DROPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     row, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     at, there = row * d + feature, feature < d
-    more = tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+    addend = tl.load(added + at, mask=there, other=0.0).to(tl.float32)
     if OFFSET:
-        more += tl.load(offset + feature, mask=there, other=0.0).to(tl.float32)
+        addend += tl.load(offset + feature, mask=there, other=0.0).to(tl.float32)
     if DROPS:
-        more = _dropout(more, at, seeds, limit, scale)
-    both = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) + more).to(total.dtype.element_ty)
-    tl.store(total + at, both, mask=there)
-    both = both.to(tl.float32)  # normalise the sum as it is stored, after rounding
+        addend = _dropout(addend, at, seeds, limit, scale)
+    summed = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) + addend).to(total.dtype.element_ty)
+    tl.store(total + at, summed, mask=there)
+    summed = summed.to(tl.float32)  # normalise the sum as it is stored, after rounding
     if CENTRED:
-        middle = tl.sum(both, 0) / d
-        tl.store(mean + row, middle)
-        both = tl.where(there, both - middle, 0.0)
-    less = tl.rsqrt(tl.sum(both * both, 0) / d + eps)
-    tl.store(spread + row, less)
-    found = both * less
+        row_mean = tl.sum(summed, 0) / d
+        tl.store(mean + row, row_mean)
+        summed = tl.where(there, summed - row_mean, 0.0)
+    row_rstd = tl.rsqrt(tl.sum(summed * summed, 0) / d + eps)
+    tl.store(rstd + row, row_rstd)
+    normed = summed * row_rstd
     if WEIGHT:
-        found *= tl.load(weight + feature, mask=there, other=0.0).to(tl.float32)
+        normed *= tl.load(weight + feature, mask=there, other=0.0).to(tl.float32)
     if BIAS:
-        found += tl.load(bias + feature, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, found.to(out.dtype.element_ty), mask=there)
+        normed += tl.load(bias + feature, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _add_norm_backward_kernel(
-    total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums, rows, each, d, limit, scale,
+    grad_total, grad_out, total, mean, rstd, weight, seeds, grad_x, grad_added, sums, rows, each, d, limit, scale,
     CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     STREAM: tl.constexpr, APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    part, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    program, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     real = feature < d
     if WEIGHT:
         gain = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
     weights, biases, offsets = tl.zeros([D], tl.float32), tl.zeros([D], tl.float32), tl.zeros([D], tl.float32)
     for n in tl.range(0, each, num_stages=STAGES):
-        row = part * each + n
-        at, there, mine = row * d + feature, feature < tl.where(row < rows, d, 0), tl.minimum(row, rows - 1)
+        row = program * each + n
+        at, there, clamped = row * d + feature, feature < tl.where(row < rows, d, 0), tl.minimum(row, rows - 1)
         hat = tl.load(total + at, mask=there, other=0.0).to(tl.float32)
         if CENTRED:
-            hat = tl.where(there, hat - tl.load(mean + mine), 0.0)
-        less = tl.load(spread + mine)
-        hat *= less
-        change = tl.load(slope + at, mask=there, other=0.0).to(tl.float32)
-        weights += change * hat
-        biases += change
+            hat = tl.where(there, hat - tl.load(mean + clamped), 0.0)
+        row_rstd = tl.load(rstd + clamped)
+        hat *= row_rstd
+        grad = tl.load(grad_out + at, mask=there, other=0.0).to(tl.float32)
+        weights += grad * hat
+        biases += grad
         if WEIGHT:
-            change *= gain
-        change -= hat * (tl.sum(change * hat, 0) / d)
+            grad *= gain
+        grad -= hat * (tl.sum(grad * hat, 0) / d)
         if CENTRED:
-            change -= tl.sum(change, 0) / d
-        change *= less
+            grad -= tl.sum(grad, 0) / d
+        grad *= row_rstd
         if STREAM:
-            change += tl.load(total_slope + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(for_x + at, change.to(for_x.dtype.element_ty), mask=there)
+            grad += tl.load(grad_total + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(grad_x + at, grad.to(grad_x.dtype.element_ty), mask=there)
         if DROPS:
-            change = _dropout(change, at, seeds, limit, scale)
+            grad = _dropout(grad, at, seeds, limit, scale)
         if APART:
-            tl.store(for_added + at, change.to(for_added.dtype.element_ty), mask=there)
-        offsets += change
-    sums += part * 3 * d + feature
+            tl.store(grad_added + at, grad.to(grad_added.dtype.element_ty), mask=there)
+        offsets += grad
+    sums += program * 3 * d + feature
     if OFFSET:
         tl.store(sums, offsets, mask=real)
     if WEIGHT:
@@ -152,19 +152,19 @@ def add_norm(
     """
     x, added = x.contiguous(), added.contiguous()
     (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
-    mean, spread = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     numbers, options = _how(d, share, centred, [t is not None for t in (offset, weight, bias)])
     with device_of(x):
         _add_norm_kernel[(rows,)](
-            x, added, offset, weight, bias, seeds, total, out, mean, spread, d, eps, *numbers, **options
+            x, added, offset, weight, bias, seeds, total, out, mean, rstd, d, eps, *numbers, **options
         )
-    return total, out, mean, spread
+    return total, out, mean, rstd
 
 
 @add_norm.register_fake
 def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
-    mean, spread = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, spread
+    mean, rstd = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, rstd
 
 
 def _shared_out(rows: int, d: int) -> tuple[int, int]:
@@ -180,11 +180,11 @@ def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
 
 @torch.library.custom_op("regard::add_norm_backward", mutates_args=())
 def add_norm_backward(
-    total_slope: Tensor | None,
-    slope: Tensor,
+    grad_total: Tensor | None,
+    grad_out: Tensor,
     total: Tensor,
     mean: Tensor,
-    spread: Tensor,
+    rstd: Tensor,
     weight: Tensor | None,
     seeds: Tensor | None,
     share: float,
@@ -196,47 +196,47 @@ def add_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, and of `added` in this dtype; and partial sums [P, 3, D] for those of offset, weight and bias.
 
-    `total_slope`, the gradient of the sum, is None if only its norm is used. Without dropout and with one dtype, both
+    `grad_total`, the gradient of the sum, is None if only its norm is used. Without dropout and with one dtype, both
     gradients are equal: then the second has no rows. A program processes `each` rows in a pipeline of `stages`.
     """
-    total_slope, slope = None if total_slope is None else total_slope.contiguous(), slope.contiguous()
+    grad_total, grad_out = None if grad_total is None else grad_total.contiguous(), grad_out.contiguous()
     (rows, d), apart = total.shape, _apart(total, share, dtype)
-    for_x, for_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
+    grad_x, grad_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
     numbers, options = _how(d, share, centred, given)
     with device_of(total):
         _add_norm_backward_kernel[(len(sums),)](
-            total_slope, slope, total, mean, spread, weight, seeds, for_x, for_added, sums,
-            rows, each, d, *numbers, STREAM=total_slope is not None, STAGES=stages,
+            grad_total, grad_out, total, mean, rstd, weight, seeds, grad_x, grad_added, sums,
+            rows, each, d, *numbers, STREAM=grad_total is not None, STAGES=stages,
             APART=apart, **options,
         )  # fmt: skip
-    return for_x, for_added, sums
+    return grad_x, grad_added, sums
 
 
 @add_norm_backward.register_fake
-def _(total_slope, slope, total, mean, spread, weight, seeds, share, centred, given, dtype, each, stages):
+def _(grad_total, grad_out, total, mean, rstd, weight, seeds, share, centred, given, dtype, each, stages):
     rows, d = total.shape
     sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
-    for_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
-    return total.new_empty(total.shape), for_added, sums
+    grad_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
+    return total.new_empty(total.shape), grad_added, sums
 
 
 def _save_for_backward(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # no zero tensors for outputs without gradient
     _, added, offset, weight, bias, seeds, ctx.share, _, ctx.centred, _ = inputs
-    total, _, mean, spread = output
-    ctx.save_for_backward(total, mean, spread, weight, seeds)
+    total, _, mean, rstd = output
+    ctx.save_for_backward(total, mean, rstd, weight, seeds)
     ctx.dtype, ctx.given = added.dtype, [None if t is None else t.dtype for t in (offset, weight, bias)]
 
 
-def _backward(ctx, total_slope, slope, *_unused):
-    slope = torch.zeros_like(ctx.saved_tensors[0]) if slope is None else slope
+def _backward(ctx, grad_total, grad_out, *_unused):
+    grad_out = torch.zeros_like(ctx.saved_tensors[0]) if grad_out is None else grad_out
     how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
-    shared_out = _shared_out(*slope.shape)
-    for_x, for_added, sums = add_norm_backward(total_slope, slope, *ctx.saved_tensors, *how, *shared_out)
-    for_added = for_added if _apart(for_x, ctx.share, ctx.dtype) else for_x
-    found = zip(ctx.given, sums.sum(0), strict=True)
-    return for_x, for_added, *(None if dtype is None else total.to(dtype) for dtype, total in found), *[None] * 5
+    shared_out = _shared_out(*grad_out.shape)
+    grad_x, grad_added, sums = add_norm_backward(grad_total, grad_out, *ctx.saved_tensors, *how, *shared_out)
+    grad_added = grad_added if _apart(grad_x, ctx.share, ctx.dtype) else grad_x
+    grads = zip(ctx.given, sums.sum(0), strict=True)
+    return grad_x, grad_added, *(None if dtype is None else total.to(dtype) for dtype, total in grads), *[None] * 5
 
 
 add_norm.register_autograd(_backward, setup_context=_save_for_backward)

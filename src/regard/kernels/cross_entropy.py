@@ -31,36 +31,36 @@ def _logits(row, bias, at, there, BIAS: tl.constexpr):
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits, bias, labels, counted, losses, units, smoothing,
-    BIAS: tl.constexpr, SMOOTH: tl.constexpr, WANTED: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
+    logits, bias, labels, loss_mask, losses, units, smoothing,
+    BIAS: tl.constexpr, SMOOTH: tl.constexpr, NEEDS_GRAD: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    place, size = tl.program_id(0).to(tl.int64), units * UNIT  # tells the compiler the alignment of rows
-    row = logits + place * size
-    if tl.load(counted + place) == 0:
-        tl.store(losses + place, 0.0)
-        if WANTED:
+    index, size = tl.program_id(0).to(tl.int64), units * UNIT  # tells the compiler the alignment of rows
+    row = logits + index * size
+    if tl.load(loss_mask + index) == 0:
+        tl.store(losses + index, 0.0)
+        if NEEDS_GRAD:
             for first in range(0, size, N):
                 at = first + tl.arange(0, N)
                 tl.store(row + at, tl.zeros([N], row.dtype.element_ty), mask=at < size)
     else:  # exponentials in base 2, as the hardware has them
-        label = tl.load(labels + place)
-        known = (label >= 0) & (label < size)
-        right = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
+        label = tl.load(labels + index)
+        is_class = (label >= 0) & (label < size)
+        label_logit = tl.load(row + label, mask=is_class, other=float("nan")).to(tl.float32)
         if BIAS:
-            right += tl.load(bias + label, mask=known, other=0.0).to(tl.float32)
-        most, total, together = tl.full([], MIN_TILE, tl.float32), 0.0, 0.0
+            label_logit += tl.load(bias + label, mask=is_class, other=0.0).to(tl.float32)
+        running_max, total, logit_sum = tl.full([], MIN_TILE, tl.float32), 0.0, 0.0
         for first in range(0, size, N):
             at = first + tl.arange(0, N)
             some = _logits(row, bias, at, at < size, BIAS)
             if SMOOTH:
-                together += tl.sum(tl.where(at < size, some, 0.0), 0)
+                logit_sum += tl.sum(tl.where(at < size, some, 0.0), 0)
             some *= LOG2E
-            higher = tl.maximum(most, tl.max(some, 0))
-            total = total * tl.exp2(most - higher) + tl.sum(tl.exp2(some - higher), 0)
-            most = higher
-        lse = most + tl.log2(total)
-        tl.store(losses + place, lse / LOG2E - (1 - smoothing) * right - smoothing * together / size)
-        if WANTED:
+            new_max = tl.maximum(running_max, tl.max(some, 0))
+            total = total * tl.exp2(running_max - new_max) + tl.sum(tl.exp2(some - new_max), 0)
+            running_max = new_max
+        lse = running_max + tl.log2(total)
+        tl.store(losses + index, lse / LOG2E - (1 - smoothing) * label_logit - smoothing * logit_sum / size)
+        if NEEDS_GRAD:
             spread = smoothing / size
             for first in range(0, size, N):
                 at = first + tl.arange(0, N)
@@ -70,31 +70,31 @@ def _cross_entropy_kernel(
                     some -= spread
                 tl.store(row + at, some.to(row.dtype.element_ty), mask=there)
             tl.debug_barrier()  # the gradient at the label is written last
-            some = tl.exp2(right * LOG2E - lse) - spread - (1 - smoothing)
-            tl.store(row + label, some.to(row.dtype.element_ty), mask=known)
+            some = tl.exp2(label_logit * LOG2E - lse) - spread - (1 - smoothing)
+            tl.store(row + label, some.to(row.dtype.element_ty), mask=is_class)
 
 
 @torch.library.custom_op("regard::cross_entropy_with_grad", mutates_args=())
 def cross_entropy_with_grad(
-    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, smoothing: float, wanted: bool
+    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, loss_mask: Tensor, smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """x [C, D] and table [V, D] -> losses [C], zero where `counted` [C] is False, and the gradient [C, V] of their sum.
+    """x [C, D] and table [V, D] -> losses [C], zero where `loss_mask` [C] is False, and the gradient [C, V] of the sum.
 
-    If the gradient is not wanted, the second output holds the logits without the bias.
+    If no gradient is needed, the second output holds the logits without the bias.
     """
-    labels, counted = labels.contiguous(), counted.contiguous()
+    labels, loss_mask = labels.contiguous(), loss_mask.contiguous()
     bias = None if bias is None else bias.contiguous()
     logits = x @ table.T
-    (places, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
+    (rows, size), losses = logits.shape, torch.empty(len(x), dtype=torch.float32, device=x.device)
     unit, (block, warps) = math.gcd(size, 16), FEW if size <= MANY[0] else MANY
     with device_of(x):
-        _cross_entropy_kernel[(places,)](
-            logits, bias, labels, counted, losses, size // unit, smoothing,
-            BIAS=bias is not None, SMOOTH=smoothing > 0, WANTED=wanted, UNIT=unit, N=block, num_warps=warps,
+        _cross_entropy_kernel[(rows,)](
+            logits, bias, labels, loss_mask, losses, size // unit, smoothing,
+            BIAS=bias is not None, SMOOTH=smoothing > 0, NEEDS_GRAD=needs_grad, UNIT=unit, N=block, num_warps=warps,
         )  # fmt: skip
     return losses, logits
 
 
 @cross_entropy_with_grad.register_fake
-def _(x, table, bias, labels, counted, smoothing, wanted):
+def _(x, table, bias, labels, loss_mask, smoothing, needs_grad):
     return x.new_empty(len(x), dtype=torch.float32), x.new_empty(len(x), len(table))

@@ -29,32 +29,40 @@ def _decode_attention_kernel(
 ):  # fmt: skip
     sentence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     beam, query, value = tl.arange(0, M), tl.arange(0, D), tl.arange(0, E)
-    real, asked, given = beam < beams, query < d, value < e
+    is_beam, is_query_feature, is_value_feature = beam < beams, query < d, value < e
     q += sentence * qn + head * qh
     k += sentence * kn + head * kh
     v += sentence * vn + head * vh
-    rows = tl.load(q + beam[:, None] * qk + query[None, :], mask=real[:, None] & asked[None, :], other=0.0)
-    most = tl.full([M], MIN_TILE, tl.float32)
+    queries = tl.load(
+        q + beam[:, None] * qk + query[None, :], mask=is_beam[:, None] & is_query_feature[None, :], other=0.0
+    )
+    row_max = tl.full([M], MIN_TILE, tl.float32)
     total = tl.zeros([M], tl.float32)
     mean = tl.zeros([M, E], tl.float32)
     for at in range(0, length, N):
         key = at + tl.arange(0, N)
-        there = real[:, None] & (key < length)[None, :]
-        more = tl.load(bias + sentence * bn + beam[:, None] * bk + key[None, :] * bl, mask=there, other=float("-inf"))
-        more = more.to(tl.float32)
-        seen = tl.max(more, 0) > float("-inf")
-        keys = tl.load(k + key[:, None] * kl + query[None, :], mask=seen[:, None] & asked[None, :], other=0.0)
-        scores = (tl.dot(rows, tl.trans(keys), input_precision=EXACT) * scale + more) * LOG2E
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(most - higher)
-        values = tl.load(v + key[:, None] * vl + value[None, :], mask=seen[:, None] & given[None, :], other=0.0)
-        mean = mean * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=EXACT)
-        total = total * fade + tl.sum(weights, 1)
-        most = higher
+        inside = is_beam[:, None] & (key < length)[None, :]
+        biases = tl.load(
+            bias + sentence * bn + beam[:, None] * bk + key[None, :] * bl, mask=inside, other=float("-inf")
+        )
+        biases = biases.to(tl.float32)
+        is_allowed = tl.max(biases, 0) > float("-inf")
+        keys = tl.load(
+            k + key[:, None] * kl + query[None, :], mask=is_allowed[:, None] & is_query_feature[None, :], other=0.0
+        )
+        scores = (tl.dot(queries, tl.trans(keys), input_precision=EXACT) * scale + biases) * LOG2E
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        values = tl.load(
+            v + key[:, None] * vl + value[None, :], mask=is_allowed[:, None] & is_value_feature[None, :], other=0.0
+        )
+        mean = mean * rescale[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=EXACT)
+        total = total * rescale + tl.sum(weights, 1)
+        row_max = new_max
     mean = mean / tl.where(total > 0, total, 1.0)[:, None]
-    place = out + sentence * on + head * oh + beam[:, None] * ok + value[None, :]
-    tl.store(place, mean.to(out.dtype.element_ty), mask=real[:, None] & given[None, :])
+    pointers = out + sentence * on + head * oh + beam[:, None] * ok + value[None, :]
+    tl.store(pointers, mean.to(out.dtype.element_ty), mask=is_beam[:, None] & is_value_feature[None, :])
 
 
 @torch.library.custom_op("regard::decode_attention", mutates_args=())
