@@ -274,7 +274,7 @@ def test_prompts_of_different_lengths_continue_as_if_alone(positions: str, mask:
 def test_prompts_of_equal_length_need_no_padding(prompts: list[list[int]]) -> None:
     model = make_model()
     state = model.start(PackedTokens.from_lists(prompts, size=5))
-    for cache in state.own:
+    for cache in state.self_kv:
         assert cache.tree.padding is None and cache.tree.length == len(prompts[0])
         assert (cache.key is None) == (not prompts[0])  # an empty prompt is not processed
     logits, _ = model.step(state, torch.tensor([[8], [9]]))

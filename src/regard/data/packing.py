@@ -89,8 +89,8 @@ class BatchStream(ABC):
         planned = self.plan(position)
         while True:
             step = list(islice(planned, accumulate))
-            own = divide([micro.tokens for micro in step], world)[rank]
-            yield BatchShare({index: step[index].read() for index in own}, step[-1].after)
+            mine = divide([micro.tokens for micro in step], world)[rank]
+            yield BatchShare({index: step[index].read() for index in mine}, step[-1].after)
 
     def taken_at(self, number: int) -> tuple[Any, StreamPosition]:
         """The micro-batch of this number, counted from 0, and the position after it."""

@@ -56,15 +56,15 @@ class DecoderState:
     """
 
     def __init__(
-        self, tree: BeamTree, own: list[KVCache], cross: Sequence[SourceCache] = (), length: Tensor | None = None
+        self, tree: BeamTree, self_kv: list[KVCache], cross_kv: Sequence[SourceCache] = (), length: Tensor | None = None
     ) -> None:
-        self.tree, self.own, self.cross, self.length = tree, own, cross, length
+        self.tree, self.self_kv, self.cross_kv, self.length = tree, self_kv, cross_kv, length
 
     @classmethod
     def start(
-        cls, layers: int, tree: BeamTree, cross: Sequence[SourceCache] = (), length: Tensor | None = None
+        cls, layers: int, tree: BeamTree, cross_kv: Sequence[SourceCache] = (), length: Tensor | None = None
     ) -> Self:
-        return cls(tree, [KVCache(tree) for _ in range(layers)], cross, length)
+        return cls(tree, [KVCache(tree) for _ in range(layers)], cross_kv, length)
 
     def reorder(self, parents: Tensor) -> Self:
         self.tree.follow(parents)
@@ -72,45 +72,45 @@ class DecoderState:
 
     def keep(self, sentences: Tensor) -> DecoderState:
         tree = self.tree.keep(sentences)
-        own = [cache.keep(sentences, tree) for cache in self.own]
+        self_kv = [cache.keep(sentences, tree) for cache in self.self_kv]
         length = None if self.length is None else self.length[sentences]
-        return DecoderState(tree, own, keep_sources(self.cross, sentences), length)
+        return DecoderState(tree, self_kv, keep_sources(self.cross_kv, sentences), length)
 
     def fixed(self, shape: StaticShape, attentions: Sequence[MultiHeadAttention]) -> DecoderState:
         """A state of constant shapes and addresses, whose layers' self-attentions are given."""
         prompt = shape.source if self.length is None else 0
         like = [attention.cached_like() for attention in attentions]
         tree = self.tree.fixed(shape.beams, shape.capacity, prompt, like[0][0].device)
-        own = [cache.fixed(tree, empty) for cache, empty in zip(self.own, like, strict=True)]
-        return DecoderState(tree, own, fixed_sources(self.cross, shape.source), self.length)
+        self_kv = [cache.fixed(tree, empty) for cache, empty in zip(self.self_kv, like, strict=True)]
+        return DecoderState(tree, self_kv, fixed_sources(self.cross_kv, shape.source), self.length)
 
     def grown(self, capacity: int) -> DecoderState:
         tree = self.tree.grown(capacity)
-        return DecoderState(tree, [cache.grown(tree) for cache in self.own], self.cross, self.length)
+        return DecoderState(tree, [cache.grown(tree) for cache in self.self_kv], self.cross_kv, self.length)
 
     def restart(self, started: DecoderState) -> None:
         """Copy a newly started state of other sources into the tensors of this one."""
         assert self.length is not None and started.length is not None
-        size = self.cross[0].key.shape[2]
-        for own, new in zip(
-            source_tensors(self.cross), source_tensors(fixed_sources(started.cross, size)), strict=True
+        size = self.cross_kv[0].key.shape[2]
+        for old, new in zip(
+            source_tensors(self.cross_kv), source_tensors(fixed_sources(started.cross_kv, size)), strict=True
         ):
-            own.copy_(new)
+            old.copy_(new)
         self.length.copy_(started.length)
         self.tree.restart()
-        for cache in self.own:
+        for cache in self.self_kv:
             for tensor in cache.tensors():
                 tensor.zero_()
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` tokens, in a state with one beam per sentence."""
-        for cache in self.own:
+        for cache in self.self_kv:
             cache.trim(entries)
         self.tree.entries = min(self.tree.entries, entries)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self.tree.tensors()
-        for cache in self.own:
+        for cache in self.self_kv:
             yield from cache.tensors()
-        yield from source_tensors(self.cross)
+        yield from source_tensors(self.cross_kv)
         yield from () if self.length is None else (self.length,)

@@ -241,7 +241,7 @@ class GPT(SequenceModel):
             self._check_position(int(position.max()) + 1)
         if self.settings.positions == "learned":  # with static shapes, finished sentences are still fed
             position = position.clamp(max=longest - 1)
-        return self.decoder(self._embed(embedding, ids, position.expand_as(ids)), state.own)
+        return self.decoder(self._embed(embedding, ids, position.expand_as(ids)), state.self_kv)
 
     def segments(self, ids: Tensor) -> Iterator[Tensor]:
         """Process long texts in segments of `mask_size` tokens: ids [B, L] -> logits [B, at most `mask_size`, V] each.

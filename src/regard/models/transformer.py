@@ -162,7 +162,7 @@ class Transformer(SequenceModel):
         position = state.tree.position.index  # [N*K], or [1] for all
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
         x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
-        x = self.decoder(x, state.own, state.cross)
+        x = self.decoder(x, state.self_kv, state.cross_kv)
         return self.project(x).unflatten(0, tokens.shape), state
 
 

@@ -325,9 +325,9 @@ class Trainer:
 @contextmanager
 def swapped_weights(model: SequenceModel, tensors: tensor_io.Tensors) -> Iterator[None]:
     """The model with other weights while the context lasts."""
-    own = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
+    saved = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
     tensor_io.load_into_model(model, tensors, "the average")
     try:
         yield
     finally:
-        tensor_io.load_into_model(model, own, "the model")
+        tensor_io.load_into_model(model, saved, "the model")
