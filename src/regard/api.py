@@ -19,7 +19,7 @@ from regard.data.in_memory import file_of
 from regard.errors import UserError
 from regard.interpret.cross_attention import answer_attention
 from regard.interpret.explain import Sampling
-from regard.interpret.explain.models import MaskingMode, MaskMethod, Unit, ask
+from regard.interpret.explain.models import MaskingMode, MaskMethod, Unit, explain_request
 from regard.interpret.explain.rise import Explanation
 from regard.interpret.interventions import Intervention
 from regard.interpret.trace import Trace, record
@@ -343,7 +343,7 @@ class Model(LoadedRun):
         known = [setting.name for setting in fields(Sampling)]
         refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
         require_text("explain", text)
-        request = ask(self, text, target=target, masking=MaskingMode(how, unit, span))
+        request = explain_request(self, text, target=target, masking=MaskingMode(how, unit, span))
         _warn_truncated([request.truncated], text, self.recipe.model.max_positions)
         return request.explain(progress, **sampling)
 

@@ -11,7 +11,7 @@ from onscreen import SENTENCE, Site, Visit, announced, cells, export, settled, t
 
 import regard
 from regard.interpret.explain import curves
-from regard.interpret.explain.models import ask
+from regard.interpret.explain.models import explain_request
 from regard.viz.colours import signed_rgb
 from regard.viz.explanations import number
 
@@ -57,7 +57,7 @@ def test_its_cells_have_the_signed_colours(site: Site, visit: Visit) -> None:
 def test_the_curves_equal_the_library_s(site: Site, visit: Visit) -> None:
     page = visit("explain", run="tiny-transformer", masks=64, table=1)
     _done(page)
-    question = ask(regard.load(site.runs["tiny-transformer"]), SENTENCE)
+    question = explain_request(regard.load(site.runs["tiny-transformer"]), SENTENCE)
     explanation = question.explain(masks=64)
     attention = question.attention()
     assert attention is not None

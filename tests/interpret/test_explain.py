@@ -21,7 +21,7 @@ from regard.api import Model
 from regard.errors import UserError
 from regard.interpret.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, stream
 from regard.interpret.explain.curve import area
-from regard.interpret.explain.models import MaskedInput, MaskingMode, ask
+from regard.interpret.explain.models import MaskedInput, MaskingMode, explain_request
 from regard.interpret.explain.rise import BLOCK, draw_masks
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
@@ -437,7 +437,7 @@ def test_batch_size_changes_explanations_only_by_rounding(translating: Model) ->
 
 
 def test_the_models_own_output_is_explained_unless_a_target_is_given(translating: Model) -> None:
-    asked = ask(translating, "the cat sat")
+    asked = explain_request(translating, "the cat sat")
     translation = translating.translate("the cat sat")
     assert asked.output == translation.text
     found = asked.explain()
@@ -477,14 +477,14 @@ def test_prompt_by_continuation(tmp_path: Path, documents: str, how: str) -> Non
     expected = np.array([(both + first - second - none) / 2, (both + second - first - none) / 2])
     assert found.importance == pytest.approx(expected, abs=2e-5)
     assert found.whole == pytest.approx(both.sum(), abs=1e-4)
-    own = ask(model, "the cat")
+    own = explain_request(model, "the cat")
     assert own.output == model.generate("the cat", tokens=12, method="beam", beam=1).text
     attention = (
         own.attention()
     )  # of every written token to the prompt: at most one each, the BOS token's share left out
     assert attention is not None and attention.shape == (2,) and (attention > 0).all() and attention.sum() < 12
     with pytest.raises(UserError, match="the model can write"):
-        ask(model, "the cat", target=" sat" * 40)
+        explain_request(model, "the cat", target=" sat" * 40)
 
 
 def test_text_by_class(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_text_by_class(tmp_path: Path) -> None:
     bad = model.explain("the dog ran", target="bad")
     assert (bad.overall == bad.importance[:, bad.outputs.index("bad")]).all()
     # the classes' probabilities sum to one, whatever is hidden
-    asked = ask(model, "the dog ran")
+    asked = explain_request(model, "the dog ran")
     scores = np.asarray(asked.box.ask([asked.box.masked([True, False, True])]))
     assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-6)
     with pytest.raises(UserError, match="no class 'bleak'"):

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from regard import tensor_io
 from regard.api import Model
 from regard.interpret.explain import curves
-from regard.interpret.explain.models import ask
+from regard.interpret.explain.models import explain_request
 from regard.interpret.position_study import study
 from regard.run_dir import RunDir
 from regard.server import registry as serving_runs
@@ -197,10 +197,10 @@ def test_an_explanation_equals_the_library_s_for_the_same_seed(client: TestClien
     np.testing.assert_allclose(last["error"], expected.error, atol=1e-4)
     from regard.interpret.explain.models import MaskingMode
 
-    question = ask(model, TEXT, masking=MaskingMode(unit="tokens"))
-    attention = question.attention()
+    request = explain_request(model, TEXT, masking=MaskingMode(unit="tokens"))
+    attention = request.attention()
     assert attention is not None
-    expected_curves = curves(question.box, {"explanation": expected.overall, "attention": attention}, seed=3)
+    expected_curves = curves(request.box, {"explanation": expected.overall, "attention": attention}, seed=3)
     assert (
         last["curves"]["deletion"].keys()
         == last["curves"]["insertion"].keys()

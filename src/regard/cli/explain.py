@@ -17,7 +17,7 @@ from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling
 from regard.interpret.explain import curves as make_curves
-from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
+from regard.interpret.explain.models import ExplainRequest, MaskingMode, explain_request
 from regard.interpret.explain.rise import Numbers
 from regard.text.display import visible
 from regard.viz import charts, explanation_text, explanations, scene, terminal
@@ -96,7 +96,7 @@ def explain(
     settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
     sampling = Sampling(**settings)  # type: ignore[arg-type]
     masking = MaskingMode(how.value, "tokens" if tokens else "words", span)
-    request = ask(load(run, weights=weights, device=device), text, target=target, masking=masking)
+    request = explain_request(load(run, weights=weights, device=device), text, target=target, masking=masking)
     if request.truncated and not quiet:
         note("regard: warning: the text is longer than the model's maximum and was truncated")
     parts = len(request.box.parts)

@@ -15,7 +15,7 @@ from typing import Any
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling, curves, stream
 from regard.interpret.explain.curve import RANDOM
-from regard.interpret.explain.models import ExplainRequest, MaskingMode, ask
+from regard.interpret.explain.models import ExplainRequest, MaskingMode, explain_request
 from regard.runs import LoadedRun
 from regard.server.schemas import MAX_MASKS, ExplainBody
 
@@ -79,7 +79,9 @@ class Explainer:
         if body.masks > MAX_MASKS:
             raise TooMany(f"{body.masks} masks are too many: at most {MAX_MASKS} are allowed")
         sampling = Sampling(body.masks, body.keep, body.exact, seed=body.seed)
-        request = ask(model, body.text, target=body.target, masking=MaskingMode(body.how, body.unit, body.span))
+        request = explain_request(
+            model, body.text, target=body.target, masking=MaskingMode(body.how, body.unit, body.span)
+        )
         sampling.enumerates(len(request.box.parts))  # raises an error if they are too many
         if not self._free.acquire(blocking=False):
             raise Busy(f"{MAX_RUNNING} explanations are already running: try again in a moment")
@@ -122,7 +124,7 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
             reported = time.monotonic()
             send({"done": done, "of": of})
 
-    send({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "said": request.output})
+    send({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "output": request.output})
     result, sent = None, time.monotonic()
     for result in stream(box, sampling, progress):
         if time.monotonic() - sent >= RESULT_SECONDS and done < of:
@@ -134,7 +136,7 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
         {} if (attention := request.attention()) is None else {ATTENTION: attention}
     )
     drawn = curves(box, orders, seed=sampling.seed)
-    about = {"said": request.output, "what": request.score, "cut": request.truncated}
+    about = {"output": request.output, "what": request.score, "cut": request.truncated}
     send({"final": True, "inputs": list(result.features), **result.to_json(), **about, "curves": _curves(drawn)})
 
 

@@ -93,12 +93,12 @@ def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
 
 def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
     """Load another run's weights, for other classes without its head; return whether all of them were loaded."""
-    theirs, own = origin.recipe, run.recipe
-    changed = {key: pair for key, pair in differences(theirs, own).items() if key.startswith("model.")}
+    theirs, ours = origin.recipe, run.recipe
+    changed = {key: pair for key, pair in differences(theirs, ours).items() if key.startswith("model.")}
     if "model.family" in changed:
         family = _listed({"model.family": changed["model.family"]}).replace('"', "")
         raise UserError(f"the weights of {origin.path} do not fit this model: {family}")
-    classes, their_classes = _predicts_classes(own), _predicts_classes(theirs)
+    classes, their_classes = _predicts_classes(ours), _predicts_classes(theirs)
     tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
     if classes and their_classes and _class_names(run) != _class_names(origin):
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")

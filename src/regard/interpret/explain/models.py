@@ -123,7 +123,7 @@ class ExplainRequest:
         return replace(explanation, title=f"What “{self.output.strip()}” depended on")
 
 
-def ask(
+def explain_request(
     loaded: LoadedRun, text: str, *, target: str | None = None, masking: MaskingMode | None = None
 ) -> ExplainRequest:
     """Make the black box of a run for one text, with the run's own output or a given `target`.

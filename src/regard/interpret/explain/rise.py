@@ -29,7 +29,7 @@ from regard.interpret.notebook import NotebookDisplay
 
 Masks = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
-Asked = Callable[[list[Any]], Any]
+ScoreFn = Callable[[list[Any]], Any]
 Progress = Callable[[int], None]
 
 MAX_EXACT_PARTS = 12  # 4096 calls
@@ -95,7 +95,7 @@ class BlackBox:
     `weights` [O] (None: 1 each).
     """
 
-    ask: Asked
+    ask: ScoreFn
     parts: tuple[str, ...]
     masked: Callable[[Sequence[bool]], Any]
     outputs: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class BlackBox:
     score: str = "score"  # the name of what the outputs measure
 
     @classmethod
-    def of(cls, ask: Asked, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
+    def of(cls, ask: ScoreFn, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
         """Make a black box from a text, whose parts are its words, or from a list of parts.
 
         `ask` then receives texts, or lists. `hidden` replaces a hidden part; None: it is left out.
@@ -177,7 +177,7 @@ class Explanation(NotebookDisplay):
 
 
 def explain(
-    ask: Asked | BlackBox,
+    ask: ScoreFn | BlackBox,
     features: str | Sequence[Any] | None = None,
     *,
     hidden: Any = None,
