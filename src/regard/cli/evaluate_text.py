@@ -14,9 +14,9 @@ from regard.data.corpora import held_out
 from regard.errors import UserError
 from regard.metrics.masked_lm import masked_lm_score
 from regard.metrics.perplexity import text_perplexity
-from regard.models.bert import BertSettings
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
+from regard.tasks.masked_lm import masking_policy
 
 
 def evaluate_text(
@@ -87,8 +87,7 @@ def _masked_lm(
 ) -> None:
     if stride is not None:
         raise UserError("--stride has no effect for a masked language model")
-    settings = run.recipe.model
-    assert isinstance(settings, BertSettings)
+    share = masking_policy(run.recipe, run.tokenizers[0]).share
     target = devices.pick(device)
     model = run.model(target, weights)
     accelerate.for_inference(model)
@@ -97,13 +96,13 @@ def _masked_lm(
             model,
             run.tokenizers[0],
             documents,
-            longest=settings.max_positions,
-            share=settings.mask_prob,
+            longest=run.recipe.model.max_positions,
+            share=share,
             device=target,
             progress=progress,
         )
     if as_json:
         typer.echo(json.dumps(asdict(score)))
         return
-    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.masks:,} masked tokens, {settings.mask_prob:.0%} of all")
+    typer.echo(f"accuracy  {score.accuracy:7.2f} % of {score.masks:,} masked tokens, {share:.0%} of all")
     typer.echo(f"loss      {score.loss:7.4f}   nats per masked token")
