@@ -164,7 +164,7 @@ def test_a_trace_stops_when_its_client_disconnects(server: Server, monkeypatch: 
 
 def test_an_explanation_stops_when_its_client_disconnects(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_sizes: list[int] = []
-    plain = explain.ask
+    plain = explain.explain_request
 
     def slow_ask(*given: Any, **more: Any) -> Any:
         found = plain(*given, **more)
@@ -174,7 +174,7 @@ def test_an_explanation_stops_when_its_client_disconnects(server: Server, monkey
 
         return replace(found, box=replace(found.box, ask=delayed))
 
-    monkeypatch.setattr(explain, "ask", slow_ask)
+    monkeypatch.setattr(explain, "explain_request", slow_ask)
     connection = connect(server)
     body_json = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
     connection.request("POST", "/api/explain", json.dumps(body_json), as_json(server))
