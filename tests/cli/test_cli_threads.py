@@ -35,6 +35,8 @@ def test_threads_sets_the_number_of_threads(regard, trained):
     try:
         result = regard("translate", trained, "--threads", "1", "b a")
         assert result.status == 0 and torch.get_num_threads() == 1
-        assert "--threads" in regard("translate", trained, "--threads", "0", "b a").err
+        for count in ("0", "9223372036854775808"):  # the second is greater than a C integer
+            result = regard("translate", trained, "--threads", count, "b a")
+            assert result.status == 2 and "--threads" in result.err
     finally:
         torch.set_num_threads(before)

@@ -11,6 +11,8 @@ import typer
 
 from regard.errors import RegardWarning, UserError
 
+MAX_THREADS = 1024  # each takes memory, and PyTorch fails on numbers that exceed a C integer
+
 
 class OutputFormat(StrEnum):
     """What each line of output holds."""
@@ -99,6 +101,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        max=MAX_THREADS,
         callback=_use_threads,
         help="Number of CPU threads. [default: $OMP_NUM_THREADS, or one for each core]",
         show_default=False,
