@@ -28,6 +28,7 @@ from regard.training.loop import Trainer
 from regard.training.step import TrainingStep
 
 STOPPED_AT = 6
+pytestmark = pytest.mark.xdist_group("processes")  # one worker makes the job that the tests share
 
 
 def updates(accumulate: int, folder: Path) -> dict[str, Tensor]:
