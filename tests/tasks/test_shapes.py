@@ -186,6 +186,18 @@ def test_files_of_images_are_classified_line_by_line(
     assert entry["class"] == found[0].label and list(entry["probabilities"]) == list(found[0].probabilities)[:2]
 
 
+def test_an_image_file_is_read_as_its_pixels(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
+    pillow.fromarray(pixels).save(tmp_path / "one.png")
+    np.testing.assert_allclose(read_image(tmp_path / "one.png"), pixels / np.float32(255), atol=1e-6)
+    pillow.fromarray(pixels[:, :, 0]).save(tmp_path / "grey.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "grey.png")[:, :, 1], pixels[:, :, 0] / np.float32(255))
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(UserError, match=r"cannot read .*text\.png"):
+        read_image(tmp_path / "text.png")
+
+
 def test_what_is_no_image_gets_one_line(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "small.npy", np.zeros((4, 4, 3)))
     np.save(tmp_path / "bright.npy", np.full((SIZE, SIZE, 3), 7.0))
