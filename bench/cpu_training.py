@@ -27,7 +27,7 @@ from bench.machine import heading
 from bench.tables import Comparison, Measured, table
 from bench.turns import Worker, serve
 from regard.data.packing import Packer, fill_ratio
-from regard.data.token_cache import CorpusReport, Ragged, TokenStore
+from regard.data.token_store import CorpusReport, Ragged, TokenStore
 from regard.devices import held_memory
 from regard.models import build
 from regard.models.transformer import TransformerSettings

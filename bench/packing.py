@@ -20,7 +20,7 @@ from bench.machine import heading
 from bench.tables import Comparison, Measured, table
 from regard.benchmark import packing_speed
 from regard.data.packing import Packer
-from regard.data.token_cache import Ragged, TokenStore
+from regard.data.token_store import Ragged, TokenStore
 
 PAIRS, BUDGET = 1_000_000, 32_768
 

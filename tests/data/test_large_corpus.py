@@ -21,7 +21,7 @@ def anonymous():
     fields = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
     return int(fields["RssAnon"].split()[0]) // 1024
 
-from regard.data.packing import Packer, Position
+from regard.data.packing import Packer, StreamPosition
 from regard.data.token_cache import build, learn_tokenizers
 from regard.recipes import load
 
@@ -33,10 +33,10 @@ most = [0]
 stores = build(recipe, *tokenizers, progress=lambda name, count: most.append(anonymous()))
 peaks["cache"] = max(most)
 packer = Packer(stores, [1.0], target_budget=4096, seed=1)
-for batch, position in islice(packer.batches(Position()), 500):
+for batch, position in islice(packer.batches(StreamPosition()), 500):
     most.append(anonymous())
 peaks["packing"] = max(most[1:])
-for batch, position in islice(packer.batches(Position(0, 5000)), 10):
+for batch, position in islice(packer.batches(StreamPosition(0, 5000)), 10):
     most.append(anonymous())
 peaks["resuming"] = max(most[1:])
 print(json.dumps({"pairs": sum(map(len, stores)), "megabytes": peaks}))

@@ -11,7 +11,7 @@ import torch
 
 from regard.data.masking import MaskedBatches, MaskingPolicy
 from regard.data.packing import Packer, StreamPosition, generator
-from regard.data.token_cache import TokenStore
+from regard.data.token_store import TokenStore
 from regard.packed import SeqBatch
 from regard.text import BOS, EOS
 

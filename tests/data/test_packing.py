@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.packing import SOURCE_MULTIPLE, Packer, StreamPosition, divide, fill_ratio, sentence_batches
-from regard.data.token_cache import TokenStore
+from regard.data.token_store import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
 from regard.text import BOS, EOS

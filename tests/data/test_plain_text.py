@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from regard import tasks
 from regard.data.corpora import held_out, read_pairs
-from regard.data.packing import Packer, StreamPosition, TokenWindows, fill_ratio
-from regard.data.token_cache import TokenStore, build, learn_tokenizers
+from regard.data.packing import Packer, StreamPosition, fill_ratio
 from regard.data.token_cache import __name__ as STORE
+from regard.data.token_cache import build, learn_tokenizers
+from regard.data.token_store import TokenStore
+from regard.data.windows import TokenWindows
 from regard.errors import UserError
 from regard.recipes.schema import DataSettings, Recipe
 from regard.text import BOS, EOS, encode_stream, train

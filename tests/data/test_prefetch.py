@@ -12,7 +12,7 @@ import torch
 
 from regard.data.packing import Packer, StreamPosition
 from regard.data.prefetch import Prefetched
-from regard.data.token_cache import TokenStore
+from regard.data.token_store import TokenStore
 from regard.packed import SeqBatch
 
 

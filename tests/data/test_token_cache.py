@@ -11,7 +11,8 @@ import pytest
 
 from regard import tasks
 from regard.data import token_cache as module
-from regard.data.token_cache import Ragged, TokenStore, build, cache_folder, learn_tokenizers
+from regard.data.token_cache import build, cache_folder, learn_tokenizers
+from regard.data.token_store import CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
 from regard.text import EOS, train
@@ -49,7 +50,7 @@ def test_cached_tokens_are_the_tokenizers_with_eos(tmp_path):
     assert lists(store.source) == [[4, 5, EOS], [5, 4, 4, EOS]]
     assert lists(store.target) == [[4, EOS], [5, 4, EOS]]
     assert (store.source.ids.dtype, store.source.offsets.dtype) == (np.uint16, np.int64)
-    assert store.report == module.CorpusReport(2, 0, 0, 7, 5) and len(store) == 2
+    assert store.report == CorpusReport(2, 0, 0, 7, 5) and len(store) == 2
 
 
 def test_tags_come_first(tmp_path):
@@ -73,9 +74,7 @@ def test_blank_and_long_pairs_are_dropped_and_counted(tmp_path):
     # with EOS: 2 and 2, blank, blank, 3 and 4 (one too long), 3 and 3
     plan = recipe(tmp_path, "a\tb\n\tb\na\t \na b\ta b c\na b\ta b\n", max_length=3)
     [store], _ = made(plan)
-    assert store.report == module.CorpusReport(
-        pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5
-    )
+    assert store.report == CorpusReport(pairs=2, dropped_empty=2, dropped_long=1, source_tokens=5, target_tokens=5)
     with pytest.raises(UserError, match=r"a\.tsv: no usable sentence pairs \(1 blank, 1 longer than 2 tokens\)"):
         made(recipe(tmp_path, "a b\tc\n\tx\n", max_length=2))
 
@@ -283,7 +282,7 @@ def test_gathering_equals_slicing():
         expected = [token for index in which for token in ragged[index].tolist()]
         assert ragged.gather(np.array(which, int)).tolist() == expected
     assert ragged.lengths().tolist() == [3, 1, 4, 2]
-    assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == module.CorpusReport(1, 0, 0, 2, 3)
+    assert TokenStore.of([[5, 2]], [[6, 7, 2]]).report == CorpusReport(1, 0, 0, 2, 3)
 
 
 def test_a_built_in_corpus_is_cached_too():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard import distributed
 from regard.data.packing import Packer
-from regard.data.token_cache import TokenStore
+from regard.data.token_store import TokenStore
 from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock
 from regard.models import build

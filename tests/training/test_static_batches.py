@@ -20,8 +20,9 @@ from regard.accelerate import Bf16Weights, compile
 from regard.accelerate.fused import deferred_biases
 from regard.attention import Causal, PackedQK, StaticQK, attend
 from regard.data.masking import MaskingPolicy
-from regard.data.packing import Packer, TokenWindows, generator
-from regard.data.token_cache import TokenStore
+from regard.data.packing import Packer, generator
+from regard.data.token_store import TokenStore
+from regard.data.windows import TokenWindows
 from regard.errors import UserError
 from regard.models import SequenceModel, build
 from regard.packed import Batch, PackedLayout, SeqBatch, StaticPackedLayout

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from regard.data.packing import BatchTransform, PlannedBatches, StreamPosition, generator
+from regard.data.packing import PlannedBatches, StreamPosition, generator
+from regard.data.transforms import BatchTransform
 from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK

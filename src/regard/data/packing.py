@@ -8,7 +8,8 @@ stream is found again without reading tokens.
 The batch of a training step is a number of consecutive micro-batches, the same for any number of processes, which
 divide them among themselves (`BatchStream.shares`).
 
-Plain text is packed the same way, its documents as targets of empty sources; running text is cut into windows.
+Plain text is packed the same way, its documents as targets of empty sources; running text is cut into windows
+(`data.windows`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data.token_cache import Array, Ragged, TokenStore
+from regard.data.token_store import Array, Ragged, TokenStore
 from regard.errors import UserError
 from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
 from regard.text import BOS, PAD
@@ -92,14 +93,9 @@ class BatchStream(ABC):
             mine = divide([micro.tokens for micro in step], world)[rank]
             yield BatchShare({index: step[index].read() for index in mine}, step[-1].after)
 
-    def taken_at(self, number: int) -> tuple[Any, StreamPosition]:
-        """The micro-batch of this number, counted from 0, and the position after it."""
-        planned = next(islice(self.plan(), number, None))
-        return planned.read(), planned.after
-
     def batch_at(self, number: int) -> Any:
         """The micro-batch of this number, counted from 0."""
-        return self.taken_at(number)[0]
+        return next(islice(self.plan(), number, None)).read()
 
 
 def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
@@ -150,40 +146,7 @@ class PlannedBatches(BatchStream):
         """Read a batch."""
 
 
-class BatchTransform(BatchStream):
-    """The batches of a packer, each altered in the same way."""
-
-    packer: PlannedBatches
-
-    def plan(self, position: StreamPosition = START) -> Iterator[PlannedBatch]:
-        for planned in self.packer.plan(position):
-            yield replace(planned, read=partial(self._read, planned))
-
-    def _read(self, planned: PlannedBatch) -> Batch:
-        return self._alter(planned.read(), planned.after)
-
-    @abstractmethod
-    def _alter(self, batch: Any, after: StreamPosition) -> Batch:
-        """Alter the batch that ends at a position."""
-
-
-@dataclass(frozen=True)
-class ClassLabelsOnly(BatchTransform):
-    """Batches of texts and their classes, of which the classes alone count in the loss, not the EOS after them."""
-
-    packer: PlannedBatches
-
-    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
-        return class_labels_only(batch)
-
-
-def class_labels_only(batch: SeqBatch) -> SeqBatch:
-    """Mask all labels but the first of each target, its class."""
-    layout = batch.inputs.layout
-    return replace(batch, loss_mask=layout.is_token & (layout.position == 0))
-
-
-def _sample_epoch(count: int, weight: float, random: np.random.Generator) -> Array:
+def sample_epoch(count: int, weight: float, random: np.random.Generator) -> Array:
     """The numbers that an epoch visits of `count`: all, `weight` times over; of a fractional weight a random part."""
     everything, whole = np.arange(count), int(weight)
     part = random.choice(everything, round((weight - whole) * count), replace=False)
@@ -267,7 +230,7 @@ class Packer(PlannedBatches):
     def _visits(self, random: np.random.Generator) -> Array:
         """The pairs that an epoch visits, in random order."""
         stores = zip(self._first, self._usable, self.weights, strict=False)
-        visits = [first + usable[_sample_epoch(len(usable), weight, random)] for first, usable, weight in stores]
+        visits = [first + usable[sample_epoch(len(usable), weight, random)] for first, usable, weight in stores]
         return random.permutation(np.concatenate(visits))
 
     def _cut(self, pool: Array) -> list[Array]:
@@ -322,57 +285,6 @@ class Packer(PlannedBatches):
             chosen = pairs[store_of_pair == index] - self._first[index]
             flat[: layout.tokens][store_of_token == index] = sides[index].gather(chosen)
         return flat
-
-
-class TokenWindows(PlannedBatches):
-    """Batches of running text: windows of `context` tokens, with labels one token further on.
-
-    Every epoch cuts the text at a new random offset and takes the windows in random order, `batch_tokens // context` a
-    batch; the few left over at the end are dropped. All windows are equally long, so there is no padding. Weights are
-    as for a `Packer`.
-    """
-
-    members = "windows"
-
-    def __init__(
-        self, stores: Sequence[TokenStore], weights: Sequence[float], *, context: int, batch_tokens: int, seed: int
-    ) -> None:
-        self._texts = [store.target.ids for store in stores]
-        self._first = np.cumsum([0, *map(len, self._texts)])  # a position counts through all texts
-        self.weights, self.context, self.seed = list(weights), context, seed
-        self.count = max(batch_tokens // context, 1)  # windows of a batch
-        self.target_budget, self.source_budget = self.count * context, 0
-        self.sentences, self.longest = self.count, (0, context)
-        if (shortest := min(map(len, self._texts))) <= context:
-            raise UserError(
-                f"a training text of {shortest} tokens is too short for windows of {context} and a token more: "
-                "use more text, or lower model.max_positions"
-            )
-
-    def _plan(self, random: np.random.Generator) -> Iterator[Array]:
-        """The positions where the windows of each batch begin."""
-        begins = []
-        for first, text, weight in zip(self._first, self._texts, self.weights, strict=False):
-            inputs = len(text) - 1  # the last token is a label only
-            offset = int(random.integers(min(self.context, inputs - self.context + 1)))
-            windows = (inputs - offset) // self.context
-            begins.append(first + offset + self.context * _sample_epoch(windows, weight, random))
-        order = random.permutation(np.concatenate(begins))
-        for at in range(0, len(order) - self.count + 1, self.count):
-            yield order[at : at + self.count]
-
-    def _tokens(self, members: Array) -> int:
-        return len(members) * self.context
-
-    def _read(self, members: Array) -> SeqBatch:
-        text_of_window = np.searchsorted(self._first, members, "right") - 1
-        within = (members - self._first[text_of_window])[:, None] + np.arange(self.context + 1)
-        windows = np.empty(within.shape, np.int64)  # [N, context + 1]
-        for index in np.unique(text_of_window):
-            windows[text_of_window == index] = self._texts[index][within[text_of_window == index]]
-        layout, empty = PackedLayout([self.context] * len(members)), PackedLayout([0] * len(members))
-        inputs, labels = (torch.from_numpy(part.flatten()) for part in (windows[:, :-1], windows[:, 1:]))
-        return SeqBatch(PackedTokens(inputs[:0], empty), PackedTokens(inputs, layout), labels)
 
 
 def fill_ratio(batch: SeqBatch) -> dict[str, float]:

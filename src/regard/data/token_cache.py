@@ -39,6 +39,7 @@ import numpy as np
 
 from regard.data import builtin
 from regard.data.corpora import TextPair, corpora, describe, files, read_options, read_pairs
+from regard.data.token_store import Array, CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
 from regard.files import json_checksum
 from regard.text import EOS, Tokenizer, train
@@ -52,81 +53,9 @@ CHUNK_PAIRS = 10_000  # encoded at once: enough for the library's threads, few e
 DRAFT_MAX_AGE = 24 * 3600  # seconds
 
 Item = TypeVar("Item")
-Array = np.ndarray[Any, np.dtype[Any]]
 TargetCheck = Callable[[str, list[str], list[list[int]]], None]  # called with the corpus's name, targets, their tokens
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Concatenated sequences: `ids` [T] and `offsets` [n + 1]; sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
-
-    ids: Array
-    offsets: Array
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], dtype: str = "uint32") -> Ragged:
-        """Concatenate lists of ids in memory.
-
-        >>> Ragged.of([[5, 6, 2], [7, 2]]).offsets.tolist()
-        [0, 3, 5]
-        """
-        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-        return cls(np.fromiter(chain.from_iterable(sequences), dtype, offsets[-1]), offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> Array:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    def lengths(self) -> Array:
-        """The length of each sequence, [n] int32, in memory."""
-        return np.diff(self.offsets).astype(np.int32)
-
-    def gather(self, indices: Array) -> Array:
-        """Concatenate the tokens of the sequences `indices` [k], without a loop over sequences."""
-        starts = self.offsets[indices]
-        lengths = self.offsets[indices + 1] - starts
-        ends = lengths.cumsum()
-        positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-        return self.ids[positions]
-
-
-@dataclass(frozen=True)
-class CorpusReport:
-    """Statistics of a tokenized corpus. Token counts include special tokens and tags.
-
-    For plain text, `pairs` is the number of chunks its documents were split into.
-    """
-
-    pairs: int
-    dropped_empty: int
-    dropped_long: int
-    source_tokens: int
-    target_tokens: int
-    documents: int = 0  # plain text only; the number of lines of a stream
-
-
-@dataclass(frozen=True)
-class TokenStore:
-    """The tokens of n pairs; each sequence starts with the tag of its corpus, if there is one, and ends with EOS."""
-
-    source: Ragged
-    target: Ragged
-    report: CorpusReport
-    digest: str = ""  # of the arrays; a resumed run must find the same
-
-    @classmethod
-    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:
-        """Build a store in memory from token lists that already include their special tokens."""
-        source, target = Ragged.of(sources), Ragged.of(targets)
-        return cls(source, target, CorpusReport(len(sources), 0, 0, len(source.ids), len(target.ids)))
-
-    def __len__(self) -> int:
-        return len(self.source)
 
 
 def cache_folder() -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from regard.data.packing import BatchStream, ClassLabelsOnly, class_labels_only
+from regard.data.packing import BatchStream
+from regard.data.transforms import ClassLabelsOnly, class_labels_only
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import SeqBatch

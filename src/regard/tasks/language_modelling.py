@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from regard.data.packing import PlannedBatches, TokenWindows
+from regard.data.packing import PlannedBatches
+from regard.data.windows import TokenWindows
 from regard.metrics.perplexity import WindowBatches
 from regard.models import SequenceModel
 from regard.recipes.schema import Recipe

@@ -13,7 +13,8 @@ import torch
 
 from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, locate
 from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
-from regard.data.token_cache import TokenStore, build
+from regard.data.token_cache import build
+from regard.data.token_store import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
