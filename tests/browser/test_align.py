@@ -46,7 +46,7 @@ def test_the_mean_of_heads_and_merged_words_equal_the_library_s(visit: Visit, tr
     page = visit("align", layer=1, head="mean")
     mean = _shown(trace).mean(0)
     assert np.abs(cells(page) - _coloured(mean)).max() <= 1, "float32 here, float64 there"
-    pieces = {side: tuple(token["piece"] for token in trace.header["tokens"][side]) for side in ("target", "source")}
+    pieces = {side: tuple(token["text"] for token in trace.header["tokens"][side]) for side in ("target", "source")}
     merged = Map(mean, pieces["target"], pieces["source"]).to_words()
     page.check("text=Merge subwords into words")
     until(lambda: cells(page).shape[:2] == merged.weights.shape, "the map of words")

@@ -59,7 +59,7 @@ def test_every_head_is_shown_in_its_colours(visit: Visit, trace: Trace) -> None:
 def test_the_table_has_the_four_numbers_of_every_head(visit: Visit, trace: Trace) -> None:
     heading, *rows = table(visit("heads", table=1), "figure:has-text('heads')")
     assert heading == ["head", "entropy", "diagonal", "special tokens", "punctuation"]
-    names = ("entropy", "diagonal", "marks", "punctuation")
+    names = ("entropy", "diagonal", "special", "punctuation")
     stats = [head for entry in trace.header["attention"] for head in entry["stats"]]
     shown = sorted([float(cell) for cell in row[1:]] for row in rows)
     assert np.allclose(shown, sorted([head[name] for name in names] for head in stats), atol=0.0006)

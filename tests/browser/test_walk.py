@@ -234,14 +234,14 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
         for token in (*header["tokens"]["source"], *header["tokens"]["inputs"], *header["tokens"]["target"]):
             token.update(piece=evil, label=evil)
         for top in header["output"]["top"]:
-            top[0]["piece"] = evil
+            top[0]["text"] = evil
         route.fulfill(response=answer, json=header)
 
     def inject_layers(route: Route) -> None:
         answer = route.fetch()
         layers = json.loads(answer.text())
         for top in (top for layer in layers for top in layer["top"]):
-            top[0]["piece"] = evil
+            top[0]["text"] = evil
         route.fulfill(response=answer, json=layers)
 
     page.route("**/api/trace", inject)

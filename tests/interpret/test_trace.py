@@ -176,7 +176,7 @@ def test_a_trace_belongs_to_the_hypothesis_that_the_beam_returned(model: Get, fa
     translation, trace = one.translate(text_for(family)), one.trace(text_for(family))
     assert trace.header["text"]["target"] == translation.text
     assert trace.header["text"]["score"] == pytest.approx(translation.score, rel=1e-4)
-    written = [token["piece"] for token in trace.header["tokens"]["target"] if not token["given"]]
+    written = [token["text"] for token in trace.header["tokens"]["target"] if not token["given"]]
     assert tuple(written) == translation.tokens
     logprobs = translation._answer.hypotheses[0].logprobs
     assert trace.header["output"]["logp"][-len(logprobs) :] == pytest.approx(logprobs, abs=1e-4)
@@ -266,16 +266,16 @@ def test_outputs_that_cannot_be_extended_are_refused(model: Get) -> None:
 
 def test_tokens_are_described(model: Get) -> None:
     tokens = model("transformer").trace("this cat, very large").header["tokens"]["source"]
-    assert tokens[-1] | {"id": EOS, "mark": True, "word": -1} == tokens[-1]
-    assert "".join(token["piece"] for token in tokens[:-1]) == "this cat, very large"
-    comma = next(token for token in tokens if token["piece"] == ",")
+    assert tokens[-1] | {"id": EOS, "special": True, "word": -1} == tokens[-1]
+    assert "".join(token["text"] for token in tokens[:-1]) == "this cat, very large"
+    comma = next(token for token in tokens if token["text"] == ",")
     assert comma["punctuation"] and comma["word"] == 1  # no blank before it
     assert tokens[0]["word"] == 0 and tokens[-2]["word"] == 3
 
 
 def test_text_that_looks_like_a_special_token_is_text(model: Get) -> None:
     tokens = model("transformer").trace("a </s> b").header["tokens"]["source"]
-    assert [token["mark"] for token in tokens] == [False] * (len(tokens) - 1) + [True]
+    assert [token["special"] for token in tokens] == [False] * (len(tokens) - 1) + [True]
     assert max(token["word"] for token in tokens) == 2
 
 
@@ -283,15 +283,15 @@ def test_head_statistics_equal_their_sums_cell_by_cell() -> None:
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(7, 0.1), (3, 5))  # [H, Q, K], of which some are next to nothing
     weights[0, 2], weights[1, :, 4] = 0.0, 0.0  # a query without weights, and a key without weights
-    marks, points = rng.random(7) < 0.4, rng.random(7) < 0.4
-    found = describe(torch.tensor(weights), torch.tensor(marks).float(), torch.tensor(points).float())
+    special, points = rng.random(7) < 0.4, rng.random(7) < 0.4
+    found = describe(torch.tensor(weights), torch.tensor(special).float(), torch.tensor(points).float())
     for head, told in zip(weights, found, strict=True):
         rows = [row for row in head if row.sum() > 0]
         cells = [(q, k, w) for q, row in enumerate(head) for k, w in enumerate(row)]
         expected = {
             "entropy": sum(-w * math.log(w) for _, _, w in cells if w > 0),
             "diagonal": sum(w for q, k, w in cells if abs(k - q * 6 / 4) <= 1),
-            "marks": sum(w for _, k, w in cells if marks[k]),
+            "special": sum(w for _, k, w in cells if special[k]),
             "punctuation": sum(w for _, k, w in cells if points[k]),
         }
         assert told == {name: pytest.approx(value / len(rows), rel=1e-4) for name, value in expected.items()}
@@ -300,14 +300,14 @@ def test_head_statistics_equal_their_sums_cell_by_cell() -> None:
 def test_head_statistics_by_hand() -> None:
     """One head on the diagonal and one with equal weights, over two words and EOS."""
     straight, even, third = np.eye(3), np.full((3, 3), 1 / 3), pytest.approx(1 / 3, rel=1e-5)
-    marks, points = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
-    one, other = describe(torch.tensor(np.stack([straight, even])), marks, points)
-    assert one == {"entropy": 0.0, "diagonal": 1.0, "marks": third, "punctuation": third}
+    special, points = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    one, other = describe(torch.tensor(np.stack([straight, even])), special, points)
+    assert one == {"entropy": 0.0, "diagonal": 1.0, "special": third, "punctuation": third}
     assert other["entropy"] == pytest.approx(math.log(3), rel=1e-5) and other["diagonal"] == pytest.approx(
         7 / 9, rel=1e-5
     )
-    (empty,) = describe(torch.zeros(1, 2, 3), marks, points)
-    assert empty == {"entropy": 0.0, "diagonal": 0.0, "marks": 0.0, "punctuation": 0.0}
+    (empty,) = describe(torch.zeros(1, 2, 3), special, points)
+    assert empty == {"entropy": 0.0, "diagonal": 0.0, "special": 0.0, "punctuation": 0.0}
 
 
 def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> None:
@@ -663,7 +663,7 @@ def test_the_vocabulary_holds_every_token_and_is_saved_with_the_trace(model: Get
     trace = model("gpt").trace("Once upon")
     assert len(trace.vocabulary) == trace.header["model"]["vocabulary"]
     for top in trace.header["output"]["top"]:
-        assert all(trace.vocabulary[one["id"]] == one["piece"] for one in top)
+        assert all(trace.vocabulary[one["id"]] == one["text"] for one in top)
     trace.save(tmp_path / "trace.safetensors")
     again = Trace.load(tmp_path / "trace.safetensors")
     assert again.vocabulary == trace.vocabulary and "vocabulary" not in again.header

@@ -292,7 +292,7 @@ def test_words_and_gold_links(trace: Get) -> None:
     }  # fmt: skip
     for side in ("source", "target"):
         for i, token in enumerate(tokens[side]):
-            token["word"] = -1 if token["mark"] else i // 2
+            token["word"] = -1 if token["special"] else i // 2
     words = views.draw(seen, "align")
     assert "AER 12.5 %" in words.panels[0].title  # type: ignore[union-attr]
     assert words.numbers["links"] == links
@@ -329,7 +329,7 @@ def test_the_page_joins_words_as_the_pictures_do(written: Trace) -> None:
         pytest.skip("needs node")
     tokens = written.header["tokens"]["inputs"]
     odd = ["⟨d0⟩⟨bc⟩⟨ed⟩", "⟨a0⟩⟨80⟩⟨f0⟩", "⟨9f⟩⟨98⟩⟨80⟩😀⟨c3⟩", "⟨", "c3", "⟩⟨af⟩⟨", "⟩"]
-    odd_tokens = [{"piece": piece, "word": 0, "mark": False, "given": True} for piece in odd]
+    odd_tokens = [{"text": text, "word": 0, "special": False, "given": True} for text in odd]
     script = f"""
         const [tokens, odd] = {json.dumps([tokens, odd_tokens])};
         const labels = (some) => wordLabels(some, wordGroups(some));
@@ -395,11 +395,11 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
     seen = _changed(trace(family))
     for side in seen.header["tokens"].values():
         for i, token in enumerate(side):
-            token["piece"] = NASTY[i % len(NASTY)]
+            token["text"] = NASTY[i % len(NASTY)]
     for rows in (*(layer["top"] for layer in seen.layers), seen.header["output"]["top"]):
         for row in rows:
             for i, top in enumerate(row):
-                top["piece"] = NASTY[i % len(NASTY)]
+                top["text"] = NASTY[i % len(NASTY)]
     for view in views.fitting(seen):
         picture = views.draw(seen, view, MapChoice(words=False))
         drawing = picture.scene().svg()
@@ -415,7 +415,7 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
 def test_right_to_left_text_is_isolated(trace: Get) -> None:
     seen = _changed(trace("gpt"))
     for token in seen.header["tokens"]["inputs"]:
-        token["piece"] = " قطة"
+        token["text"] = " قطة"
     texts = [
         t.text for t in ET.fromstring(views.draw(seen, "maps", MapChoice(words=False)).scene().svg()).iter(SVG + "text")
     ]
@@ -427,10 +427,10 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     one = np.tril(np.random.default_rng(0).random((tokens, tokens), np.float32))
     one /= one.sum(1, keepdims=True)
     weights = np.broadcast_to(one, (heads, tokens, tokens))
-    stats = [{"entropy": 1.0, "diagonal": 0.5, "marks": 0.1, "punctuation": 0.0}] * heads
-    side = [{"id": i, "piece": f" w{i}", "label": f"w{i}", "word": i, "mark": False, "punctuation": False,
+    stats = [{"entropy": 1.0, "diagonal": 0.5, "special": 0.1, "punctuation": 0.0}] * heads
+    side = [{"id": i, "text": f" w{i}", "label": f"w{i}", "word": i, "special": False, "punctuation": False,
              "given": i < 9} for i in range(tokens)]  # fmt: skip
-    top = [[{"id": 1, "piece": " a", "p": 0.5}]] * tokens
+    top = [[{"id": 1, "text": " a", "p": 0.5}]] * tokens
     names = [f"decoder.{layer}.self_attn" for layer in range(layers)]
     header: dict[str, Any] = {
         "model": {"name": "long", "family": "gpt", "task": "generate", "output": "sequence", "heads": heads},

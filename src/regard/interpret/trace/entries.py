@@ -242,7 +242,7 @@ def most_probable(logits: Tensor, count: int, texts: TokenTexts) -> list[list[En
     """The most probable tokens of every row of logits [T, V], those that a search never writes included."""
     best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
     return [
-        [{"id": token, "piece": texts(token), "p": significant(p)} for token, p in zip(ids, ps, strict=True)]
+        [{"id": token, "text": texts(token), "p": significant(p)} for token, p in zip(ids, ps, strict=True)]
         for ids, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 

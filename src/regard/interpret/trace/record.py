@@ -101,7 +101,7 @@ def _trace(
     pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if adapter.spec.has_alignment else None
     cross: dict[str, np.ndarray] = {}
     flags = {
-        side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("mark", "punctuation")]
+        side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("special", "punctuation")]
         for side in tokens
     }
     for entry in header["attention"]:  # one at a time: float weights of many heads over a long text are large

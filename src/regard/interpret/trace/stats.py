@@ -13,7 +13,7 @@ def describe(weights: Tensor, special: Tensor, punctuation: Tensor) -> list[dict
 
     entropy       mean of -sum p log p, in nats: 0 for one token, log K for equal weights
     diagonal      share of the weight at most one position off the straight line from the first cell to the last
-    marks         share of the weight on special tokens, `special` [K]
+    special       share of the weight on special tokens, `special` [K]
     punctuation   share of the weight on punctuation, `punctuation` [K]
     """
     weights = weights.float()
@@ -25,7 +25,7 @@ def describe(weights: Tensor, special: Tensor, punctuation: Tensor) -> list[dict
     sums = (entropy, weights.flatten(1) @ near.flatten(), keys @ special, keys @ punctuation)
     per_head = zip(*((each / rows).tolist() for each in sums), strict=True)
     return [
-        {"entropy": significant(e), "diagonal": significant(d), "marks": significant(s), "punctuation": significant(p)}
+        {"entropy": significant(e), "diagonal": significant(d), "special": significant(s), "punctuation": significant(p)}
         for e, d, s, p in per_head
     ]
 

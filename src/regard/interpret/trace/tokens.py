@@ -64,14 +64,14 @@ class TokenSide:
         return [
             {
                 "id": token,
-                "piece": text,
+                "text": text,
                 "label": label,
                 "word": word,
-                "mark": is_mark,
-                "punctuation": not is_mark and is_punctuation(text),
+                "special": is_special_id,
+                "punctuation": not is_special_id and is_punctuation(text),
                 "given": given,
             }
-            for token, text, label, word, is_mark, given in columns
+            for token, text, label, word, is_special_id, given in columns
         ]
 
 

@@ -86,7 +86,7 @@ class Trace(NotebookDisplay):
     def layers(self) -> Layers:
         """The logit lens: the output layer applied to the residual stream at each layer that `header["layers"]` names.
 
-        Each is that entry and `top`, the five most probable next tokens at every position, `{"id", "piece", "p"}`.
+        Each is that entry and `top`, the five most probable next tokens at every position, `{"id", "text", "p"}`.
         Computed on first access: for a long text it is larger than the rest of the header.
         """
         return self._make_layers()

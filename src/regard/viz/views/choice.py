@@ -86,7 +86,7 @@ def map_of(trace: Trace, choice: MapChoice) -> tuple[Map, list[tuple[int, int]],
     entries, choice = chosen(trace, choice)
     head = choice.head if isinstance(choice.head, int) else None
     sides = [trace.header["tokens"][entries[0][axis]] for axis in ("queries", "keys")]
-    queries, keys = (tuple(str(token["piece"]) for token in side) for side in sides)
+    queries, keys = (tuple(str(token["text"]) for token in side) for side in sides)
     averaged = weights(trace, entries, head).clip(0.0, 1.0)
     map = Map(averaged, queries, keys, _title(trace, entries, choice))
     words = [groups(side) if choice.words else [[i] for i in range(len(side))] for side in sides]

@@ -40,7 +40,7 @@ class Thumbnail:
 
     def lines(self) -> list[str]:
         s = self.stats
-        return [f"entropy {s['entropy']:.2f}", f"special {100 * s['marks']:.0f} %",
+        return [f"entropy {s['entropy']:.2f}", f"special {100 * s['special']:.0f} %",
                 f"diagonal {100 * s['diagonal']:.0f} %", f"punct. {100 * s['punctuation']:.0f} %"]  # fmt: skip
 
 

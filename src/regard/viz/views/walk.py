@@ -55,7 +55,7 @@ def _note(count: int) -> str:
 
 def axis_labels(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the labels of tokens on an axis."""
-    return tuple(shorten(label, MAX_LABEL) for label in labels([str(token["piece"]) for token in tokens]))
+    return tuple(shorten(label, MAX_LABEL) for label in labels([str(token["text"]) for token in tokens]))
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -168,10 +168,10 @@ def _layers(trace: Trace) -> Grid | None:
     some = slice(0, 1) if one else slice(-MAX_TOKENS, None)
     words, values = [], []
     for layer in layers:
-        tops: list[dict[str, Any]] = [row[0] if row else {"piece": "", "p": 0.0} for row in layer["top"][some]]
-        words.append(tuple(_cell_text(top["piece"]) for top in tops))
+        tops: list[dict[str, Any]] = [row[0] if row else {"text": "", "p": 0.0} for row in layer["top"][some]]
+        words.append(tuple(_cell_text(top["text"]) for top in tops))
         values.append([top["p"] for top in tops])
-    words.append(tuple(_cell_text(token["piece"]) for token in header["tokens"]["target"][some]))
+    words.append(tuple(_cell_text(token["text"]) for token in header["tokens"]["target"][some]))
     values.append([p or 0.0 for p in header["output"]["p"][some]])  # None for a token outside the output vocabulary
     names = (*(str(layer["label"]) for layer in layers), "output")
     heads = ("class",) if one else axis_labels(_last(header["tokens"]["inputs"]))
@@ -242,9 +242,9 @@ class Bars:
 def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
     """Return the text of the last tokens before a step; the first one must not begin inside a UTF-8 character."""
     first = max(0, step - 6)
-    while first and re.match("⟨[89ab]", target[first]["piece"]):
+    while first and re.match("⟨[89ab]", target[first]["text"]):
         first -= 1
-    return join_tokens([token["piece"] for token in target[first:step] if not token["mark"]]).strip()
+    return join_tokens([token["text"] for token in target[first:step] if not token["special"]]).strip()
 
 
 def _choice(header: Mapping[str, Any]) -> Bars:
@@ -254,7 +254,7 @@ def _choice(header: Mapping[str, Any]) -> Bars:
     steps = steps[:1] if header["model"]["output"] == "class" else steps
     step = min(steps, key=lambda t: output["p"][t] or 0.0)
     top = output["top"][step]
-    names = tuple(shorten(label, MAX_LABEL) for label in labels(["", *(str(one["piece"]) for one in top)])[1:])
+    names = tuple(shorten(label, MAX_LABEL) for label in labels(["", *(str(one["text"]) for one in top)])[1:])
     ids = [one["id"] for one in top]
     chosen = ids.index(target[step]["id"]) if target[step]["id"] in ids else None
     before = _before(target, step)

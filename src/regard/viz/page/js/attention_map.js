@@ -152,7 +152,7 @@ export function goldCells(header, entry, map) {
   const { queries, keys } = sides(header, entry);
   const ofWord = (tokens, groups, word) =>
     groups.flatMap((group, i) =>
-      group.some((token) => tokens[token].word === word && !tokens[token].mark) ? [i] : [],
+      group.some((token) => tokens[token].word === word && !tokens[token].special) ? [i] : [],
     );
   return links.flatMap(([target, from]) =>
     ofWord(queries, map.queryGroups, target).flatMap((r) => ofWord(keys, map.keyGroups, from).map((c) => [r, c])),

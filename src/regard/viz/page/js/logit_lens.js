@@ -15,7 +15,7 @@ export function lensLine(top) {
     "p",
     { class: "lens-line" },
     el("span", { class: "quiet", text: "Logit lens: " }),
-    top.slice(0, 3).flatMap(({ piece, p }) => [el("b", { text: visible(piece) }), ` ${percent(p)}  `]),
+    top.slice(0, 3).flatMap(({ text, p }) => [el("b", { text: visible(text) }), ` ${percent(p)}  `]),
   );
 }
 
@@ -59,10 +59,10 @@ export function lensStage() {
   };
 }
 
-const lensWords = ({ piece, p }) => `${visible(piece)} ${percent(p)}`;
+const lensWords = ({ text, p }) => `${visible(text)} ${percent(p)}`;
 
-function lensCell({ piece, p }, selected) {
-  const cell = el("td", { class: selected ? "selected" : "", title: percent(p), text: visible(piece) });
+function lensCell({ text, p }, selected) {
+  const cell = el("td", { class: selected ? "selected" : "", title: percent(p), text: visible(text) });
   cell.style.background = colour(p);
   cell.style.color = ink(p);
   return cell;
@@ -80,11 +80,11 @@ function lensPicture(layers, near, labels) {
   layers.forEach((layer, r) => {
     parts.push(svgText(left - 12, top + r * down + 18, layer.label, { ...face, "text-anchor": "end" }));
     near.forEach((i, c) => {
-      const { piece, p } = layer.top[i][0];
+      const { text, p } = layer.top[i][0];
       const x = left + c * across;
       parts.push(svgRect(x + 1, top + r * down + 1, across - 2, down - 2, { rx: 4, fill: colour(p) }));
       parts.push(
-        svgText(x + across / 2, top + r * down + 18, visible(piece), { ...middle, fill: ink(p), "font-size": 12 }),
+        svgText(x + across / 2, top + r * down + 18, visible(text), { ...middle, fill: ink(p), "font-size": 12 }),
       );
     });
   });

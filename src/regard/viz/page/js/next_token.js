@@ -33,9 +33,9 @@ export function logitsStage() {
         barFigure(context, {
           title: `Most likely of ${count} tokens`,
           note: "Bars: probability. A logit that is greater by 1 makes a token 2.7 times as likely.",
-          rows: header.output.top[position].map(({ id, piece, p }) => ({
+          rows: header.output.top[position].map(({ id, text, p }) => ({
             id,
-            label: visible(piece),
+            label: visible(text),
             value: p,
             logit: logits[id],
             text: `${percent(p)} · logit ${signedNumber(logits[id])}`,
@@ -111,7 +111,7 @@ export function nextTokenStage() {
       const twoDigits = { step: 0.05, format: (value) => value.toFixed(2) };
       const p = header.output.p[position]; // null for a token outside the output vocabulary
       const fixed = given
-        ? `This position is part of the input text, which continues with “${visible(target.piece)}”${p === null ? "" : ` (${percent(p)})`}.`
+        ? `This position is part of the input text, which continues with “${visible(target.text)}”${p === null ? "" : ` (${percent(p)})`}.`
         : "";
       const topK = { min: 0, max: 50, value: settings.topK, format: (k) => (k ? String(k) : "all") };
       content.append(
@@ -134,9 +134,9 @@ export function nextTokenStage() {
 
 /** The text before the next token: the prompt, and what was generated after it. */
 function textSoFar(header, position) {
-  const tokens = header.tokens.inputs.slice(0, position + 1).filter((token) => !token.mark);
+  const tokens = header.tokens.inputs.slice(0, position + 1).filter((token) => !token.special);
   const prompt = header.model.task === "generate" ? header.text.source : "";
-  const text = joined(tokens.map((token) => token.piece));
+  const text = joined(tokens.map((token) => token.text));
   const shared = text.startsWith(prompt) ? prompt : "";
   const generated = el("b", { text: text.slice(shared.length) });
   return el("p", { class: "walk-text", dir: "auto" }, el("span", { class: "quiet", text: shared }), generated, " …");
@@ -151,15 +151,15 @@ function showOptions(result, context, selection, { logits, vocabulary, given }) 
   const top = header.output.top[position];
   const listed = new Set(top.map(({ id }) => id));
   const label = (id) => visible(vocabulary[id]);
-  const rows = top.map(({ id, piece, p }) => ({
+  const rows = top.map(({ id, text, p }) => ({
     id,
-    label: visible(piece),
+    label: visible(text),
     value: probability.get(id) ?? 0,
     before: p,
     excluded: !probability.has(id),
     text: probability.has(id) ? percent(probability.get(id)) : "excluded",
     act: given ? null : () => choose(id, "chosen"),
-    actLabel: `Choose ${visible(piece)}, ${percent(probability.get(id) ?? 0)}`,
+    actLabel: `Choose ${visible(text)}, ${percent(probability.get(id) ?? 0)}`,
   }));
   const rest = kept.filter(({ id }) => !listed.has(id));
   if (rest.length) {

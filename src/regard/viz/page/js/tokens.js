@@ -47,7 +47,7 @@ export function wordGroups(tokens) {
   tokens.forEach((token, i) => {
     const before = tokens[i - 1];
     const same = before?.word === token.word && before.given === token.given;
-    if (!same || token.mark || before.mark) groups.push([]);
+    if (!same || token.special || before.special) groups.push([]);
     groups[groups.length - 1].push(i);
   });
   return groups;
@@ -57,9 +57,9 @@ const BYTE_TOKEN = /⟨([89a-f][0-9a-f])⟩/g; // part of a UTF-8 sequence; mapp
 const UTF8_SEQUENCE = /[\udcc2-\udcdf][\udc80-\udcbf]|[\udce0-\udcef][\udc80-\udcbf]{2}|[\udcf0-\udcf4][\udc80-\udcbf]{3}/gu;
 
 /** The text of neighbouring tokens; characters whose bytes are spread over several tokens are put together. */
-export function joined(pieces) {
-  if (pieces.length < 2) return pieces.join("");
-  const text = pieces.map((one) => one.replace(BYTE_TOKEN, (_, hex) => String.fromCharCode(`0xdc${hex}`))).join("");
+export function joined(texts) {
+  if (texts.length < 2) return texts.join("");
+  const text = texts.map((one) => one.replace(BYTE_TOKEN, (_, hex) => String.fromCharCode(`0xdc${hex}`))).join("");
   return text.replace(UTF8_SEQUENCE, decodeBytes).replace(/[\udc80-\udcff]/gu, (byte) => `⟨${hexOf(byte)}⟩`);
 }
 
@@ -76,7 +76,7 @@ const hexOf = (byte) => (byte.codePointAt(0) & 0xff).toString(16);
 /** The labels of words: their tokens joined, without white space around them. */
 export function wordLabels(tokens, groups) {
   return groups.map((group) => {
-    const text = joined(group.map((i) => tokens[i].piece));
+    const text = joined(group.map((i) => tokens[i].text));
     return visible(text.trim() ? text.trim() : text);
   });
 }

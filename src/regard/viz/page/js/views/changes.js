@@ -93,7 +93,7 @@ function attentionName(attention) {
 }
 
 function changeText(header, change) {
-  if (change.kind === "word") return `“${visible(header.tokens[change.side]?.[change.token]?.piece.trim() ?? "?")}” masked`;
+  if (change.kind === "word") return `“${visible(header.tokens[change.side]?.[change.token]?.text.trim() ?? "?")}” masked`;
   const attention = header.attention.find((one) => one.name === change.attention);
   const name = attention ? attentionName(attention) : change.attention;
   const head = change.head === null ? "all heads" : `head ${change.head + 1}`;
@@ -148,7 +148,7 @@ function maskableSide(header) {
 
 function wordSwitches(context) {
   const { side, tokens } = maskableSide(context.trace.header);
-  const groups = wordGroups(tokens).filter((group) => !tokens[group[0]].mark);
+  const groups = wordGroups(tokens).filter((group) => !tokens[group[0]].special);
   const labels = wordLabels(tokens, groups);
   const chips = groups.map((group, i) => {
     const wanted = group.map((token) => ({ kind: "word", side, token }));

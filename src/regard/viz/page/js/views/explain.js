@@ -235,7 +235,7 @@ async function attentionFigure(container, context, onFocus) {
     context.state.get("unit", "words") === "words"
       ? mergeWords(queries, keys, weights)
       : { queries: tokenLabels(queries), keys: tokenLabels(keys), weights };
-  const special = keys.findIndex((token) => !token.mark); // special tokens before the first word are never masked
+  const special = keys.findIndex((token) => !token.special); // special tokens before the first word are never masked
   const shifted = (point, by) => point && { ...point, c: point.c < 0 ? point.c : Math.max(point.c + by, 0) };
   const map = mapIn(context, {
     rows: merged.queries,

@@ -16,7 +16,7 @@ import { sides } from "../tokens.js";
 const HEAD_STATS = [
   ["entropy", "entropy", "of the attention weights, in nats", OKABE[0]],
   ["diagonal", "diagonal", "weight on the same position of the other axis", OKABE[2]],
-  ["marks", "special tokens", "weight on BOS, EOS and other special tokens", OKABE[5]],
+  ["special", "special tokens", "weight on BOS, EOS and other special tokens", OKABE[5]],
   ["punctuation", "punctuation", "weight on punctuation", OKABE[3]],
 ];
 
