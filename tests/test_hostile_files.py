@@ -223,6 +223,13 @@ def test_metadata_of_wrong_types_is_refused(tmp_path: Path, facts: dict[str, Any
     assert TrainingProgress.read(file) == TrainingProgress(step=3, best=-1.5)
 
 
+def test_an_unknown_family_in_run_json_gets_the_line_of_a_recipe(run: Path) -> None:
+    settings = RunDir(run).info["recipe"]
+    change_run_json(run, recipe={**settings, "model": {**settings["model"], "family": "mamba"}})
+    with pytest.raises(UserError, match=r'run\.json: model\.family = "mamba": must be bert, gpt, .* or vit$'):
+        _ = RunDir(run).recipe
+
+
 @pytest.mark.parametrize(("key", "value"), [("tokenizers", [1]), ("recipe", "x"), ("from", 5)])
 def test_entries_of_run_json_of_wrong_types_are_refused(run: Path, key: str, value: Any) -> None:
     change_run_json(run, **{key: value})

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from regard import __version__, devices, tensor_io
 from regard.errors import RegardWarning, UserError, first_line
 from regard.files import DirectoryLock, checksum, errno_text, json_checksum, parse_json, read_text, regular, write_text
 from regard.models import SequenceModel, build, sizes
-from regard.recipes import differences, parse, to_toml
+from regard.recipes import differences, parse, to_toml, validate
 from regard.recipes.schema import Recipe
 from regard.text import Tokenizer
 
@@ -138,12 +137,7 @@ class RunDir:
     @cached_property
     def accepted(self) -> Recipe:
         """The settings in run.json: those of training, with the edits that were accepted since."""
-        try:
-            return Recipe.model_validate(self.info.get(RECIPE))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{self.path / 'run.json'}: {RECIPE}.{key}: {first['msg']}") from error
+        return validate(self.info.get(RECIPE) or {}, str(self.path / "run.json"))
 
     def edits(self) -> dict[str, tuple[Any, Any]]:
         """The settings that differ between run.json and recipe.toml, with their old and new values."""

@@ -15,6 +15,7 @@ import pytest
 import sacrebleu
 
 from regard.cli.app import VERBS, verb
+from regard.data.fetch import sets
 from regard.recipes import load, names
 from regard.resuming import MAY_CHANGE
 
@@ -117,6 +118,14 @@ def test_recipes_are_listed_and_printed(regard, tmp_path):
 def test_fetch_alone_lists_the_data_sets(regard):
     result = regard("fetch")
     assert result.status == 0 and "multi30k" in result.out
+    assert all(f"Terms: {known.terms}\n" in result.out for known in sets().values())
+
+
+def test_fetch_prints_the_terms_before_the_download(regard, tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_MIRROR", "http://127.0.0.1:9")  # nothing listens there
+    result = regard("fetch", "tinyshakespeare", "--to", tmp_path)
+    assert result.status == 2
+    assert result.err.startswith(f"terms of tinyshakespeare: {sets()['tinyshakespeare'].terms}\n")
 
 
 def test_training_a_finished_run_says_so(regard, train_copy, copied):

@@ -28,7 +28,8 @@ def fetch(
 ) -> None:
     """Download a public data set.
 
-    The same command resumes an interrupted download. Files that are complete are not downloaded again.
+    Its terms of use are printed first. The same command resumes an interrupted download. Files that are complete are
+    not downloaded again.
 
     Set the environment variable REGARD_MIRROR to the address of a server that has the files under the same paths.
 
@@ -40,8 +41,10 @@ def fetch(
     """
     if name is None:
         for known in sets().values():
-            typer.echo(f"{known.name:<16}{known.description}")
+            typer.echo(f"{known.name:<16}{known.description}\n{'':<16}Terms: {known.terms}")
         return
+    if name in sets() and not quiet:
+        typer.echo(f"terms of {name}: {sets()[name].terms}", err=True)
     with _progress_bars(quiet) as progress:
         folder = download(name, to, base=os.environ.get("REGARD_MIRROR"), progress=progress)
     typer.echo(str(folder))

@@ -6,8 +6,8 @@
 This package does not import torch.
 """
 
-from regard.recipes.load import load, names, parse
+from regard.recipes.load import load, names, parse, validate
 from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import describe, differences, to_toml
 
-__all__ = ["Recipe", "describe", "differences", "load", "names", "parse", "to_toml"]
+__all__ = ["Recipe", "describe", "differences", "load", "names", "parse", "to_toml", "validate"]

@@ -57,6 +57,11 @@ def parse(text: str, name: str = "recipe.toml") -> Recipe:
     return check([SettingsLayer(name, _toml(text, name), text)], _merge)
 
 
+def validate(table: Table, name: str) -> Recipe:
+    """Check the settings of a recipe that is stored as JSON in the file `name`."""
+    return check([SettingsLayer(name, table)], _merge)
+
+
 def with_changes(recipe: Recipe, overrides: Sequence[str] = (), data: Table | None = None) -> Recipe:
     """Return a recipe with `section.key=value` overrides and other data, applied as later layers."""
     layers = [SettingsLayer("the recipe", recipe.model_dump())]

@@ -72,7 +72,6 @@ class TrainingProgress:
     tokens: int = 0
     best: float | None = None  # higher is better: BLEU, the share of exact outputs, or minus the loss
     best_step: int = 0
-    best_is: str = ""  # which weights: "step", "ema" or "average of N"
     validations_since_best: int = 0
     validated: int = 0  # the step of the last validation
     window_loss: float = 0.0  # loss and tokens since the last line of metrics

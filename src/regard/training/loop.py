@@ -233,7 +233,7 @@ class Trainer:
             seconds = round(progress.seconds, 1)
             outputs.measured(progress.step, "valid", weights=which, **numbers, better=better, seconds=seconds)
             if better:
-                progress.best, progress.best_step, progress.best_is = value, progress.step, which
+                progress.best, progress.best_step = value, progress.step
                 about = {"step": progress.step, "weights": which, **numbers}
                 outputs.save(self.run.best, tensor_io.model_tensors(self.model), about)
         return validation, better

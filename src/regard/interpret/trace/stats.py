@@ -23,11 +23,9 @@ def describe(weights: Tensor, special: Tensor, punctuation: Tensor) -> list[dict
     keys = weights.sum(-2)  # [H, K]: the weight that each key receives
     entropy = 0.0 - logs.mul_(weights).sum((-2, -1))  # 0.0 - x, so that there is no -0
     sums = (entropy, weights.flatten(1) @ near.flatten(), keys @ special, keys @ punctuation)
+    names = ("entropy", "diagonal", "special", "punctuation")
     per_head = zip(*((each / rows).tolist() for each in sums), strict=True)
-    return [
-        {"entropy": significant(e), "diagonal": significant(d), "special": significant(s), "punctuation": significant(p)}
-        for e, d, s, p in per_head
-    ]
+    return [dict(zip(names, map(significant, values), strict=True)) for values in per_head]
 
 
 def diagonal(queries: int, keys: int) -> Tensor:
