@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from regard.data import corpora
-from regard.data.corpora import held_out, locate, read_lines, read_pairs, split_lines
+from regard.data import lines as lines_module
+from regard.data.corpora import held_out, locate, read_pairs
+from regard.data.lines import read_lines, split_lines
 from regard.errors import UserError
 from regard.recipes.schema import DataSettings
 
@@ -147,7 +148,7 @@ def test_validation_files_take_precedence_over_a_built_in_split(tmp_path):
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz", "bomb.xz"])
 def test_a_line_above_the_limit_is_refused_before_it_is_read_into_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(corpora, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 20)
     opener = {".gz": gzip.open, ".xz": lzma.open}.get((tmp_path / name).suffix, open)
     with opener(tmp_path / name, "wb") as file:
         file.write(b"fine\n" + bytes(8 << 20))

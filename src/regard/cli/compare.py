@@ -17,7 +17,7 @@ from regard.cli import decoders, options
 from regard.cli.evaluate import held_out_pairs
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
-from regard.data.corpora import read_lines
+from regard.data.lines import read_lines
 from regard.errors import UserError
 from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.evaluation.compare import (

@@ -17,7 +17,8 @@ from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
-from regard.data.corpora import held_out, read_lines
+from regard.data.corpora import held_out
+from regard.data.lines import read_lines
 from regard.errors import UserError
 from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.recipes.schema import DataSettings

@@ -16,7 +16,7 @@ from typing import IO
 import typer
 
 from regard.cli.options import OnError
-from regard.data.corpora import decode_lines, read_bytes, split_lines
+from regard.data.lines import decode_lines, read_bytes, split_lines
 from regard.errors import UserError
 
 CHUNK_LINES = 2048  # maximum number of lines that are processed together

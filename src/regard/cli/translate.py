@@ -31,7 +31,7 @@ def translate(
     others: options.With = None,
     input: Annotated[
         Path | None,
-        typer.Option("--input", "-i", metavar="FILE", help="Translate the lines of this file (plain, .gz or .xz)."),
+        typer.Option("--input", "-i", metavar="FILE", help="Translate the lines of a file (plain, .gz, .xz or .zst)."),
     ] = None,
     output: Annotated[
         Path | None,

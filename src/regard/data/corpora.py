@@ -1,6 +1,6 @@
-"""Read sentence pairs (two line-aligned files, or one file of pairs) or plain text, from files or built-in corpora.
+"""Read sentence pairs (line-aligned files, or files of pairs) or plain text, from files or built-in corpora.
 
-Files with columns (TSV, CSV, JSON lines) are parsed by `delimited`.
+Files with columns are parsed by `delimited` (TSV, CSV, JSON lines) and `tables` (Parquet, datasets on disk).
 
 Everything is streamed, so a corpus may be larger than memory. Every error names the file and the line. Plain text is
 read as pairs too: a document is ("", text); a stream is read as one pair for each line, with its line feed.
@@ -8,25 +8,25 @@ read as pairs too: a document is ("", text); a stream is read as one pair for ea
 
 from __future__ import annotations
 
-import gzip
-import lzma
+import glob
 import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from regard.data import builtin
 from regard.data.delimited import Layout, Lines, ReadOptions, detect, json_rows, rows
+from regard.data.lines import COMPRESSED, read_lines
+from regard.data.tables import dataset_rows, parquet_rows
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings
 
 TextPair = tuple[str, str]
-MAX_LINE_BYTES = 1 << 27  # 128 MiB: above any real line, and below what a small compressed file can expand to
+Names = str | list[str]  # a file name, a glob, or a list of them
 
 
 def corpora(data: DataSettings) -> list[Corpus]:
@@ -36,26 +36,72 @@ def corpora(data: DataSettings) -> list[Corpus]:
 
 def describe(corpus: Corpus) -> str:
     """Name a corpus in a message: its name, or its files."""
-    return corpus.corpus or corpus.pairs or corpus.text or f"{corpus.source} and {corpus.target}"
+    names = [name for name in (corpus.pairs, corpus.text, corpus.source, corpus.target) if name is not None]
+    return corpus.corpus or " and ".join(", ".join(_listed(name)) for name in names)
+
+
+def names_of(corpus: Corpus) -> list[str]:
+    """The names and globs of a corpus's files, as the recipe has them."""
+    names = (corpus.pairs, corpus.text, corpus.source, corpus.target)
+    return [name for listed in names if listed is not None for name in _listed(listed)]
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def locate(name: str, folder: str | None = None) -> Path:
-    """Find the file `name`, relative to `folder`; the suffixes `.gz` and `.xz` may be omitted."""
+    """Find the file `name`, relative to `folder`; the suffixes `.gz`, `.xz` and `.zst` may be omitted."""
     path = Path(folder or ".") / Path(name).expanduser()
-    for candidate in (path, path.with_name(path.name + ".gz"), path.with_name(path.name + ".xz")):
+    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED)):
         if os.path.exists(candidate):  # Path.exists raises if a parent folder is not accessible
             if not os.path.isfile(candidate) and not os.path.isdir(candidate):
                 raise UserError(f"{candidate} is a pipe or a device, and data are read more than once: name a file")
             return candidate
-    raise UserError(f"no such file: {path} (nor with .gz or .xz); set the folder with --data FOLDER")
+    raise UserError(f"no such file: {path} (nor with .gz, .xz or .zst); set the folder with --data FOLDER")
 
 
-def files(corpus: Corpus, data: DataSettings) -> list[Path]:
-    """The files of a corpus; an empty list for a built-in one."""
-    names = [name for name in (corpus.pairs, corpus.text, corpus.source, corpus.target) if name is not None]
-    if not names and corpus.corpus is None:
+def expand(names: Names, folder: str | None = None) -> list[Path]:
+    """The files that names and globs stand for, in the order of the list; the files of a glob are sorted by name."""
+    paths = []
+    for name in _listed(names):
+        pattern = Path(folder or ".") / Path(name).expanduser()
+        if not glob.has_magic(name) or os.path.exists(pattern):
+            paths.append(locate(name, folder))
+            continue
+        found = sorted(glob.glob(str(pattern), recursive=True))
+        if not found:
+            raise UserError(f"no file matches {pattern}; set the folder with --data FOLDER")
+        paths += [locate(match) for match in found]
+    return paths
+
+
+def files(corpus: Corpus, data: DataSettings) -> list[tuple[Path, ...]]:
+    """The files of a corpus: (source, target) for line-aligned ones, (file,) otherwise; none for a built-in corpus."""
+    if corpus.source is not None and corpus.target is not None:
+        return _aligned_files("data.source", corpus.source, "data.target", corpus.target, data.folder)
+    names = corpus.pairs or corpus.text
+    if names is None and corpus.corpus is None:
         raise UserError("the recipe has no training data (its weights were imported): set data.text or data.pairs")
-    return [locate(name, data.folder) for name in names]
+    return [] if names is None else [(path,) for path in expand(names, data.folder)]
+
+
+def _aligned_files(
+    source_key: str, source: Names, target_key: str, target: Names, folder: str | None
+) -> list[tuple[Path, ...]]:
+    sources, targets = expand(source, folder), expand(target, folder)
+    if len(sources) != len(targets):
+        counts = f"{source_key} has {len(sources)} and {target_key} has {len(targets)}"
+        raise UserError(f"every source file needs a target file, but {counts}")
+    return list(zip(sources, targets, strict=True))
+
+
+def held_out_files(data: DataSettings, split: str) -> list[tuple[Path, ...]]:
+    """The files of `data.valid` or `data.test`, as `files` returns them; none if it is not set."""
+    names = {"valid": data.valid, "test": data.test}.get(split) or []
+    if data.kind != "text" and len(names) == 2:
+        return _aligned_files(f"data.{split}[0]", names[0], f"data.{split}[1]", names[1], data.folder)
+    return [(path,) for path in expand(names, data.folder)]
 
 
 def read_pairs(corpus: Corpus, data: DataSettings, split: str = "train") -> Iterator[TextPair]:
@@ -86,8 +132,8 @@ def held_out(data: DataSettings, split: str) -> list[TextPair]:
         return _held_out_text(data, split)
     given = {"valid": data.valid, "test": data.test}.get(split)
     if given is not None:
-        paths = [locate(name, data.folder) for name in given]
-        return list(_checked(_from_files(paths, read_options(data, data)), " and ".join(given), data.lowercase))
+        pairs = _from_files(held_out_files(data, split), read_options(data, data))
+        return list(_checked(pairs, " and ".join(given), data.lowercase))
     names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
     if not names:
         wanted = f"set data.{split}" if split in ("valid", "test") else "only built-in corpora have other splits"
@@ -100,7 +146,8 @@ def _held_out_text(data: DataSettings, split: str) -> list[TextPair]:
     if given is not None:
         name = " and ".join(given)
         options = read_options(data, data)
-        texts = chain.from_iterable(_documents(locate(file, data.folder), data.documents, options) for file in given)
+        paths = held_out_files(data, split)
+        texts = chain.from_iterable(_documents(path, data.documents, options) for (path,) in paths)
     else:
         from_training = data.held_out > 0 and split in ("valid", "test")
         parts = [corpus for corpus in corpora(data) if corpus.corpus is not None or from_training]
@@ -124,7 +171,7 @@ def _texts(corpus: Corpus, data: DataSettings, split: str) -> Iterator[str]:
     """The documents of a plain-text corpus; the lines of a stream, with their line feeds."""
     if corpus.corpus is None:
         options = read_options(corpus, data)
-        return chain.from_iterable(_documents(path, data.documents, options) for path in files(corpus, data))
+        return chain.from_iterable(_documents(path, data.documents, options) for (path,) in files(corpus, data))
     end = "\n" if data.documents == "stream" else ""
     return (text + end for _, text in _built_in(corpus.corpus, split, None))
 
@@ -181,79 +228,6 @@ def _from(texts: Iterator[str], start: int, kind: str) -> Iterator[str]:
         start = max(start - len(text), 0)
 
 
-def read_lines(path: str | Path, *, ends: bool = False) -> Iterator[str]:
-    """Stream the lines of a plain, .gz or .xz file; `ends` keeps their line feeds."""
-    return decode_lines(read_bytes(path), str(path), ends=ends)
-
-
-def read_bytes(path: str | Path) -> Iterator[bytes]:
-    """Stream the lines of a plain, .gz or .xz file as bytes, with their line feeds."""
-    try:
-        with _open(Path(path)) as stream:
-            yield from iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def decode_lines(
-    stream: Iterable[bytes],
-    name: str,
-    *,
-    ends: bool = False,
-    on_error: Callable[[UnicodeDecodeError], None] | None = None,
-) -> Iterator[str]:
-    """Decode lines of bytes, such as those of a file; `name` is used in error messages.
-
-    Bytes that are not UTF-8 are an error; if `on_error` is given, it is called and they are replaced by U+FFFD.
-
-    Only a line feed ends a line: Python's text mode also splits at a carriage return, which would shift every following
-    line of a line-aligned file. A carriage return before the line feed and a byte-order mark are dropped.
-    A line of more than MAX_LINE_BYTES is an error; `stream` should cut it there, so that memory stays bounded.
-    """
-    for number, line in enumerate(stream, 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise UserError(f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; split it into lines")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if on_error is None:
-                where = f"byte {error.start + 1} of the line"
-                raise UserError(f"{name}, line {number}: not valid UTF-8 ({where})") from error
-            on_error(error)
-            text = line.decode("utf-8", "replace")
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-        bare = text.removesuffix("\n")
-        end = "\n" if ends and bare != text else ""
-        yield bare.removesuffix("\r") + end
-
-
-def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split blocks of bytes into lines with their line feeds, in time linear in their length.
-
-    The last line may lack its line feed. A line that grows above MAX_LINE_BYTES is yielded before its end.
-    """
-    pending: list[bytes] = []  # parts of a line whose end has not been read yet
-    size = 0  # their bytes
-    for block in blocks:
-        *ends, rest = block.split(b"\n")
-        for end in ends:
-            yield b"".join([*pending, end, b"\n"])
-            pending, size = [], 0
-        pending.append(rest)
-        size += len(rest)
-        if size > MAX_LINE_BYTES:
-            yield b"".join(pending)
-            pending, size = [], 0
-    if size:
-        yield b"".join(pending)
-
-
-def _open(path: Path) -> BinaryIO:
-    openers: dict[str, Callable[..., object]] = {".gz": gzip.open, ".xz": lzma.open}
-    return cast(BinaryIO, openers.get(path.suffix.lower(), open)(path, "rb"))
-
-
 def _built_in(name: str, split: str, count: int | None = None) -> Iterator[TextPair]:
     return ((pair.source, pair.target) for pair in builtin.pairs(name, split, count))
 
@@ -270,37 +244,34 @@ def read_options(corpus: Corpus, data: DataSettings) -> ReadOptions:
 
 def detected_layouts(data: DataSettings) -> list[str]:
     """Describe the detected layouts of the recipe's training and validation files, one line each."""
-    single = [(path, read_options(corpus, data)) for corpus in corpora(data) for path in _single(files(corpus, data))]
-    valid = [locate(name, data.folder) for name in data.valid or ()]
-    single += [(path, read_options(data, data)) for path in (valid if data.kind == "text" else _single(valid))]
+    groups = [(group, read_options(corpus, data)) for corpus in corpora(data) for group in files(corpus, data)]
+    groups += [(group, read_options(data, data)) for group in held_out_files(data, "valid")]
+    single = [(group[0], options) for group, options in groups if len(group) == 1]
     lines = [_layout(path, options).summary for path, options in single if options.kind(path) in ("tsv", "csv")]
     return [line for line in dict.fromkeys(lines) if line]
 
 
-def _single(paths: list[Path]) -> list[Path]:
-    """The file of pairs; an empty list for two line-aligned files."""
-    return paths if len(paths) == 1 else []
+def _from_files(groups: Sequence[tuple[Path, ...]], options: ReadOptions) -> Iterator[TextPair]:
+    """The pairs of files of pairs, (path,), and of line-aligned files, (source, target)."""
+    for group in groups:
+        yield from _aligned(*group) if len(group) == 2 else _pairs_of(group[0], options)
 
 
-def _from_files(paths: Sequence[Path], options: ReadOptions) -> Iterator[TextPair]:
-    """The pairs of one file of pairs, or of two line-aligned files."""
-    if len(paths) == 2:
-        return _aligned(*paths)
-    [path] = paths
+def _pairs_of(path: Path, options: ReadOptions) -> Iterator[TextPair]:
     if options.kind(path) == "text":
         raise UserError(
-            f"{path}: the name of a file of pairs must end in .csv, .tsv or .jsonl (optionally with .gz or .xz), "
-            "or data.format must be set"
+            f"{path}: the name of a file of pairs must end in .csv, .tsv or .jsonl (optionally with .gz, .xz or .zst) "
+            "or in .parquet, or data.format must be set"
         )
     return ((source, target) for source, target in _rows(path, options))
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, ...]]:
     """The selected columns of a file with columns."""
-    lines = _lines_of(path)
-    if options.kind(path) == "jsonl":
-        return json_rows(path, lines, options)
-    return rows(path, lines, _layout(path, options))
+    kind, lines = options.kind(path), _lines_of(path)
+    if kind in ("parquet", "dataset"):
+        return parquet_rows(path, options) if kind == "parquet" else dataset_rows(path, options)
+    return json_rows(path, lines, options) if kind == "jsonl" else rows(path, lines, _layout(path, options))
 
 
 def _lines_of(path: Path) -> Lines:
@@ -322,6 +293,9 @@ def _cached_layout(path: Path, options: ReadOptions, size: int, time: int) -> La
 
 
 def _aligned(source: Path, target: Path) -> Iterator[TextPair]:
+    for path in (source, target):
+        if path.is_dir() or path.suffix.lower() == ".parquet":
+            raise UserError(f"{path}: source and target are files of lines; a table of both is data.pairs")
     left, right = read_lines(source), read_lines(target)
     for number, (source_line, target_line) in enumerate(zip_longest(left, right), 1):
         if source_line is None or target_line is None:

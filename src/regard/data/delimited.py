@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from regard.data.lines import COMPRESSED
 from regard.errors import UserError
 
 QUOTED_RECORDS = 2000  # records with quotation marks that are examined to detect the quoting of a TSV file
 OPEN_LINES = 1000  # maximum number of lines of a quoted field during that detection
 MAX_FIELD = 1 << 24  # characters of a quoted field; without a limit, an unclosed quote runs to the end of the file
 FIRST_RECORDS = 20  # examined to detect the delimiter of a CSV file
-SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl"}
+SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?=[\t\n]|$)|([^"\t\n]*)(?=[\t\n]|$)')
 NUMBER = re.compile(r"\s*[-+]?[\d.,]*\s*|NA|nan|NaN")
 NAMES = """
@@ -49,10 +50,12 @@ class ReadOptions:
     header: bool | None = None
 
     def kind(self, path: Path) -> str:
-        """The format of a file: tsv, csv, jsonl or text."""
+        """The format of a file: tsv, csv, jsonl, parquet or text; "dataset" for a folder."""
+        if path.is_dir():
+            return "dataset"
         if self.format != "auto":
             return self.format
-        suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
+        suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSED]
         return SUFFIXES.get(suffixes[-1], "text") if suffixes else "text"
 
 

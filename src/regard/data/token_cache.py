@@ -176,7 +176,7 @@ class _CorpusJob:
     def _inputs(self) -> list[Any]:
         """What identifies the input: files by path, size and time; a built-in corpus by the files that define it."""
         if self.corpus.corpus is None:
-            paths = [path.absolute() for path in files(self.corpus, self.data)]
+            paths = [file.absolute() for group in files(self.corpus, self.data) for path in group for file in _in(path)]
             return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
         package = Path(builtin.__file__).parent
         definitions = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".tsv"))
@@ -204,6 +204,11 @@ class _CorpusJob:
         if parts[-1] == [EOS]:  # a sequence of EOS alone would teach the model to end a text at its start
             parts[-1].insert(0, parts[-2].pop())
         return parts
+
+
+def _in(path: Path) -> list[Path]:
+    """The files in a folder, or the file itself."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def _tag_ids(tokenizer: Tokenizer, tag: str | None) -> list[int]:

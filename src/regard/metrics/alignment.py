@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from regard.data import builtin
-from regard.data.corpora import read_lines
+from regard.data.lines import read_lines
 from regard.errors import UserError
 
 Link = tuple[int, int]  # (source word, target word)

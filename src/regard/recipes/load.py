@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from regard.errors import UserError, first_line
 from regard.files import read_text
@@ -172,7 +172,7 @@ def _from_command_line(overrides: Sequence[str]) -> SettingsLayer:
         for section in sections:
             inner[section] = _section(inner, section)
             inner = inner[section]
-        inner[last] = _typed(raw.strip(), entry, wants_text=_takes_text(key))
+        inner[last] = _typed(raw.strip(), entry, wants_text=_takes_text(key, raw.strip()))
     _absolute_folder(table, "")
     return SettingsLayer("--set", table, sets=tuple(overrides))
 
@@ -195,10 +195,15 @@ def _typed(raw: str, entry: str, wants_text: bool = False) -> Any:
     return raw
 
 
-def _takes_text(key: Sequence[str]) -> bool:
-    """Whether a setting is free text: then 2024 in `data.folder=2024` is a string, not a number."""
+def _takes_text(key: Sequence[str], raw: str) -> bool:
+    """Whether a value is free text: then 2024 in `data.folder=2024` is a string, not a number.
+
+    File names may also be a list: `data.text=[a.txt, b.txt]`.
+    """
     field = fields_at(key[:-1]).get(key[-1])
-    return field is not None and str in (field.annotation, *get_args(field.annotation))
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    listed = raw.startswith("[") and raw.endswith("]") and any(get_origin(kind) is list for kind in kinds)
+    return str in kinds and not listed
 
 
 def _section(table: Table, name: str) -> Table:

@@ -47,21 +47,30 @@ class SettingsModel(BaseModel):
         return value
 
 
+Names = str | list[str]  # of files
+
+
 class Corpus(SettingsModel):
-    """One corpus: a built-in one, two line-aligned files, one file of pairs, or one file of plain text."""
+    """One corpus: a built-in one, line-aligned files, files of pairs, or files of plain text.
+
+    Files are named by a name, a glob such as "train.en*.gz", or a list of them.
+    """
 
     corpus: str | None = Field(
         None, description="built-in corpus: en-es, stories, moods, shapes, copy, reverse or sort"
     )
-    source: str | None = Field(None, description="file of source sentences, one per line (plain, .gz or .xz)")
-    target: str | None = Field(None, description="file of target sentences, line-aligned with source")
-    pairs: str | None = Field(
-        None, description="instead of source and target: one file of pairs (.tsv, .csv or .jsonl)"
+    source: Names | None = Field(
+        None, description="source sentences, one per line (plain, .gz, .xz or .zst); a file, a glob, or a list of them"
     )
-    text: str | None = Field(
-        None, description="instead of pairs: a file of plain text, for language models and masked language models"
+    target: Names | None = Field(None, description="target sentences, line-aligned with source, in as many files")
+    pairs: Names | None = Field(
+        None,
+        description="instead of source and target: pairs (.tsv, .csv, .jsonl, .parquet, or a folder of datasets)",
     )
-    format: Literal["auto", "tsv", "csv", "jsonl", "text"] = Field(
+    text: Names | None = Field(
+        None, description="instead of pairs: plain text, for language models and masked language models"
+    )
+    format: Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"] = Field(
         "auto", description="format of pairs or text; auto: by the file name"
     )
     columns: list[Annotated[int, Field(ge=1)] | str] | None = Field(
@@ -82,6 +91,8 @@ class Corpus(SettingsModel):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Corpus:
+        if [] in (self.source, self.target, self.pairs, self.text):
+            raise ValueError("a list of files must not be empty")
         kinds = [self.corpus, self.pairs, self.text, self.source or self.target]
         if sum(kind is not None for kind in kinds) > 1:
             raise ValueError("give one of corpus, pairs, text, or source with target")
@@ -91,7 +102,7 @@ class Corpus(SettingsModel):
         if self.columns is not None and self.given and len(self.columns) != wanted:
             raise ValueError(f"columns must have {'1 entry for plain text' if wanted == 1 else '2 entries for pairs'}")
         if self.pairs is not None and self.format == "text":
-            raise ValueError('format = "text" is for plain text; for pairs it is "tsv", "csv" or "jsonl"')
+            raise ValueError('format = "text" is for plain text; for pairs it is "tsv", "csv", "jsonl" or "parquet"')
         return self
 
     @property

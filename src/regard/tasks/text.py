@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, locate
+from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, held_out_files
 from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
 from regard.data.token_cache import build
 from regard.data.token_store import TokenStore
@@ -45,9 +45,9 @@ class TextTask(Task):
         data = self.recipe.data
         for corpus in corpora(data):
             files(corpus, data)
-        for name in [] if resumed else data.test or []:  # a run that was moved can be resumed without its test set
+        if not resumed:  # a run that was moved can be resumed without its test set
             try:
-                locate(name, data.folder)
+                held_out_files(data, "test")
             except UserError as error:
                 raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
         return detected_layouts(data)

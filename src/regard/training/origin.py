@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import tasks, tensor_io
-from regard.data.corpora import corpora
+from regard.data.corpora import corpora, names_of
 from regard.data.token_cache import learn_target_tokenizer, learn_tokenizers, tags_of
 from regard.errors import UserError
 from regard.models import SequenceModel
@@ -170,10 +170,7 @@ def warn_of_old_held_out(recipe: Recipe, origin: RunDir, reporter: Reporter) -> 
 
 
 def _training_data(data: DataSettings) -> list[list[str | None]]:
-    return [
-        [corpus.corpus, *_paths([n for n in (corpus.pairs, corpus.text, corpus.source, corpus.target) if n], data)]
-        for corpus in corpora(data)
-    ]
+    return [[corpus.corpus, *_paths(names_of(corpus), data)] for corpus in corpora(data)]
 
 
 def _paths(names: list[str], data: DataSettings) -> list[str]:
