@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
+from regard.attention import StaticPackedLayout
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
 
 LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=6)
 

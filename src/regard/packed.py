@@ -177,66 +177,6 @@ class PackedLayout:
         return PackedLayout([length(n) for n in self.lengths], device=self.device, bounds=bounds)
 
 
-class StaticPackedLayout(PackedLayout):
-    """A layout with static shapes: only `offsets` [M + 1], on the device, differs between batches.
-
-    What is compiled or captured for one batch then serves all others. M is the maximum number of sentences; after the
-    actual ones, the offsets repeat the number of tokens. `max_len` is an upper bound.
-
-    >>> layout = StaticPackedLayout(torch.tensor([0, 2, 3, 3]), size=4, longest=2)
-    >>> layout.position.tolist(), layout.segment_ids.tolist()
-    ([0, 1, 0, 0], [0, 0, 1, 3])
-    """
-
-    def __init__(self, offsets: Tensor, size: int, longest: int) -> None:
-        self.offsets = offsets
-        self.size, self.max_len = size, longest
-        self.bounds = len(offsets) - 1, longest
-        self.device = offsets.device
-
-    @property
-    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
-        raise TypeError("the lengths of a static layout are on the device: see `length`")
-
-    tokens = lengths  # type: ignore[assignment]
-
-    @property
-    def empty(self) -> bool:
-        return self.size == 0
-
-    @property
-    def may_have_padding(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __repr__(self) -> str:
-        return f"StaticPackedLayout(at most {len(self)} sentences, size={self.size})"
-
-    @cached_property
-    def length(self) -> Tensor:
-        """[M] the sentence lengths; zeros after the actual sentences."""
-        return self.offsets.diff()
-
-    @cached_property
-    def segment_ids(self) -> Tensor:
-        """[T] the sentence that each token belongs to; M for padding."""
-        index = torch.arange(self.size, device=self.device, dtype=self.offsets.dtype)
-        return torch.searchsorted(self.offsets, index, right=True) - 1
-
-    @cached_property
-    def is_token(self) -> Tensor:
-        return torch.arange(self.size, device=self.device) < self.offsets[-1]
-
-    def convolved(self, kernel: int, stride: int = 1, padding: int = 0) -> StaticPackedLayout:
-        extra = 2 * padding - kernel + stride  # a sentence of n tokens keeps at most (n + extra) / stride
-        lengths = torch.where(self.length > 0, (self.length + extra).clamp(min=0) // stride, 0)
-        size = (self.size + len(self) * max(extra, 0)) // stride
-        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        return StaticPackedLayout(offsets, size, max((self.max_len + extra) // stride, 0))
-
-
 GatherIndex = tuple[Tensor, Tensor]  # the row that each position takes, and the positions that become zero
 
 

@@ -26,8 +26,8 @@ from regard.attention import (
     attend,
     use_backend,
 )
-from regard.attention import backends as kernels_module
-from regard.attention.mask_tables import block_pattern
+from regard.attention.backends import BACKENDS
+from regard.attention.block_sparse import block_pattern
 from regard.packed import PackedLayout
 
 CPU = torch.device("cpu")
@@ -146,8 +146,7 @@ def test_the_block_sparse_backend_without_a_pattern_equals_the_fused_one() -> No
     query = torch.randn(1, 2, 5, 4)
     for allowed in (MaskTable(), MaskTable(causal=True), MaskTable(torch.rand(5, 5) < 0.5)):
         one, other = (
-            run(query, query, query, allowed, ScaledDot())
-            for run in (kernels_module.fused, kernels_module.block_sparse)
+            run(query, query, query, allowed, ScaledDot()) for run in (BACKENDS["fused"], BACKENDS["block_sparse"])
         )
         assert torch.equal(one, other)
     packed, flat, score = PackedLayout([5]), query[0].transpose(0, 1), Additive(4, 4)
@@ -173,7 +172,7 @@ def test_long_texts_with_sparse_masks_use_the_block_sparse_backend(
 ) -> None:
     seen = []
     for name in ("plain", "fused", "block_sparse"):
-        monkeypatch.setitem(kernels_module.BACKENDS, name, lambda q, k, v, a, s, n=name: seen.append(n) or v)
+        monkeypatch.setitem(BACKENDS, name, lambda q, k, v, a, s, n=name: seen.append(n) or v)
     packed = PackedLayout([length])
     x = torch.zeros(length, 1, 2)
     attend(x, x, x, PackedQK(packed, packed, mask))

@@ -19,7 +19,7 @@ from regard.accelerate import fused
 from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
 from regard.attention.backends import plain
-from regard.attention.mask_tables import SegmentMask
+from regard.attention.static_layout import SegmentMask, StaticPackedLayout
 from regard.dropout import hashed, new_seeds
 from regard.interpret.recorder import Recorder
 from regard.models.bert import BertSettings
@@ -28,7 +28,7 @@ from regard.models.transformer import TransformerSettings
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.losses import cross_entropy
 from regard.nn.norms import LayerNorm
-from regard.packed import SeqBatch, StaticPackedLayout
+from regard.packed import SeqBatch
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")

@@ -18,14 +18,14 @@ from torch import Tensor
 from regard import accelerate, tensor_io
 from regard.accelerate import Bf16Weights, compile
 from regard.accelerate.fused import deferred_biases
-from regard.attention import Causal, PackedQK, StaticQK, attend
+from regard.attention import Causal, PackedQK, StaticPackedLayout, StaticQK, attend
 from regard.data.masking import MaskingPolicy
 from regard.data.packing import Packer, generator
 from regard.data.token_store import TokenStore
 from regard.data.windows import TokenWindows
 from regard.errors import UserError
 from regard.models import SequenceModel, build
-from regard.packed import Batch, PackedLayout, SeqBatch, StaticPackedLayout
+from regard.packed import Batch, PackedLayout, SeqBatch
 from regard.recipes.schema import TrainingSettings, families
 from regard.training import setup
 from regard.training.captured_step import make_step

@@ -1,9 +1,9 @@
 """Attention: score, mask, softmax, weighted sum. Every model calls `attend`."""
 
+from regard.attention import sparse_backends  # noqa: F401  adds its backends to those of `attend`
 from regard.attention.backends import attend, plain_weights, use_backend
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
-from regard.attention.layouts import AttentionLayout, DenseQK, PackedQK, StaticQK, pack
-from regard.attention.mask_tables import MaskTable
+from regard.attention.layouts import AttentionLayout, DenseQK, MaskTable, PackedQK, StaticQK, pack
 from regard.attention.masks import (
     Causal,
     FixedBlocks,
@@ -17,7 +17,9 @@ from regard.attention.masks import (
     Window,
 )
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.scores import Additive, Bilinear, Dot, Relative, Rotary, ScaledDot, Score
+from regard.attention.positional_scores import Relative, Rotary
+from regard.attention.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.attention.static_layout import StaticPackedLayout
 
 __all__ = [
     "Additive",
@@ -42,6 +44,7 @@ __all__ = [
     "SegmentPositions",
     "Segments",
     "SourceCache",
+    "StaticPackedLayout",
     "StaticQK",
     "Strided",
     "TableMask",

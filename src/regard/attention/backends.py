@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import kernels, taps
-from regard.attention.layouts import AttentionLayout
-from regard.attention.mask_tables import BlockSparseMask, MaskTable, SegmentMask
+from regard.attention.layouts import AttentionLayout, MaskTable
 from regard.attention.scores import ScaledDot, Score
 
 Backend = Callable[[Tensor, Tensor, Tensor, MaskTable, Score], Tensor]
@@ -43,10 +42,11 @@ def plain(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
     """PyTorch's `scaled_dot_product_attention`, for scores that are dot products."""
-    return _fused(*score.as_dot(query, key), value, allowed)
+    return fused_dot(*score.as_dot(query, key), value, allowed)
 
 
-def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable) -> Tensor:
+def fused_dot(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable) -> Tensor:
+    """`fused` for the score scale * q @ k^T."""
     without_table = allowed.table is None and allowed.sparse is None
     if without_table and not (allowed.causal and q.shape[-2] != k.shape[-2]):
         return F.scaled_dot_product_attention(q, k, value, is_causal=allowed.causal, scale=scale)
@@ -60,39 +60,6 @@ def _fused(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable
     return torch.where(has_keys, out, 0.0)
 
 
-def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """The fused kernel on one block of queries at a time, with only the keys that some of them may attend to.
-
-    For sparse masks over long sequences: work and memory grow with the allowed pairs, not with Q times K.
-    """
-    if not isinstance(allowed.sparse, BlockSparseMask):
-        return fused(query, key, value, allowed, score)
-    q, k, scale = score.as_dot(query, key)  # for the whole sequence: a score may depend on positions
-    outputs = []
-    for block, mask in allowed.sparse.blocks:
-        keys, values = _select(k, block.keys), _select(value, block.keys)
-        outputs.append(_fused(_select(q, block.queries), keys, scale, values, mask))
-    inverse_order = allowed.sparse.pattern.inverse_order
-    out = torch.cat(outputs, dim=-2)
-    return out if inverse_order is None else out.index_select(-2, inverse_order)
-
-
-def _select(x: Tensor, positions: slice | Tensor) -> Tensor:
-    """Select these positions of [..., L, D]."""
-    return x[..., positions, :] if isinstance(positions, slice) else x.index_select(-2, positions)
-
-
-def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
-    """The Triton kernel for packed sequences with a static layout, on a GPU."""
-    from regard.kernels import varlen_attention as ours
-
-    assert isinstance(allowed.sparse, SegmentMask)
-    q, k, scale = score.as_dot(query, key)
-    q, k, v = (x.to(value.dtype).transpose(0, 1) for x in (q, k, value))  # [H, L, D] -> [L, H, D]
-    out, _ = ours.varlen_attention(q, k, v, *allowed.sparse.segments, allowed.sparse.causal, scale)
-    return out.transpose(0, 1)
-
-
 def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
     """Batched matmuls for all heads at once: faster than the fused kernel for small inputs.
 
@@ -100,8 +67,8 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
     Triton kernel.
     """
     q, k, scale = score.as_dot(query, key)
-    if not allowed.no_empty_rows or (allowed.causal and allowed.bias is not None):
-        return _fused(q, k, scale, value, allowed)
+    if not allowed.no_empty_rows:
+        return fused_dot(q, k, scale, value, allowed)
     if _can_use_decode_kernel(q, value, allowed):
         from regard.kernels import decode_attention as ours
 
@@ -127,19 +94,18 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> bool:
     """Return whether the Triton decode kernel supports these inputs."""
-    too_wide = max(query.shape[-1], value.shape[-1]) * value.element_size() > MAX_HEAD_BYTES
-    return kernels.supports(query) and allowed.bias is not None and not too_wide and not torch.is_grad_enabled()
+    if allowed.bias is None or torch.is_grad_enabled() or not kernels.supports(query):
+        return False
+    return max(query.shape[-1], value.shape[-1]) * value.element_size() <= MAX_HEAD_BYTES
 
 
 MAX_HEAD_BYTES = 256  # with more, a tile of keys and one of values exceed the shared memory of some GPUs
 LANES = 16  # float32 elements of the widest CPU vectors
 MAX_DECODING_QUERIES = 8  # up to which `small` is used without gradients
 MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
-MIN_SPARSE_LENGTH = 1024  # from which `block_sparse` is worth its overhead ...
-MAX_SPARSE_SHARE = 0.4  # ... if it computes at most this share of all pairs (a causal mask allows half of them)
 
 
-def _select_backend(allowed: MaskTable, score: Score, query: Tensor, keys: int) -> str:
+def _select_backend(allowed: MaskTable, query: Tensor, keys: int) -> str:
     """Return the name of the fastest backend that supports these inputs."""
     sparse, length = allowed.sparse, query.shape[-2]
     decoding = length <= MAX_DECODING_QUERIES and not torch.is_grad_enabled()
@@ -147,20 +113,10 @@ def _select_backend(allowed: MaskTable, score: Score, query: Tensor, keys: int) 
         return "small"
     if query.is_cpu and sparse is None and max(length, keys) <= MAX_SHORT_LENGTH:
         return "small"
-    if isinstance(sparse, SegmentMask):
-        return "varlen" if kernels.supports(query) else "fused"
-    if sparse is not None and length >= MIN_SPARSE_LENGTH and sparse.pattern.share < MAX_SPARSE_SHARE:
-        return "block_sparse"
-    return "fused"
+    return "fused" if sparse is None else sparse.backend(query)
 
 
-BACKENDS: dict[str, Backend] = {
-    "plain": plain,
-    "fused": fused,
-    "small": small,
-    "block_sparse": block_sparse,
-    "varlen": varlen,
-}
+BACKENDS: dict[str, Backend] = {"plain": plain, "fused": fused, "small": small}  # more in `sparse_backends`
 _requested: ContextVar[str] = ContextVar("regard_backend", default="auto")
 
 
@@ -230,5 +186,5 @@ def attend(
             return layout.close(replaced.to(v.dtype) @ v)
     name = requested_backend() if score.is_dot else "plain"
     if name == "auto":
-        name = _select_backend(allowed, score, q, k.shape[-2])
+        name = _select_backend(allowed, q, k.shape[-2])
     return layout.close(BACKENDS[name](q, k, v, allowed, score))

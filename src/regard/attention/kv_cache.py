@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.mask_tables import MaskTable
+from regard.attention.layouts import MaskTable
 from regard.attention.masks import NO_POSITION, Causal, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
 

@@ -7,17 +7,60 @@ layouts of the same attention, so that a block is written once for all of them.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from regard.attention.mask_tables import BlockSparseMask, MaskTable, SegmentMask
+from regard.attention.block_sparse import BlockSparseMask
 from regard.attention.masks import Causal, Full, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
-from regard.packed import PackedLayout, StaticPackedLayout
+from regard.attention.static_layout import SegmentMask, StaticPackedLayout
+from regard.packed import PackedLayout
 
 QUERY_BLOCK = 128  # queries per block of the block-sparse backend
+
+
+@dataclass(frozen=True)
+class MaskTable:
+    """A mask in the form that backends take.
+
+    - `table`: booleans that broadcast to [..., Q, K]; None: all pairs are allowed.
+    - `causal`: in addition, the last query attends to all keys, the one before it to all but the last key, and so on.
+    - `no_empty_rows`: every query has an allowed key, so that a backend need not check.
+    - `sparse`: replaces the table, which it computes on demand; a backend may skip most of it.
+    - `bias`: the table as numbers to add to the scores (0 or -inf), if many layers share it.
+    """
+
+    table: Tensor | None = None
+    causal: bool = False
+    no_empty_rows: bool = False
+    sparse: BlockSparseMask | SegmentMask | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def with_bias(cls, table: Tensor | None, dtype: torch.dtype) -> MaskTable:
+        """For a table without empty rows that many layers share: add its bias, for scores of this dtype."""
+        if table is None:
+            return cls(no_empty_rows=True)
+        bias = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -math.inf)
+        return cls(table, no_empty_rows=True, bias=bias)
+
+    def select(self, sentences: Tensor) -> MaskTable:
+        """Select sentences, the first axis of the table."""
+        table, bias = (None if x is None else x.index_select(0, sentences) for x in (self.table, self.bias))
+        return MaskTable(table, self.causal, self.no_empty_rows, bias=bias)
+
+    def to_dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """The whole mask as one table of booleans; None: all pairs are allowed."""
+        table = self.table if self.sparse is None else self.sparse.table
+        if not self.causal:
+            return table
+        causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        return causal if table is None else causal & table
 
 
 class AttentionLayout(Protocol):

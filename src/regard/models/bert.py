@@ -15,13 +15,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
-from regard.attention import pack
+from regard.attention import StaticPackedLayout, pack
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
-from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
 from regard.special_tokens import EOS

@@ -17,14 +17,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, Mask, Segments, pack
+from regard.attention import BeamTree, Causal, Mask, Segments, StaticPackedLayout, pack
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
 from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
-from regard.packed import PackedLayout, PackedTokens, SeqBatch, StaticPackedLayout
+from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MASKS, MODELS, NameIn
 

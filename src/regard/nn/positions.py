@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.scores import Relative, Rotary, Score
+from regard.attention import Relative, Rotary, Score
 from regard.registry import POSITIONS
 
 

@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from regard.packed import Batch, PackedLayout, StaticPackedLayout, map_leaves
+from regard.attention import StaticPackedLayout
+from regard.packed import Batch, PackedLayout, map_leaves
 
 ALIGNMENT = 16  # bytes, so that every tensor of the buffer can be read in wide loads
 AnyBatch = TypeVar("AnyBatch", bound=Batch)

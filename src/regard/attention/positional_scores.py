@@ -1,0 +1,127 @@
+"""Attention scores that depend on the positions of query and key: rotary and relative positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.scores import Dot, ScaledDot, Score, TokenPositions
+from regard.errors import UserError
+
+_DOT, _SCALED_DOT = Dot(), ScaledDot()
+
+
+class RotaryTable:
+    """cos and sin of position / base^(2f/D), [L, F] each for F frequencies: computed in float64, extended on demand."""
+
+    def __init__(self, width: int, base: float) -> None:
+        self._settings = width, base
+        self.frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._on_device: dict[torch.device, Tensor] = {}  # with constant addresses, as CUDA graphs require
+
+    def at(self, positions: TokenPositions, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for tokens at these positions [...], [..., 1, F] each."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        key, device = (self._settings, dtype), positions.index.device
+        if key not in positions.cache:
+            if device not in self._on_device:
+                with torch.inference_mode(False):
+                    self._on_device[device] = self.frequencies.to(device)
+            angle = positions.index[..., None, None] * self._on_device[device]
+            positions.cache[key] = angle.cos().to(dtype), angle.sin().to(dtype)
+        return positions.cache[key]
+
+    def __call__(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for the positions 0 .. length - 1, [length, F] each, on the device of `like`."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        table = self._table
+        if table is None or len(table[0]) < length or table[0].device != like.device or table[0].dtype != dtype:
+            with torch.inference_mode(False):  # the table may be used in training later
+                position = torch.arange(max(64, 1 << (length - 1).bit_length()), dtype=torch.float64, device="cpu")
+                angle = position[:, None] * self.frequencies
+                table = self._table = angle.cos().to(like.device, dtype), angle.sin().to(like.device, dtype)
+        return table[0][:length], table[1][:length]
+
+
+class Rotary(Score):
+    """(R_i q) · (R_j k) / sqrt(D): R_i rotates pairs of features by angles proportional to position i (Su et al. 2021).
+
+    R_i^T R_j = R_(j-i), so the score depends on the distance only. Features f and f + D/2 form a pair, rotated by
+    position / base^(2f/D). The last query is at the position of the last key: query i of Q is at K - Q + i, key j at j.
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if width % 2:
+            raise UserError(f"rotary positions rotate pairs of features: the width of a head, {width}, must be even")
+        self.table = RotaryTable(width, base)
+
+    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        cos, sin = self.table(key.shape[-2], key)
+        first = key.shape[-2] - query.shape[-2]
+        return _rotate(query, cos[first:], sin[first:]), _rotate(key, cos, sin), 1.0 / math.sqrt(query.shape[-1])
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        cos, sin = self.table.at(positions, query)
+        return _rotate(query, cos, sin), _rotate(key, cos, sin), _SCALED_DOT
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (a, b) = (x_f, x_(f + D/2)) of x [..., L, D] by its angle, with cos and sin [L, D/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class Relative(Score):
+    """((q + u) · k + (q + v) · W R(i - j)) / sqrt(D), as in Transformer-XL (Dai et al. 2019).
+
+    R(t) [D] are sines and cosines of the distance t. Learned per head: u [D] weights every content, v [D] every
+    distance, and W [D, D] projects distances. Sines and cosines of i - j are linear in those of j, with coefficients
+    that depend on i, so the score is one dot product: [q + u, W^T (q + v) rotated by i] · [k, R(j)].
+
+    Queries and keys are [..., H, L, D]; the last query is at the position of the last key.
+    """
+
+    def __init__(self, width: int, heads: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.table = RotaryTable(width, base)
+        self.content = nn.Parameter(torch.empty(heads, width))  # u
+        self.distance = nn.Parameter(torch.empty(heads, width))  # v
+        self.weight = nn.Parameter(torch.empty(heads, width, 2 * len(self.table.frequencies)))  # W; sines first
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+        keys, queries = key.shape[-2], query.shape[-2]
+        cos, sin = self.table(keys, key)
+        projected = (query + self.distance[:, None]) @ self.weight  # [..., H, Q, 2F]
+        rotated = self._rotate(projected, cos[keys - queries :], sin[keys - queries :])
+        q = torch.cat([query + self.content[:, None], *rotated], dim=-1).to(query.dtype)
+        waves = torch.cat([sin, cos], dim=-1).to(key.dtype)
+        k = torch.cat([key, waves.expand(*key.shape[:-1], -1)], dim=-1)
+        return q, k, 1.0 / math.sqrt(query.shape[-1])
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        cos, sin = self.table.at(positions, query)
+        projected = torch.einsum("...hd,hdf->...hf", query + self.distance, self.weight)
+        q = torch.cat([query + self.content, *self._rotate(projected, cos, sin)], dim=-1) / math.sqrt(query.shape[-1])
+        waves = torch.cat([sin, cos], dim=-1).expand(*key.shape[:-1], -1)
+        return q.to(query.dtype), torch.cat([key, waves.to(key.dtype)], dim=-1), _DOT
+
+    @staticmethod
+    def _rotate(projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients [..., 2F] of R(i - j), and cos and sin of i -> coefficients [..., F] of sin(j) and of cos(j)."""
+        for_sin, for_cos = projected.chunk(2, dim=-1)
+        # sin(i - j) = sin i cos j - cos i sin j,  cos(i - j) = cos i cos j + sin i sin j
+        return for_cos * sin - for_sin * cos, for_sin * sin + for_cos * cos
+
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        waves = query_width + query_width % 2
+        return 2 * queries * query_width * waves + 2 * pairs * (query_width + waves)
+
+    def cached_width(self, width: int) -> int:
+        return width + 2 * len(self.table.frequencies)
