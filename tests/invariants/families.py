@@ -1,4 +1,4 @@
-"""The families that the invariants are tested for, with tiny random models and sentences.
+"""The families that the invariants are tested for, with tiny random models and examples.
 
 A new family is one entry in FAMILIES: a function from a seed to the [model] section of a tiny recipe. Options cycle
 with the seed, so that a few seeds cover all of them; sizes are random. NOT_APPLICABLE says which invariants do not
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.models import SequenceModel, build
+from regard.models.vit import ImageBatch
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import ModelSettings, Recipe
 from regard.text import BOS, EOS
@@ -129,19 +130,41 @@ def filler(seed: int) -> dict[str, Any]:
     return {**bert(seed), "task": "fill"}
 
 
+def vit(seed: int) -> dict[str, Any]:
+    random = Random(f"vit {seed}")
+    heads = random.choice([1, 2])
+    return {
+        "family": "vit",
+        "patch": [12, 6, 8][seed % 3],
+        "width": heads * 8,
+        "heads": heads,
+        "layers": random.randint(1, 2),
+        "ffn_width": random.randint(8, 32),
+        "dropout": 0.0,
+        "norm": ["layer", "rms"][seed % 2],
+        "activation": ["gelu", "gated", "relu"][seed % 3],
+        "score": ["scaled-dot", "additive"][(seed // 2) % 2],
+    }
+
+
 FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformer": transformer,
     "recurrent": recurrent,
     "gpt": gpt,
     "bert": bert,
     "bert (fill)": filler,
+    "vit": vit,
 }
-_NO_OUTPUT = "generates nothing"
+NO_SEARCH = ("bert (fill)", "vit")  # families whose output no search writes
+_OF_SEARCH = (
+    "cached = uncached",
+    "beam of one = greedy",
+    "widest beam = exhaustive search",
+    "n lines in = n lines out",
+)
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
-    ("cached = uncached", "bert (fill)"): _NO_OUTPUT,
-    ("beam of one = greedy", "bert (fill)"): _NO_OUTPUT,
-    ("widest beam = exhaustive search", "bert (fill)"): _NO_OUTPUT,
-    ("n lines in = n lines out", "bert (fill)"): _NO_OUTPUT,
+    **{(invariant, family): "generates nothing" for invariant in _OF_SEARCH for family in NO_SEARCH},
+    ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
 }
 
 
@@ -165,12 +188,32 @@ class Case:
             return SeqBatch(row, row, (row.ids + 1) % self.vocabulary, row.layout.is_token & (row.ids % 2 == 0))
         return SeqBatch.from_lists(sources, targets, bos=BOS, source_size=sizes[0], target_size=sizes[1])
 
+    def split(self, batch: Any, values: Tensor) -> list[Tensor]:
+        """Split values of the targets of a batch (logits or labels) by example, without padding."""
+        return batch.inputs.layout.split(values)
+
     def source(self, only: list[int] | None = None) -> PackedTokens:
         return self.batch(only=only).source
 
     def next_logits(self, source: list[int], history: list[int]) -> Tensor:
         """[V] logits of the token after `history`, which begins with BOS, by one full forward pass."""
         return self.model.logits(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
+
+
+@dataclass(frozen=True)
+class ImageCase(Case):
+    """A tiny model of images, and random images with their classes; `sources` and `targets` are empty."""
+
+    examples: ImageBatch | None = None
+
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> Any:
+        """A batch of all images, or only some; `spare` has no effect, since there is no padding."""
+        assert self.examples is not None
+        chosen = list(range(self.examples.num_targets)) if only is None else only
+        return ImageBatch(self.examples.images[chosen], self.examples.labels[chosen])
+
+    def split(self, batch: Any, values: Tensor) -> list[Tensor]:
+        return list(values.split(1))
 
 
 def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
@@ -180,6 +223,8 @@ def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
 
 def data_for(model: dict[str, Any]) -> dict[str, Any]:
     """Return the [data] and [text] sections for a model."""
+    if model["family"] == "vit":
+        return {"data": {"corpus": "shapes"}}
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
     return {"data": {"corpus": "copy"}, "text": {"shared": model["family"] != "bert"}}
@@ -206,6 +251,10 @@ def make(
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
+    if family == "vit":
+        images = ImageBatch(torch.rand(pairs, 24, 24, 3), torch.randint(target_size, (pairs,)))
+        return ImageCase(model.eval(), [], [], target_size, examples=images)
+
     def sentences(size: int) -> list[list[int]]:
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
@@ -226,7 +275,7 @@ def gradients(model: SequenceModel, objective: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, grads, strict=True))
 
 
-def logits_of(case: Case, batch: SeqBatch) -> list[Tensor]:
-    """Return logits [length of the target, V] for each sentence of the batch."""
+def logits_of(case: Case, batch: Any) -> list[Tensor]:
+    """Return logits [length of the target, V] for each example of the batch."""
     with torch.no_grad():
-        return batch.inputs.layout.split(case.model.logits(batch))
+        return case.split(batch, case.model.logits(batch))

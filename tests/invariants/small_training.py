@@ -26,7 +26,7 @@ def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
             "model": model,
             "training": {
                 "steps": STEPS,
-                "batch_tokens": 64,
+                "batch_tokens": 16 if family == "vit" else 64,  # images or tokens
                 "accumulate": 2,
                 "warmup": 4,
                 "ema": 0.8 if seed % 2 else 0.0,
@@ -44,6 +44,8 @@ def tiny(family: str, seed: int, folder: Path, **training: Any) -> Recipe:
 def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
     """Pairs to copy, or plain text (for masked LMs and every other GPT), as documents or as one stream."""
     words = {"unit": "word", "vocabulary": 260}
+    if model["family"] == "vit":
+        return {"data": {"corpus": "shapes", "count": 40}}
     if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
         text, held_out = folder / "text", folder / "held-out"
         random = Random(seed)

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import regard
-from regard import tasks, tensor_io
+from regard import tasks
 from regard.attention import Additive, MultiHeadAttention
 from regard.data.packing import StreamPosition
 from regard.data.shapes import CLASSES, COLOURS, SIZE, Shapes, draw, generator, read_image
 from regard.errors import UserError
-from regard.interpret.recorder import Recorder
 from regard.models.vit import ImageBatch, ViT
 from regard.recipes import load
 from regard.recipes.schema import Recipe
@@ -79,13 +78,6 @@ def test_the_areas_of_the_shapes_are_those_of_geometry() -> None:
         assert np.mean(found) == pytest.approx(share, rel=0.1), shape
 
 
-def test_an_image_alone_is_classified_as_among_others() -> None:
-    vit = model()
-    together = vit.logits(batch([0, 1, 2, 3, 4]))
-    for i in range(5):
-        assert torch.allclose(vit.logits(batch([i]))[0], together[i], atol=1e-5)
-
-
 def test_patches_are_the_pixels_in_reading_order() -> None:
     vit, images = model(), batch([3, 7]).images
     side, seen = vit.settings.patch, []
@@ -106,25 +98,10 @@ def test_the_score_is_that_of_every_attention() -> None:
     assert vit.logits(batch([0, 1])).isfinite().all()
 
 
-def test_a_recorder_changes_no_logits() -> None:
-    vit = model()
-    plain = vit.logits(batch([0, 5]))
-    with Recorder(vit) as recorder:
-        assert torch.equal(vit.logits(batch([0, 5])), plain)
-    assert len(recorder.attention) == vit.settings.layers
-
-
 def test_the_loss_is_the_cross_entropy_of_the_class() -> None:
     vit, given = model(), batch([0, 1, 2])
     expected = torch.nn.functional.cross_entropy(vit.logits(given), given.labels, reduction="sum", label_smoothing=0.1)
     assert vit(given, smoothing=0.1).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(run: RunDir, tmp_path: Path) -> None:
-    train(quick("training.steps=4"), tmp_path / "run", device="cpu", quiet=True)
-    resumed = train(quick(), tmp_path / "run", device="cpu", quiet=True)
-    one, other = (tensor_io.load(each.snapshot(6))[0] for each in (run, resumed))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_every_epoch_visits_every_image_once_in_another_order(run: RunDir) -> None:
