@@ -340,7 +340,7 @@ def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pyte
     copied = copy.deepcopy(model).train()
     assert not ran
     with torch.no_grad():
-        copied.encoder[0].self_attn.out_proj.bias += 1.0  # type: ignore[union-attr, index]
+        copied.encoder[0].self_attn.out_proj.bias[0] += 1.0  # type: ignore[union-attr, index]
     assert not torch.equal(copied(batches[0]), model(batches[0]))  # a copy uses its own weights
     assert ran
 
