@@ -50,6 +50,7 @@ CASES: dict[str, tuple[str, Callable[[list[Tensor], list[Tensor]], object]]] = {
     "lerp": ("_foreach_lerp_", lambda x, y: torch_private.foreach_lerp_(x, y, 0.25)),
     "mul": ("_foreach_mul_", lambda x, y: torch_private.foreach_mul_(x, torch.tensor(0.5))),
     "add": ("_foreach_add_", torch_private.foreach_add_),
+    "addmm": ("_addmm_activation", lambda x, y: x[0].copy_(torch_private.addmm_relu(y[0][0], x[0], y[0].T @ y[0]))),
     "log_softmax": ("_log_softmax", lambda x, y: torch_private.log_softmax_(x[0])),
 }
 

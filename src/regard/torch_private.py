@@ -1,7 +1,7 @@
 """All private PyTorch functions that the package uses, each with a fallback made of public ones.
 
 They are used because no public function is as fast: operations on many tensors in one kernel, weights packed once for
-oneDNN, an in-place log-softmax.
+oneDNN, an in-place log-softmax, a matmul that ends with a ReLU.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ def log_softmax_(logits: Tensor) -> Tensor:
     if hasattr(torch, "_log_softmax"):
         return torch._log_softmax(logits, -1, False, out=logits)
     return logits.copy_(logits.log_softmax(-1))
+
+
+def addmm_relu(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """relu(bias + x weight) for x [T, D] and weight [D, F]; on a GPU the ReLU is part of the matmul."""
+    if hasattr(torch, "_addmm_activation"):
+        return torch._addmm_activation(bias, x, weight)
+    return torch.addmm(bias, x, weight).relu_()
 
 
 def version(tensor: Tensor) -> int | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard import kernels, models
 from regard.accelerate import fused
 from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
+from regard.accelerate.linear_relu import linear_relu
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
 from regard.attention.backends import plain
 from regard.attention.static_layout import SegmentMask, StaticPackedLayout
@@ -348,6 +349,19 @@ def test_add_norm(
     close(actual[0][0], actual[1][0], stream)
     for one, other in zip(actual[0][1:], actual[1][1:], strict=True):
         close(one / other.abs().max(), other / other.abs().max(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_relu_equals_a_linear_layer_and_a_relu(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = [drawn(7, 16).to(dtype), drawn(24, 16).to(dtype), drawn(24).to(dtype)]
+    upstream = drawn(7, 24).to(dtype)
+    actual = []
+    for call in (linear_relu, lambda *given: F.relu(F.linear(*given))):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = call(*leaves)
+        actual.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
+    close(actual[0], actual[1], dtype)
 
 
 def test_the_residual_stream_has_the_dtype_of_matmuls_in_training_only() -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import kernels, taps
+from regard.accelerate.linear_relu import linear_relu
 from regard.attention import AttentionLayout, PackedQK
 from regard.devices import matrix_dtype
 from regard.dropout import new_seeds
@@ -107,6 +108,16 @@ def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
     return not first.norm_first and can_fuse(x, first.norm)
 
 
+class FusedFeedForward(FeedForward):
+    """`FeedForward` whose first layer and ReLU are one matmul in training."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        if not (self.training and self.activation is F.relu and x.dim() == 2 and kernels.supports(x)):
+            return super().hidden(x)
+        dtype = matrix_dtype(x)
+        return linear_relu(x.to(dtype), self.w_in.weight.to(dtype), self.w_in.bias.to(dtype))
+
+
 class FusedEncoderBlock(EncoderBlock):
     """`EncoderBlock` with residual sums and norms in one kernel."""
 
@@ -166,6 +177,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     BlockStack: FusedBlockStack,
     EncoderBlock: FusedEncoderBlock,
     DecoderBlock: FusedDecoderBlock,
+    FeedForward: FusedFeedForward,
 }
 
 
