@@ -37,6 +37,7 @@ from regard.text import Tokenizer
 FORMAT = 3
 # keys of run.json
 ORIGIN, RECIPE, TOKENIZERS, CLASSES, CHECKSUM = "from", "recipe", "tokenizers", "classes", "checksum"
+FEATURES = "features"
 LOGS = ("metrics.jsonl", "samples.jsonl")
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, besides step-N
 SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
@@ -94,7 +95,7 @@ class RunDir:
             )
         if recorded is None:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
-        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict, CLASSES: list}.items():
+        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict, CLASSES: list, FEATURES: list}.items():
             if not isinstance(info.get(key), kind | None):
                 raise UserError(f"{self.path / 'run.json'} is damaged: {key} is {info[key]!r:.40}")
         self.info = info
@@ -206,6 +207,7 @@ class RunDir:
             file.unlink()
         self.info[TOKENIZERS] = {}
         self.info.pop(CLASSES, None)
+        self.info.pop(FEATURES, None)
         _write_info(self.path, self.info)
 
     def tokenizer(self, file: Path) -> Tokenizer:
@@ -239,9 +241,18 @@ class RunDir:
         _write_info(self.path, self.info)
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features of a graph's nodes in the order of their ids; empty for other data."""
+        return tuple(self.info.get(FEATURES) or ())
+
+    def save_features(self, names: Sequence[str]) -> None:
+        self.info[FEATURES] = list(names)
+        _write_info(self.path, self.info)
+
+    @property
     def vocabulary_sizes(self) -> tuple[int, int]:
-        """The number of source tokens, and of target tokens or classes."""
-        source, target = (len(t) for t in self.tokenizers) if self.recipe.data.has_tokens else (0, 0)
+        """The number of source tokens (or features of nodes), and of target tokens or classes."""
+        source, target = (len(t) for t in self.tokenizers) if self.recipe.data.has_tokens else (len(self.features), 0)
         return source, len(self.classes) or target
 
     # -- measurements -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from families import FAMILIES, INVARIANTS, NO_SEARCH, NOT_APPLICABLE, Case, make
 from small_training import tiny
 
-from regard.data import shapes
+from regard.data import graphs, shapes
 from regard.recipes.schema import Recipe
 
 
@@ -44,4 +44,6 @@ def case(family: str) -> Callable[..., Case]:
 def recipe(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
     """`recipe(seed, **training)`: a recipe that trains a few quick steps."""
     monkeypatch.setitem(shapes.SPLITS, "valid", (1, 12))  # 600 images to validate on would take most of the time
+    monkeypatch.setattr(graphs, "PAPERS", 80)
+    monkeypatch.setattr(graphs, "LABELLED", 4)
     return lambda seed, **training: tiny(family, seed, tmp_path, **training)

@@ -8,14 +8,17 @@ apply to a family, and why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.graphs import NodeGraph, pack_graphs
 from regard.models import SequenceModel, build
+from regard.models.graph import GraphBatch
 from regard.models.vit import ImageBatch
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import ModelSettings, Recipe
@@ -147,6 +150,24 @@ def vit(seed: int) -> dict[str, Any]:
     }
 
 
+def graph(seed: int) -> dict[str, Any]:
+    random = Random(f"graph {seed}")
+    heads = random.choice([1, 2])
+    return {
+        "family": "graph",
+        "block": ["gat", "transformer"][seed % 2],
+        "width": heads * 8,
+        "heads": heads,
+        "layers": random.randint(1, 3),
+        "ffn_width": random.randint(8, 32),
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "score": ["graph-additive", "scaled-dot", "additive"][seed % 3],
+        "normalise_features": seed % 4 < 2,
+        "pooling": ["mean", "sum"][(seed // 2) % 2],
+    }
+
+
 FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformer": transformer,
     "recurrent": recurrent,
@@ -154,8 +175,9 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bert": bert,
     "bert (fill)": filler,
     "vit": vit,
+    "graph": graph,
 }
-NO_SEARCH = ("bert (fill)", "vit")  # families whose output no search writes
+NO_SEARCH = ("bert (fill)", "vit", "graph")  # families whose output no search writes
 _OF_SEARCH = (
     "cached = uncached",
     "beam of one = greedy",
@@ -165,6 +187,7 @@ _OF_SEARCH = (
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     **{(invariant, family): "generates nothing" for invariant in _OF_SEARCH for family in NO_SEARCH},
     ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
+    ("padding is never read", "graph"): "batches of graphs have no padding",
 }
 
 
@@ -192,6 +215,10 @@ class Case:
         """Split values of the targets of a batch (logits or labels) by example, without padding."""
         return batch.inputs.layout.split(values)
 
+    def cast(self, batch: Any, dtype: torch.dtype) -> Any:
+        """The batch with floating-point inputs of this type."""
+        return batch
+
     def source(self, only: list[int] | None = None) -> PackedTokens:
         return self.batch(only=only).source
 
@@ -215,6 +242,39 @@ class ImageCase(Case):
     def split(self, batch: Any, values: Tensor) -> list[Tensor]:
         return list(values.split(1))
 
+    def cast(self, batch: Any, dtype: torch.dtype) -> Any:
+        return replace(batch, images=batch.images.to(dtype))
+
+
+@dataclass(frozen=True)
+class GraphCase(ImageCase):
+    """A tiny model of graphs, and random graphs with their classes."""
+
+    graphs: tuple[NodeGraph, ...] = ()
+
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> Any:
+        chosen = list(range(len(self.graphs))) if only is None else only
+        labels = torch.tensor([len(self.graphs[i].edges) % self.vocabulary for i in chosen])
+        return GraphBatch(pack_graphs([self.graphs[i] for i in chosen]), labels)
+
+    def cast(self, batch: Any, dtype: torch.dtype) -> Any:
+        weights = batch.graphs.feature_weights.to(dtype)
+        return replace(batch, graphs=replace(batch.graphs, feature_weights=weights))
+
+
+def random_graph(random: Random, features: int) -> NodeGraph:
+    """A graph of one to eight nodes; a node may have no features and no edges."""
+    nodes = random.randint(1, 8)
+    edges = [(random.randrange(nodes), random.randrange(nodes)) for _ in range(random.randint(0, 2 * nodes))]
+    rows = sorted(random.randrange(nodes) for _ in range(3 * nodes))
+    return NodeGraph(
+        tuple(map(str, range(nodes))),
+        np.array(edges, np.int64).reshape(-1, 2),
+        np.array(rows),
+        np.array([random.randrange(features) for _ in rows]),
+        np.array([random.uniform(0.1, 2) for _ in rows], np.float32),
+    )
+
 
 def settings(family: str, seed: int, **changes: Any) -> ModelSettings:
     model = {**FAMILIES[family](seed), **changes}
@@ -225,6 +285,8 @@ def data_for(model: dict[str, Any]) -> dict[str, Any]:
     """Return the [data] and [text] sections for a model."""
     if model["family"] == "vit":
         return {"data": {"corpus": "shapes"}}
+    if model["family"] == "graph":
+        return {"data": {"corpus": "citations"}}
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
     return {"data": {"corpus": "copy"}, "text": {"shared": model["family"] != "bert"}}
@@ -254,6 +316,10 @@ def make(
     if family == "vit":
         images = ImageBatch(torch.rand(pairs, 24, 24, 3), torch.randint(target_size, (pairs,)))
         return ImageCase(model.eval(), [], [], target_size, examples=images)
+
+    if family == "graph":
+        graphs = tuple(random_graph(random, source_size) for _ in range(pairs))
+        return GraphCase(model.eval(), [], [], target_size, graphs=graphs)
 
     def sentences(size: int) -> list[list[int]]:
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]

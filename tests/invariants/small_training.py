@@ -46,6 +46,8 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
     words = {"unit": "word", "vocabulary": 260}
     if model["family"] == "vit":
         return {"data": {"corpus": "shapes", "count": 40}}
+    if model["family"] == "graph":
+        return {"data": {"corpus": "citations"}}
     if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
         text, held_out = folder / "text", folder / "held-out"
         random = Random(seed)

@@ -29,9 +29,7 @@ seeds = pytest.mark.parametrize("seed", SEEDS)
 def test_the_fused_backend_equals_the_plain_one(case: Any, seed: int, dtype: torch.dtype, tolerance: float) -> None:
     made: Case = case(seed)
     made.model.to(dtype)
-    batch = made.batch(spare=3)
-    if isinstance(made, ImageCase):
-        batch = replace(batch, images=batch.images.to(dtype))
+    batch = made.cast(made.batch(spare=3), dtype)
     results = []
     for name in ("plain", "fused"):
         with use_backend(name):

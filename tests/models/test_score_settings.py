@@ -163,7 +163,7 @@ def test_rotary_and_relative_positions_in_an_encoder_decoder_with_any_cross_scor
         (["family=recurrent", "attention=none", "score=dot"], 'attention = "none" has no score'),
         (
             ["family=recurrent", "score=dot", "width=10"],
-            'score = "dot" needs width = encoder_width (bilinear, additive and attention = "multihead" do not)',
+            'needs width = encoder_width (bilinear, additive, graph-additive and attention = "multihead" do not)',
         ),
     ],
 )

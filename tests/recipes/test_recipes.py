@@ -49,7 +49,9 @@ def error_of(name: str, *overrides: str) -> str:
 
 def test_list_of_built_in_recipes_with_an_about_each():
     expected = [
+        "citations",
         "copy",
+        "cora",
         "en-es",
         "europarl-en-de",
         "europarl-en-fr",
@@ -266,7 +268,7 @@ def test_a_syntax_error_names_line_and_column():
         ("[model]\nsize = 'huge'", 'line 4: model.size = "huge": must be tiny, small, base or big'),
         ("[model]\nsize = [1]", "line 4: model.size = [1]: must be tiny, small, base or big"),
         ("[model]\nsize = 'tiny'\nheads = 3", "line 3: model: width 128 is not a multiple of heads 3"),
-        ("source = 'a'", "line 1: data: give one of corpus, pairs, text, or source with target"),
+        ("source = 'a'", "line 1: data: give one of corpus, pairs, text, graph, or source with target"),
         ("[training]\nstep = 5\nsteps = 0\nseed = -1",
          "line 4: unknown key training.step; did you mean training.steps? (and 2 more)"),
     ],

@@ -3,7 +3,7 @@
 from regard.attention import sparse_backends  # noqa: F401  adds its backends to those of `attend`
 from regard.attention.backends import attend, plain_weights, use_backend
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
-from regard.attention.layouts import AttentionLayout, DenseQK, MaskTable, PackedQK, StaticQK, pack
+from regard.attention.layouts import AttentionLayout, DenseQK, EdgeQK, MaskTable, PackedQK, StaticQK, pack
 from regard.attention.masks import (
     Causal,
     FixedBlocks,
@@ -18,7 +18,7 @@ from regard.attention.masks import (
 )
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.positional_scores import Relative, Rotary
-from regard.attention.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.attention.scores import Additive, Bilinear, Dot, GraphAdditive, ScaledDot, Score
 from regard.attention.static_layout import StaticPackedLayout
 
 __all__ = [
@@ -29,8 +29,10 @@ __all__ = [
     "Causal",
     "DenseQK",
     "Dot",
+    "EdgeQK",
     "FixedBlocks",
     "Full",
+    "GraphAdditive",
     "KVCache",
     "Mask",
     "MaskTable",

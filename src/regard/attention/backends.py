@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import kernels, taps
+from regard.attention.edges import EdgeMask
 from regard.attention.layouts import AttentionLayout, MaskTable
 from regard.attention.scores import ScaledDot, Score
 
@@ -108,6 +109,8 @@ MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
 def _select_backend(allowed: MaskTable, query: Tensor, keys: int) -> str:
     """Return the name of the fastest backend that supports these inputs."""
     sparse, length = allowed.sparse, query.shape[-2]
+    if isinstance(sparse, EdgeMask):
+        return sparse.backend(query)
     decoding = length <= MAX_DECODING_QUERIES and not torch.is_grad_enabled()
     if decoding and (query.is_cpu or allowed.bias is not None):
         return "small"
@@ -184,7 +187,9 @@ def attend(
         replaced = taps.offer(owner, "weights", AttentionWeights(q, k, v, allowed, score, layout))
         if replaced is not None:
             return layout.close(replaced.to(v.dtype) @ v)
-    name = requested_backend() if score.is_dot else "plain"
-    if name == "auto":
+    name = requested_backend()
+    if not score.is_dot and name != "plain":
+        name = "edges" if isinstance(allowed.sparse, EdgeMask) else "plain"
+    elif name == "auto":
         name = _select_backend(allowed, q, k.shape[-2])
     return layout.close(BACKENDS[name](q, k, v, allowed, score))

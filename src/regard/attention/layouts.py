@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.block_sparse import BlockSparseMask
+from regard.attention.edges import EdgeMask
 from regard.attention.masks import Causal, Full, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
 from regard.attention.static_layout import SegmentMask, StaticPackedLayout
@@ -38,7 +39,7 @@ class MaskTable:
     table: Tensor | None = None
     causal: bool = False
     no_empty_rows: bool = False
-    sparse: BlockSparseMask | SegmentMask | None = None
+    sparse: BlockSparseMask | SegmentMask | EdgeMask | None = None
     bias: Tensor | None = None
 
     @classmethod
@@ -179,6 +180,14 @@ class StaticQK(PackedQK):
 
     def lengths(self) -> None:  # type: ignore[override]
         return None
+
+
+class EdgeQK(PackedQK):
+    """Packed graphs: a node attends to the nodes that an edge connects it with (see `EdgeMask`)."""
+
+    def __init__(self, nodes: PackedLayout, senders: Tensor, receivers: Tensor, dropped: float = 0.0) -> None:
+        super().__init__(nodes, nodes)
+        self.allowed = MaskTable(no_empty_rows=nodes.equal_lengths, sparse=EdgeMask(nodes, senders, receivers, dropped))
 
 
 def pack(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:

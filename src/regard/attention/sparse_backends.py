@@ -1,12 +1,13 @@
-"""Attention backends for sparse masks of long sentences, and for packed batches of static shapes."""
+"""Attention backends for sparse masks of long sentences, packed batches of static shapes, and graphs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from regard.attention.backends import BACKENDS, fused, fused_dot
+from regard.attention.backends import BACKENDS, fused, fused_dot, plain
 from regard.attention.block_sparse import BlockSparseMask
+from regard.attention.edges import EdgeMask
 from regard.attention.layouts import MaskTable
 from regard.attention.scores import Score
 from regard.attention.static_layout import SegmentMask
@@ -46,4 +47,15 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score:
     return out.transpose(0, 1)
 
 
-BACKENDS.update(block_sparse=block_sparse, varlen=varlen)
+def edges(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
+    """Only the pairs of nodes that an edge connects, for any score: [N, H, L, D] -> [N, H, L, D]."""
+    mask = allowed.sparse
+    if not isinstance(mask, EdgeMask):
+        return fused(query, key, value, allowed, score) if score.is_dot else plain(query, key, value, allowed, score)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # [N * L, H, D]
+    senders, receivers = mask.cells
+    weights = mask.softmax(score.on_edges(q, k, receivers, senders))
+    return mask.weighted_sum(weights, v).unflatten(0, (len(query), -1)).transpose(1, 2)
+
+
+BACKENDS.update(block_sparse=block_sparse, varlen=varlen, edges=edges)

@@ -23,8 +23,13 @@ def attention(
 ) -> int:
     """Scores and weighted sums of all heads, without the projections of the attention layer itself."""
     key_lengths = lengths if key_lengths is None else key_lengths
-    pairs, features = num_pairs(lengths, key_lengths), width // heads
-    return heads * score.flops(features, features, sum(lengths), sum(key_lengths), pairs) + 2 * pairs * width
+    return attention_on_pairs(score, width, heads, sum(lengths), sum(key_lengths), num_pairs(lengths, key_lengths))
+
+
+def attention_on_pairs(score: type[Score], width: int, heads: int, queries: int, keys: int, pairs: int) -> int:
+    """The same, if `pairs` of these queries and keys are scored."""
+    features = width // heads
+    return heads * score.flops(features, features, queries, keys, pairs) + 2 * pairs * width
 
 
 def _self_attn(config: BlockConfig, lengths: Sequence[int]) -> int:
@@ -47,6 +52,12 @@ def encoder_block(config: BlockConfig, lengths: Sequence[int]) -> int:
     """A block of self-attention and feed-forward layer; the gate of `se_dim` features is computed per sentence."""
     gate = 4 * len(lengths) * config.width * config.se_dim
     return _self_attn(config, lengths) + _feed_forward(config, sum(lengths)) + gate
+
+
+def graph_block(config: BlockConfig, nodes: int, edges: int) -> int:
+    """A block whose self-attention scores the edges of a graph."""
+    attn = attention_on_pairs(SCORES[config.score], config.width, config.heads, nodes, nodes, edges)
+    return 8 * nodes * config.width**2 + attn + _feed_forward(config, nodes)
 
 
 def decoder_block(config: BlockConfig, lengths: Sequence[int], source_lengths: Sequence[int]) -> int:

@@ -23,8 +23,8 @@ from regard.recipes.schema import Recipe, families
 from regard.recipes.to_toml import toml_value
 
 # Mutually exclusive ways to give the training data: a layer that uses one drops the inherited others.
-DATA_KEYS = ({"corpus"}, {"pairs"}, {"text"}, {"source", "target"}, {"mix"})
-FILE_KEYS = {"source", "target", "pairs", "text", "mix", "valid", "test"}
+DATA_KEYS = ({"corpus"}, {"pairs"}, {"text"}, {"graph"}, {"source", "target"}, {"mix"})
+FILE_KEYS = {"source", "target", "pairs", "text", "graph", "mix", "valid", "test"}
 MAX_DOTS = 2000  # in a line: the time of the parser is quadratic in the parts of a dotted key
 LIST_HINT = "regard recipes lists them"
 

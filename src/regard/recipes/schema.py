@@ -57,7 +57,7 @@ class Corpus(SettingsModel):
     """
 
     corpus: str | None = Field(
-        None, description="built-in corpus: en-es, stories, moods, shapes, copy, reverse or sort"
+        None, description="built-in corpus: en-es, stories, moods, shapes, citations, copy, reverse or sort"
     )
     source: Names | None = Field(
         None, description="source sentences, one per line (plain, .gz, .xz or .zst); a file, a glob, or a list of them"
@@ -69,6 +69,9 @@ class Corpus(SettingsModel):
     )
     text: Names | None = Field(
         None, description="instead of pairs: plain text, for language models and masked language models"
+    )
+    graph: str | None = Field(
+        None, description="a graph, to classify its nodes: an .npz file, or a folder with nodes.tsv and edges.tsv"
     )
     format: Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"] = Field(
         "auto", description="format of pairs or text; auto: by the file name"
@@ -93,9 +96,9 @@ class Corpus(SettingsModel):
     def _check_kind(self) -> Corpus:
         if [] in (self.source, self.target, self.pairs, self.text):
             raise ValueError("a list of files must not be empty")
-        kinds = [self.corpus, self.pairs, self.text, self.source or self.target]
+        kinds = [self.corpus, self.pairs, self.text, self.source or self.target, self.graph]
         if sum(kind is not None for kind in kinds) > 1:
-            raise ValueError("give one of corpus, pairs, text, or source with target")
+            raise ValueError("give one of corpus, pairs, text, graph, or source with target")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
         wanted = 1 if self.text is not None else 2
@@ -107,13 +110,15 @@ class Corpus(SettingsModel):
 
     @property
     def given(self) -> bool:
-        return any(part is not None for part in (self.corpus, self.pairs, self.text, self.source))
+        return any(part is not None for part in (self.corpus, self.pairs, self.text, self.source, self.graph))
 
     @property
     def kind(self) -> str:
-        """The kind of examples: "pairs" of texts, plain "text", or that of a built-in corpus, such as "images"."""
+        """The kind of examples: "pairs" of texts, plain "text", a "graph", or that of a built-in corpus."""
         if self.text is not None or self.corpus in PLAIN_CORPORA:
             return "text"
+        if self.graph is not None:
+            return "graph"
         return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
 
     @property
@@ -322,7 +327,7 @@ class TrainingSettings(SettingsModel):
         0.0, ge=0, le=1, description="cosine, linear, stable: final learning rate as a fraction of the peak"
     )
     betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="beta1 and beta2 of Adam")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of adamw and muon, on matrices only")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, on matrices only; with adam it is an L2 penalty")
     max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: no clipping")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability that is spread over the whole vocabulary")
     r_drop: float = Field(

@@ -105,6 +105,10 @@ class Task(ABC):
         """The names of the classes, in the order of their ids; none unless `output` is "class"."""
         return []
 
+    def feature_names(self) -> list[str]:
+        """The names of the features of nodes, in the order of their ids; none unless the data are graphs."""
+        return []
+
     # -- data ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -34,8 +34,8 @@ def make_optimizer(model: SequenceModel, run: RunDir) -> torch.optim.Optimizer:
 
 @OPTIMIZERS.register("adam")
 def adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Adam, without weight decay."""
-    return _adam(model, torch.optim.Adam, settings.betas, 0.0)
+    """Adam; weight decay, on matrices only, is an L2 penalty: part of the gradient, which Adam rescales."""
+    return _adam(model, torch.optim.Adam, settings.betas, settings.weight_decay)
 
 
 @OPTIMIZERS.register("adamw")

@@ -69,6 +69,8 @@ def _train(
         origin = _origin(run, given, reporter)
         if not run.classes and (names := task.class_names()):
             run.save_classes(names)
+        if not run.features and (names := task.feature_names()):
+            run.save_features(names)
         if not run.has_tokenizers():
             run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training

@@ -1,0 +1,132 @@
+"""Classification of the nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from regard.data.corpora import locate
+from regard.data.graphs import NodeGraph, WholeGraph, pack_graphs, read_graph
+from regard.data.packing import BatchStream
+from regard.errors import UserError
+from regard.models.graph import GraphBatch
+from regard.packed import Batch
+from regard.registry import CORPORA, TASKS
+from regard.run_dir import RunDir
+from regard.tasks.base import Dataset
+from regard.tasks.classes import ClassTask
+
+
+@dataclass(frozen=True)
+class GraphDataset(Dataset):
+    """A graph in memory, and the nodes to train on."""
+
+    graph: NodeGraph
+    nodes: list[tuple[int, str]]
+
+    @property
+    def digest(self) -> str:
+        return self.graph.digest
+
+
+@TASKS.register("node-classification")
+class NodeClassificationTask(ClassTask):
+    """Trains on the nodes of one graph whose class is given; every step reads the whole graph.
+
+    An example is the number of a node and the name of its class. Held-out nodes are part of the graph in training;
+    their classes are not.
+    """
+
+    name = "node-classification"
+    about = "name the class of a node of a graph"
+    data = "graph"
+    usage = "NODE"
+    verbs = frozenset({"predict", "evaluate"})
+    has_source = False
+    trace = None
+
+    @cached_property
+    def graph(self) -> NodeGraph:
+        data = self.recipe.data
+        if data.graph is not None:
+            return read_graph(locate(data.graph, data.folder))
+        graph: NodeGraph = CORPORA[data.corpus or ""].graph()
+        return graph
+
+    @property
+    def members(self) -> str:
+        return "nodes"
+
+    def check_files(self, resumed: bool) -> list[str]:
+        _ = self.graph
+        return []
+
+    def held_out(self, split: str) -> list[tuple[int, str]]:
+        if split not in self.graph.splits:
+            raise UserError(f"the graph has no split {split!r}; it has {', '.join(self.graph.splits) or 'none'}")
+        return [(int(node), self.graph.classes[self.graph.labels[node]]) for node in self.graph.splits[split]]
+
+    def digest(self, examples: Sequence[Any]) -> str:
+        return self.graph.digest
+
+    def class_names(self) -> list[str]:
+        return list(self.graph.classes)
+
+    def feature_names(self) -> list[str]:
+        return list(self.graph.feature_names)
+
+    def dataset(
+        self,
+        run: RunDir,
+        progress: Callable[[str, int], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> GraphDataset:
+        return GraphDataset(self.graph, self.held_out("train"))
+
+    def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
+        assert isinstance(dataset, GraphDataset)
+        nodes, names = zip(*dataset.nodes, strict=True)
+        ((_, batch),) = self.batches(run, nodes, [self.class_id(run, name) for name in names])
+        return WholeGraph(batch)
+
+    def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
+        graph = self.graph
+        size = f"{len(graph.nodes):,} nodes, {len(graph.edges):,} edges, {len(graph.feature_names):,} features"
+        return [f"data: a graph of {size}; training nodes: {len(self.held_out('train')):,}"]
+
+    def describe_batch(self, run: RunDir, batch: Batch) -> list[dict[str, Any]]:
+        assert isinstance(batch, GraphBatch) and batch.nodes is not None
+        return [
+            {"node": self.graph.nodes[node], "class": run.classes[label]}
+            for node, label in zip(batch.nodes.tolist(), batch.labels.tolist(), strict=True)
+        ]
+
+    def batches(
+        self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], GraphBatch]]:
+        asked = torch.tensor(list(inputs), dtype=torch.long)
+        given = torch.zeros_like(asked) if labels is None else torch.tensor(labels)
+        yield list(range(len(inputs))), GraphBatch(self._packed(run), given, asked)
+
+    def _packed(self, run: RunDir) -> Any:
+        """The graph as tensors, whose features must be those of the run."""
+        if tuple(run.features) != self.graph.feature_names:
+            raise UserError(f"the features of the graph are not those that {run.path} was trained with")
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> Any:
+        return pack_graphs([self.graph])
+
+    def read_input(self, argument: str) -> int:
+        if argument not in self.graph.number:
+            last = self.graph.nodes[-1]
+            raise UserError(f"there is no node {argument[:60]!r}: the nodes are {self.graph.nodes[0]} to {last}")
+        return self.graph.number[argument]
+
+    def show_input(self, index: int, given: Any) -> str:
+        return f"node {self.graph.nodes[given]}"
