@@ -27,7 +27,8 @@ class BeamTree:
     earlier tokens (None: causal).
 
     A tree grows with every token. `fixed` returns one with static shapes and addresses, as CUDA graphs require, in
-    which the index of the next entry (`cursor`) and the tokens of a sentence (`fed`) are tensors.
+    which the index of the next entry (`cursor`) and the tokens of a sentence (`fed`) are tensors: sentences may have
+    been fed different numbers of tokens. When a sentence has no more room, it overwrites its last entries.
     """
 
     def __init__(self, sentences: int, mask: Mask | None = None, padding: Tensor | None = None) -> None:
@@ -37,10 +38,11 @@ class BeamTree:
         self.entries = 0
         self.turn = 0  # number of calls of `enter`
         self.seen: Tensor | None = None
-        self.index: Tensor | None = None  # [E] position of each entry, including padding; for masks
-        self.cursor: Tensor | None = None  # [1]
+        self.index: Tensor | None = None  # [E] or [N, E] position of each entry, including padding; for masks
+        self.cursor: Tensor | None = None  # [N]
         self.fed: Tensor | None = None  # [N]
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
+        self.used: int | None = None  # entries in use, unless only the device knows
         self._queries = 1
         self._allowed: MaskTable | None = None
         self._levels: Tensor | None = None  # 0 and -inf
@@ -70,10 +72,14 @@ class BeamTree:
         return None
 
     def _enter_fixed(self) -> None:
-        assert self.cursor is not None and self.fed is not None and self.seen is not None
+        assert self.cursor is not None and self.fed is not None and self.seen is not None and self.padding is not None
         beam = torch.arange(self.beams, device=self.cursor.device)
-        self.write = self.cursor + beam  # the entries of this step
-        self.seen.index_copy_(2, self.write, (beam[:, None] == beam).expand(self.sentences, -1, -1))
+        self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam  # [N, K], for this step
+        self.used = int(self.write.max()) + 1 if self.cursor.is_cpu else None
+        own = (beam[:, None] == beam).expand(self.sentences, -1, -1)
+        self.seen.scatter_(2, self.write[:, None].expand_as(own), own)
+        if self.index is not None:
+            self.index.scatter_(1, self.write, (self.fed + self.padding)[:, None].expand_as(self.write))
         self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())
         self.cursor.add_(self.beams)
         self.fed.add_(1)
@@ -95,10 +101,11 @@ class BeamTree:
         return MaskTable(table.unsqueeze(1))  # [N or 1, 1, Q, E]
 
     def _step(self, dtype: torch.dtype) -> MaskTable:
-        table = self.seen
+        table = None if self.seen is None else self.seen[..., : self.used]
         if self.mask is not None:
             assert self.index is not None
-            keys = self.index[None] if self.padding is None else self.index - self.padding[:, None]
+            keys = self.index[..., : self.used]
+            keys = keys[None] if self.padding is None else keys - self.padding[:, None]
             here = self.position.index.flatten()  # [N * K], or [1] for all
             here = here.view(len(keys), -1)[:, :1] if len(keys) > 1 else here[:1, None]
             visible = self.mask.table(
@@ -128,10 +135,9 @@ class BeamTree:
         """Return a tree with these sentences only, [M] indices into the present N."""
         kept = copy.copy(self)
         kept.sentences, kept._allowed = len(sentences), None
-        for name in ("seen", "padding", "fed"):
+        for name in ("seen", "padding", "fed", "cursor", *(() if self.cursor is None else ("index",))):
             rows = getattr(self, name)
             setattr(kept, name, None if rows is None else rows.index_select(0, sentences))
-        kept.cursor = None if self.cursor is None else self.cursor.clone()
         return kept
 
     def fixed(self, beams: int, capacity: int, prompt: int, device: torch.device) -> BeamTree:
@@ -143,24 +149,23 @@ class BeamTree:
         made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, None
         made.seen = torch.zeros(self.sentences, beams, prompt + beams * capacity, dtype=torch.bool, device=device)
         made.seen[..., : self.entries] = True if self.seen is None else self.seen
-        made.cursor = torch.tensor([prompt], device=device)
+        made.cursor = torch.full((self.sentences,), prompt, device=device)
         made.fed = torch.full((self.sentences,), self.length, device=device)
         made.padding = torch.zeros_like(made.fed) if self.padding is None else self.padding.clone()
         made.fed -= made.padding
         if self.mask is not None:
-            entry = torch.arange(prompt + beams * capacity, device=device)
-            made.index = torch.where(entry < prompt, entry, self.length + (entry - prompt) // beams)
+            entries = torch.arange(made.seen.shape[-1], device=device)
+            made.index = entries.repeat(self.sentences, 1)  # of those after the prompt, `enter` writes the position
         return made
 
-    def grown(self, capacity: int) -> BeamTree:
-        """Return a tree with static shapes and capacity for this many tokens."""
+    def grown(self, capacity: int, prompt: int = 0) -> BeamTree:
+        """Return a tree with static shapes and capacity for this many tokens, after prompts of this length."""
         assert self.seen is not None
-        made, more = copy.copy(self), self.entries + self.beams * capacity - self.seen.shape[-1]
-        made._allowed = None
+        made = copy.copy(self)
+        made.entries, made._allowed = max(self.entries, prompt), None
+        more = made.entries + self.beams * capacity - self.seen.shape[-1]
         made.seen = F.pad(self.seen, (0, more))
-        if self.index is not None:
-            after = torch.arange(more, device=self.index.device) // self.beams
-            made.index = torch.cat([self.index, self.index[-1:] + 1 + after])
+        made.index = None if self.index is None else F.pad(self.index, (0, more))
         return made
 
     def restart(self) -> None:
@@ -213,9 +218,10 @@ class KVCache:
             k, v = self.key[:, :, : tree.entries], self.value[:, :, : tree.entries]
         else:
             assert self.key is not None and self.value is not None
-            self.key.index_copy_(2, tree.write, k.to(self.key.dtype))
-            self.value.index_copy_(2, tree.write, v.to(self.value.dtype))
-            k, v = self.key, self.value
+            rows = torch.arange(tree.sentences, device=k.device)[:, None]
+            for store, new in ((self.key, k), (self.value, v)):
+                store.transpose(1, 2)[rows, tree.write] = new.transpose(1, 2).to(store.dtype)
+            k, v = self.key[:, :, : tree.used], self.value[:, :, : tree.used]
         return q, k, v, tree.allowed(q.dtype)
 
     def _folded(self, x: Tensor) -> Tensor:

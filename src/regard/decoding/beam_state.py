@@ -82,13 +82,20 @@ class Choice(NamedTuple):
     margin: Tensor | None  # [N], if wanted
 
 
+OF_SENTENCES = (  # the tensors of `SearchState` with a row for each sentence
+    *("tokens", "parents", "logprobs", "total", "last", "step", "done"),
+    *("margin", "best", "ends", "max_penalty", "uniform", "history"),
+)
+
+
 @dataclass(eq=False)
 class SearchState:
     """Beam search or sampling for N sentences, in tensors of fixed capacity that a step changes in place.
 
     Histories are backpointers: at step t, beam k continued beam `parents[n, k, t]` with `tokens[n, k, t]`. A finished
     hypothesis is a score and where it ended: `t * K + k` for beam k after t tokens. A sentence is done when it has no
-    live hypothesis; further steps of its batch do not change what it has finished.
+    live hypothesis; further steps of its batch do not change what it has finished. With `static`, sentences may be at
+    different steps.
     """
 
     settings: DecodingSettings
@@ -99,7 +106,7 @@ class SearchState:
     logprobs: Tensor  # [N, K, T]
     total: Tensor  # [N, K] log-probability of each live hypothesis; -inf: none
     last: Tensor  # [N, K] token that each beam is fed next
-    step: Tensor  # [1] tokens generated so far
+    step: Tensor  # [N] tokens generated so far; it does not count after a sentence is done
     done: Tensor  # [N] bool
     margin: Tensor | None  # [N] smallest decision margin so far, if wanted
     best: Tensor  # [N, F] scores of the finished hypotheses, in beam search the best first; -inf: none
@@ -142,7 +149,7 @@ class SearchState:
             logprobs=new(beams, capacity),
             total=new(beams),
             last=new(beams, dtype=torch.long),
-            step=torch.empty(1, dtype=torch.long, device=device),
+            step=new(dtype=torch.long),
             done=new(dtype=torch.bool),
             margin=new() if margins else None,
             best=new(finished),
@@ -157,8 +164,11 @@ class SearchState:
             static=static,
         )
 
-    def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int) -> None:
-        """Initialise for a first step that feeds each sentence `begin` [N]; `lines` and `seed` key random draws."""
+    def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
+        """Initialise for a first step that feeds each sentence `begin` [N].
+
+        Line numbers and the seed (of all sentences, or of each) key random draws.
+        """
         for old, new in zip(self.constraints.tensors(), constraints.tensors(), strict=True):
             old.copy_(new)
         penalty = length_penalties(self.settings.length_penalty, constraints.longest).to(begin.device)
@@ -201,16 +211,18 @@ class SearchState:
 
     def keep(self, sentences: Tensor) -> SearchState:
         """Return a new state with these sentences only, [M] indices into the present N."""
-        names = ["tokens", "parents", "logprobs", "total", "last", "done", "margin", "best", "ends"]
-        names += ["max_penalty", "uniform", "history"]
-        tensors = {name: getattr(self, name) for name in names}
+        tensors = {name: getattr(self, name) for name in OF_SENTENCES}
         rows: dict[str, Any] = {name: None if x is None else select(x, sentences) for name, x in tensors.items()}
         random_keys = None if self.keys is None else self.keys[sentences.cpu().numpy()]
-        kept = self.constraints.keep(sentences)
-        return replace(self, constraints=kept, step=self.step.clone(), keys=random_keys, **rows)
+        return replace(self, constraints=self.constraints.keep(sentences), keys=random_keys, **rows)
 
-    def grown(self, capacity: int) -> SearchState:
-        """Return a new state with capacity for so many tokens."""
+    def of_sentences(self) -> Iterator[Tensor]:
+        """The tensors that have a row for each sentence, in a fixed order."""
+        yield from (x for x in (getattr(self, name) for name in OF_SENTENCES) if x is not None)
+        yield from self.constraints.of_sentences()
+
+    def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
+        """Return a new state with capacity for so many tokens, and for prefixes and prompts of these lengths."""
 
         def wider(x: Tensor, value: int) -> Tensor:
             return F.pad(x, (0, capacity - self.capacity), value=value)
@@ -218,6 +230,7 @@ class SearchState:
         device = self.penalty.device
         return replace(
             self,
+            constraints=self.constraints.widened(prefix, prompt),
             tokens=wider(self.tokens, NONE),
             parents=wider(self.parents, 0),
             logprobs=wider(self.logprobs, 0),
@@ -226,10 +239,10 @@ class SearchState:
             uniform=self.uniform if self.keys is None else _draws(self.keys, capacity).to(device),
         )
 
-    def drop_from(self, first: int) -> None:
-        """Make the sentences from number `first` on done, without hypotheses."""
-        self.total[first:] = -math.inf
-        self.done[first:] = True
+    def drop(self, sentences: list[int] | slice) -> None:
+        """Make these sentences done, without hypotheses."""
+        self.total[sentences] = -math.inf
+        self.done[sentences] = True
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -240,8 +253,9 @@ class SearchState:
         """
         written = (self.tokens if self.history is None else self.history)[:, : logits.shape[1]]
         history = written if self.static else written[..., : self.fed]
-        convert = not self.static or self.constraints.repetition != 1  # else only the top candidates are converted
-        logits = self.constraints.penalize_repetition(logits.float() if convert else logits, history)
+        # With `few`, only the top candidates are converted to float32.
+        few = self.static and self.constraints.repetition == 1 and logits.dtype != torch.float64
+        logits = self.constraints.penalize_repetition(logits if few else logits.float(), history)
         choose = self._best_candidates if self.settings.method == "beam" else self._draw
         penalty = self._penalty(1)
         choice = choose(logits, history, penalty)
@@ -252,15 +266,19 @@ class SearchState:
         return choice.parents
 
     def _penalty(self, ahead: int = 0) -> Tensor:
-        """The length penalty after so many more steps, [1]."""
-        return self.penalty[ahead:].index_select(0, self.step) if self.static else self.penalty[self.fed + ahead, None]
+        """The length penalty after so many more steps, [N, 1]; [1] if all sentences are at the same step."""
+        if not self.static:
+            return self.penalty[self.fed + ahead, None]
+        length = (self.step + ahead).clamp(max=self.capacity)  # of sentences that are done it does not matter
+        return self.penalty.index_select(0, length)[:, None]
 
     def _best_candidates(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Select the best of all K * V candidates.
 
         A candidate is kept if it is among the K best of candidates and finished hypotheses together, by the score it
-        would have if it ended here; `penalty` [1] is the same for all candidates. The K + 1 best of all are among the
-        K + 1 best of each beam. With `static`, log-probabilities are computed for those only: logits - offset.
+        would have if it ended here; `penalty` is the same for all candidates of a sentence. The K + 1 best of all are
+        among the K + 1 best of each beam. With `static`, log-probabilities are computed for those only: logits -
+        offset.
         """
         offset = log_sum(logits) if self.static else None
         logits = logits if self.static else log_softmax(logits)
@@ -294,7 +312,7 @@ class SearchState:
         if only is not None and single is not None:
             chosen = torch.arange(logp.shape[-1], device=logp.device) == single.token
             logp = torch.where(only, torch.where(chosen, single.logprob, -math.inf), logp)
-        uniform = self.uniform.index_select(-1, self.step).squeeze(-1)  # [N, K]
+        uniform = self.uniform.gather(-1, self._here()).squeeze(-1)  # [N, K]
         tokens, logprobs, margins = draw(logp, uniform, self.settings)
         margin = None if self.margin is None else margins.masked_fill(self.total == -math.inf, math.inf).amin(-1)
         parents = self._own if logits.shape[1] == self.beams else torch.zeros_like(self._own)
@@ -305,7 +323,7 @@ class SearchState:
         if self.margin is None:
             return None
         kept, rejected = total[:, 0], total[:, 1]
-        return ((kept - rejected) / penalty).masked_fill(rejected == -math.inf, math.inf)
+        return ((kept - rejected) / penalty.squeeze(-1)).masked_fill(rejected == -math.inf, math.inf)
 
     def _mask(self, logits: Tensor, offset: Tensor | None, history: Tensor) -> SingleCandidate | None:
         """Apply the constraints to logits in place; return the candidate of beams that are left with only one.
@@ -334,14 +352,20 @@ class SearchState:
         if self.history is not None:
             self.history.copy_(self.history.gather(1, choice.parents[..., None].expand_as(self.history)))
             written.append((self.history, choice.tokens))
+        here = self._here()
         for trail, new in written:
-            trail.index_copy_(2, self.step, new[..., None])
+            kept = torch.where(self.done[:, None, None], trail.gather(2, here), new[..., None]) if self.static else None
+            trail.scatter_(2, here, new[..., None] if kept is None else kept)
         self.last.copy_(choice.tokens)
         self.total.copy_(choice.total)
         if self.margin is not None and choice.margin is not None:
             torch.minimum(self.margin, choice.margin, out=self.margin)
-        self.step.add_(1)
+        self.step.add_(~self.done)
         self.fed += 1
+
+    def _here(self) -> Tensor:
+        """[N, K, 1] where the next token of each beam is written."""
+        return self.step.clamp(max=self.capacity - 1)[:, None, None].expand(-1, self.beams, 1)
 
     def _finish(self, which: Tensor, penalty: Tensor) -> None:
         """Move the live hypotheses `which` [N, K] to the finished ones, of which the F best are kept.
@@ -351,11 +375,11 @@ class SearchState:
         if not self.static and not bool(which.any()):
             return
         score = torch.where(which, self.total / penalty, -math.inf)
-        end = torch.add(self._own, self.step, alpha=self.beams)  # [K]: step * K + k
+        end = torch.add(self._own, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
         if self.reorders:
             top = torch.cat([self.best, score], 1).topk(self.best.shape[1])
             self.best.copy_(top.values)
-            torch.gather(torch.cat([self.ends, end.expand_as(score)], 1), 1, top.indices, out=self.ends)
+            torch.gather(torch.cat([self.ends, end], 1), 1, top.indices, out=self.ends)
         else:
             torch.where(score > -math.inf, end, self.ends, out=self.ends)
             torch.maximum(self.best, score, out=self.best)
@@ -382,7 +406,7 @@ class SearchState:
         """Copy the beams of these sentences (None: of all) to the host."""
         history = self.tokens if self.history is None else self.history
         chosen = slice(None) if sentences is None else torch.tensor(sentences, device=history.device)
-        return Beams(history[chosen][..., : int(self.step)].cpu(), (self.total[chosen] > -math.inf).cpu())
+        return Beams(history[chosen][..., : int(self.step.max())].cpu(), (self.total[chosen] > -math.inf).cpu())
 
     def stop(self, where: Tensor, sentences: list[int] | None = None) -> None:
         """End the live hypotheses `where` [M, K] of these sentences (None: all) as they are."""
@@ -401,7 +425,8 @@ class SearchState:
         def read(x: Tensor) -> Any:
             return x.index_select(0, index).tolist()
 
-        trails = zip(*(read(x[..., : int(self.step)]) for x in (self.tokens, self.parents, self.logprobs)), strict=True)
+        longest = int(self.step[index].max())
+        trails = zip(*(read(x[..., :longest]) for x in (self.tokens, self.parents, self.logprobs)), strict=True)
         margins = [math.inf] * len(index) if self.margin is None else read(self.margin)
         results = []
         for scores, ends, trail, margin in zip(read(self.best), read(self.ends), trails, margins, strict=True):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.recipes.schema import DecodingSettings
@@ -106,6 +107,35 @@ class Constraints:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.limit, self.prefix, self.prompt, self.banned
 
+    def of_sentences(self) -> tuple[Tensor, ...]:
+        """The tensors that have a row for each sentence, in a fixed order."""
+        return self.limit, self.prefix, self.prompt
+
+    def widened(self, prefix: int, prompt: int) -> Constraints:
+        """Return them with room for prefixes and prompts of these lengths."""
+        wide = [
+            F.pad(x, (0, max(0, width - x.shape[1])), value=NONE)
+            for x, width in ((self.prefix, prefix), (self.prompt, prompt))
+        ]
+        return replace(self, prefix=wide[0], prompt=wide[1])
+
+    def sentence(self, number: int) -> Constraints:
+        """The constraints of one sentence."""
+        own = self.keep(torch.tensor([number], device=self.limit.device))
+        return replace(own, longest=int(own.limit))
+
+    def to(self, device: torch.device) -> Constraints:
+        names = ("limit", "prefix", "prompt", "banned")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    @staticmethod
+    def joined(each: Sequence[Constraints]) -> Constraints:
+        """The constraints of several searches with equal settings as those of one search."""
+        prefix, prompt = max(c.prefix.shape[1] for c in each), max(c.prompt.shape[1] for c in each)
+        rows = zip(*(c.widened(prefix, prompt).of_sentences() for c in each), strict=True)
+        limit, prefixes, prompts = map(torch.cat, rows)
+        return replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=max(c.longest for c in each))
+
     def keep(self, sentences: Tensor) -> Constraints:
         """Select sentences, [M] indices into the present N."""
         limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
@@ -130,12 +160,13 @@ class Constraints:
     def single_candidate(self, logits: Tensor, offset: Tensor | None, step: Tensor) -> SingleCandidate:
         """Return the candidate of beams that have only one, from logits [N, K, V] before `mask`.
 
-        It is the prefix's token inside a prefix, and else EOS. `step` [1] is the number of tokens so far; the
+        It is the prefix's token inside a prefix, and else EOS. `step` [N] is the number of tokens so far; the
         log-probability is logit - offset [N, K].
         """
         width = self.prefix.shape[1]
         if width:
-            token = self.prefix.index_select(1, step.clamp(max=width - 1))  # [N, 1]
+            step = step[:, None]
+            token = self.prefix.gather(1, step.clamp(max=width - 1))  # [N, 1]
             forced = (token >= 0) & (step < width)
             token = torch.where(forced, token, EOS)[..., None]  # [N, 1, 1]
             logit = logits.gather(-1, token.expand(-1, logits.shape[1], -1))
@@ -145,10 +176,10 @@ class Constraints:
         return SingleCandidate(None, EOS, logp.clamp(min=MIN_LOGPROB))
 
     def mask(self, logits: Tensor, step: Tensor, history: Tensor) -> None:
-        """Put -inf in place where a token may not follow; `step` [1] is the number of tokens so far."""
+        """Put -inf in place where a token may not follow; `step` [N] is the number of tokens so far."""
         logits.index_fill_(-1, self.banned, -math.inf)
         if self.min_length:
-            logits[..., EOS].masked_fill_(step < self.min_length, -math.inf)
+            logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)
         if 0 < self.no_repeat <= history.shape[-1]:
             logits.masked_fill_(repeats(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
 
@@ -161,11 +192,12 @@ def select(x: Tensor, sentences: Tensor) -> Tensor:
 def repeats(history: Tensor, step: Tensor, size: int, vocabulary: int) -> Tensor:
     """[N, K, V] True where a token would complete an n-gram of this size that `history` [N, K, t >= size] has.
 
-    The first `step` [1] tokens of the history are written; the rest is NONE, which is no token.
+    The first `step` [N] tokens of the history are written; the rest is NONE, which is no token.
     """
     grams = history.unfold(-1, size, 1)  # [N, K, t - size + 1, size]
-    last = (step + torch.arange(1 - size, 0, device=step.device)).clamp(min=0)  # [size - 1]
-    context = history.index_select(-1, last)  # [N, K, size - 1]
+    step = step[:, None, None]
+    last = (step + torch.arange(1 - size, 0, device=step.device)).clamp(0, history.shape[-1] - 1)  # [N, 1, size - 1]
+    context = history.gather(-1, last.expand(-1, history.shape[1], -1))  # [N, K, size - 1]
     seen = (grams[..., :-1] == context[..., None, :]).all(-1) & (step >= size)
     return among(torch.where(seen, grams[..., -1], NONE), vocabulary)
 

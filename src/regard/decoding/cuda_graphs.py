@@ -8,9 +8,10 @@ as under autocast. Scores are summed in float32 in any case.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -65,7 +66,7 @@ class CapturedPrefill:
         self.source.ids.copy_(source.ids)
         self.source.layout.length.copy_(source.layout.length)
         self.begin.copy_(setup.begin)
-        self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.request.seed)
+        self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.seeds)
 
     def run(self, model: Any) -> None:
         """Encode the sources and initialise the search."""
@@ -155,9 +156,10 @@ class CapturedRunner(StaticRunner):
 
     ahead = 1  # so that the GPU is busy while the host reads which sentences are done
 
-    def __init__(self, bf16: bool) -> None:
+    def __init__(self, bf16: bool, coarse: bool = False) -> None:
+        """`coarse`: round sizes to powers of 4, for searches whose number of sentences changes all the time."""
         super().__init__(round_sizes=True)
-        self.bf16 = bf16
+        self.bf16, self.coarse = bf16, coarse
         self.steps: dict[object, CapturedStep] = {}  # by `StaticSearch.key`, the most recently used last
         self.prefills: dict[object, CapturedPrefill] = {}
         self.copy: Bf16Copy | None = None
@@ -189,6 +191,17 @@ class CapturedRunner(StaticRunner):
             else:
                 self._warn("there is not enough GPU memory")
         return run_eagerly(model, request, constraints, watch)
+
+    def size(self, size: int, least: int) -> int:
+        return max(least, 4 ** math.ceil(math.log(size, 4))) if self.coarse and size else super().size(size, least)
+
+    @contextmanager
+    def session(self, model: SequenceModel) -> Iterator[Stepper]:
+        device = next(model.parameters()).device
+        with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            stepped = self._prepare(model)
+            with self._precision(device.type):
+                yield stepped
 
     def _prepare(self, model: nn.Module) -> Stepper:
         """Return the model to step: the given one, or its bf16 copy, which `_update_copy` then updates."""
@@ -222,7 +235,7 @@ class CapturedRunner(StaticRunner):
         prefill = self.prefills.pop(key, None)
         if prefill is None:
             self._update_copy()
-            padded = replace(setup, request=replace(request, source=source, lines=None, begin=None))
+            padded = replace(setup, request=replace(request, source=source, lines=None, begin=None, seed=0))
             prefill = CapturedPrefill(super().opened(model, padded), source, setup.begin)
         else:
             prefill.fill(setup, source)

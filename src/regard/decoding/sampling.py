@@ -38,11 +38,12 @@ def fold(*parts: int) -> int:
     return int(word[0])
 
 
-def keys(seed: int, lines: Sequence[int], samples: int) -> Words:
-    """[N, K] the keys of the draws of each sample of each line."""
+def keys(seed: int | Sequence[int], lines: Sequence[int], samples: int) -> Words:
+    """[N, K] the keys of the draws of each sample of each line; the seed is that of all lines, or of each."""
+    seeds = np.array([number & MASK for number in ([seed] if isinstance(seed, int) else seed)], dtype=np.uint64)
     line = np.array([number & MASK for number in lines], dtype=np.uint64)[:, None]
     sample = np.arange(samples, dtype=np.uint64)[None, :]
-    return splitmix64(splitmix64(splitmix64(np.array([seed & MASK], dtype=np.uint64)) ^ line) ^ sample)
+    return splitmix64(splitmix64(splitmix64(seeds)[:, None] ^ line) ^ sample)
 
 
 def uniforms(key: Words, step: int | Words) -> Tensor:

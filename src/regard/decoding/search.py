@@ -48,7 +48,7 @@ class SearchRequest:
     prompts: Sequence[Sequence[int]] | None = None  # tokens that the repetition penalty counts as generated
     banned: Sequence[int] = ()  # ids that are never generated
     max_length: int | Sequence[int] | None = None  # maximum output length of the model, for all or for each
-    seed: int = 0
+    seed: int | Sequence[int] = 0  # of all sentences, or of each
     lines: Sequence[int] | None = None  # line numbers of the sentences; with `seed` they key random draws
     margins: bool = False  # whether to compute decision margins; `search` sets it if there is a report
 
@@ -58,7 +58,8 @@ class SearchRequest:
             raise UserError(
                 f"the {self.nbest} best of {self.settings.beam} hypotheses: beam must be at least {self.nbest}"
             )
-        for name, values in (("line numbers", self.lines), ("first tokens", self.begin)):
+        seeds = None if isinstance(self.seed, int) else self.seed
+        for name, values in (("line numbers", self.lines), ("first tokens", self.begin), ("seeds", seeds)):
             if values is not None and len(values) != count:
                 raise ValueError(f"{len(values)} {name} for {count} sentences")
 
@@ -78,6 +79,9 @@ class SearchRequest:
 
     def line_numbers(self) -> Sequence[int]:
         return range(len(self.source.layout)) if self.lines is None else self.lines
+
+    def seeds(self) -> Sequence[int]:
+        return [self.seed] * len(self.source.layout) if isinstance(self.seed, int) else self.seed
 
 
 Watch = Callable[[list[int], Beams], Tensor | None]

@@ -8,8 +8,9 @@ captured once and replayed (`cuda_graphs`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,15 @@ def step_key(settings: DecodingSettings, *flags: object) -> tuple[object, ...]:
     """Identify the steps that are equal but for their tensors."""
     outside = {"max_ratio", "max_extra", "batch_tokens"}  # they determine limits and shapes, not a step
     return (*sorted(settings.model_dump(exclude=outside).items()), *flags)
+
+
+class Sizes(NamedTuple):
+    """Capacities in tokens: of the outputs, of the sources, of forced prefixes, and of prompts."""
+
+    capacity: int
+    source: int = 0
+    prefix: int = 0
+    prompt: int = 0
 
 
 @dataclass(eq=False)
@@ -81,7 +91,25 @@ class StaticSearch:
 
     def grown(self, capacity: int) -> StaticSearch:
         """Return a new search with capacity for so many tokens."""
-        return StaticSearch(self.beams.grown(capacity), self.state.grown(capacity))
+        return self.resized(Sizes(capacity))
+
+    def resized(self, sizes: Sizes) -> StaticSearch:
+        """Return a new search with these sizes, which are at least the present ones."""
+        beams = self.beams.grown(sizes.capacity, sizes.prefix, sizes.prompt)
+        return StaticSearch(beams, self.state.grown(sizes.capacity, sizes.source))
+
+    def write(self, rows: Tensor, other: StaticSearch) -> None:
+        """Replace the sentences `rows` [M] by the first M of another search with the same sizes."""
+        sentences, count = len(self.beams.done), len(other.beams.done)
+        pairs = zip(self._of_sentences(), other._of_sentences(), strict=True)
+        for old, new in pairs:
+            old.unflatten(0, (sentences, -1)).index_copy_(0, rows, new.unflatten(0, (count, -1))[: len(rows)])
+        if self.beams.keys is not None and other.beams.keys is not None:
+            self.beams.keys[rows.cpu().numpy()] = other.beams.keys[: len(rows)]
+
+    def _of_sentences(self) -> Iterator[Tensor]:
+        yield from self.beams.of_sentences()
+        yield from self.state.tensors()
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,7 @@ class Setup:
     constraints: Constraints
     begin: Tensor  # [N]
     lines: list[int]
+    seeds: list[int]
     shape: StaticShape
     watched: bool
 
@@ -106,7 +135,7 @@ class Setup:
             margins=request.margins,
             static=True,
         )
-        beams.restart(self.constraints, self.begin, self.lines, request.seed)
+        beams.restart(self.constraints, self.begin, self.lines, self.seeds)
         return StaticSearch(beams, state)
 
 
@@ -127,25 +156,32 @@ class StaticRunner:
         run = self._run if isinstance(model, SequenceModel) and model.has_static_state else run_eagerly
         return run(model, request, constraints, watch)
 
-    def _size(self, size: int, least: int) -> int:
+    def session(self, model: SequenceModel) -> AbstractContextManager[Any]:
+        """A context for `opened` and `advance`; it returns the model to call them with."""
+        return nullcontext(model)
+
+    def size(self, size: int, least: int) -> int:
+        """The size of a tensor for so many sentences or tokens."""
         return rounded(size, least) if self.round_sizes else size
 
-    def _setup(self, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
+    def setup(self, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
+        """The request in the sizes of this runner."""
         count, layout = len(request.source.layout), request.source.layout
-        capacity = min(self._size(CAPACITY, 16), self._size(constraints.longest, 16))
-        sentences = self._size(count, 1)
+        capacity = min(self.size(CAPACITY, 16), self.size(constraints.longest, 16))
+        sentences = self.size(count, 1)
         beams = request.settings.beam if request.settings.method == "beam" else request.nbest
         index = [*range(count), *[count - 1] * (sentences - count)]
         device = constraints.limit.device
         if sentences > count:
             constraints = constraints.keep(torch.tensor(index, device=device))
-        first, lines = request.first_tokens(), request.line_numbers()
+        first, lines, seeds = request.first_tokens(), request.line_numbers(), request.seeds()
         return Setup(
             request,
             self._padded(constraints),
             torch.tensor([first[n] for n in index], device=device),
             [lines[n] for n in index],
-            StaticShape(sentences, beams, capacity, self._size(layout.max_len, 16)),
+            [seeds[n] for n in index],
+            StaticShape(sentences, beams, capacity, self.size(layout.max_len, 16)),
             watched,
         )
 
@@ -155,7 +191,7 @@ class StaticRunner:
         prompt = constraints.prompt[:, :0] if constraints.repetition == 1 else constraints.prompt
 
         def wide(x: Tensor) -> Tensor:
-            return F.pad(x, (0, self._size(x.shape[1], 8) - x.shape[1]), value=NONE) if x.shape[1] else x
+            return F.pad(x, (0, self.size(x.shape[1], 8) - x.shape[1]), value=NONE) if x.shape[1] else x
 
         return replace(constraints, prefix=wide(prefix), prompt=wide(prompt))
 
@@ -172,10 +208,10 @@ class StaticRunner:
     def _run(self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
         assert isinstance(model, SequenceModel)
         with torch.inference_mode():
-            setup = self._setup(request, constraints, watch is not None)
+            setup = self.setup(request, constraints, watch is not None)
             search = self.opened(model, setup)
             count = len(request.source.layout)
-            search.beams.drop_from(count)
+            search.beams.drop(slice(count, None))
             return self._steps(model, search, count, constraints.longest, watch)
 
     def _steps(self, model: Stepper, search: StaticSearch, count: int, longest: int, watch: Watch | None) -> Results:
@@ -201,15 +237,15 @@ class StaticRunner:
             if not live:
                 results.update(zip(sentences, search.beams.results(range(len(sentences))), strict=True))
                 return results
-            size, beams = self._size(len(live), 1), search.beams.beams
+            size, beams = self.size(len(live), 1), search.beams.beams
             if 2 * size <= len(done) and len(done) * beams > MIN_BEAMS_TO_SHRINK:  # go on with a smaller batch
                 rows = [n for n in range(len(sentences)) if done[n]]
                 results.update(zip([sentences[n] for n in rows], search.beams.results(rows), strict=True))
                 search = search.keep([*live, *[live[-1]] * (size - len(live))])
-                search.beams.drop_from(len(live))
+                search.beams.drop(slice(len(live), None))
                 sentences, live = [sentences[n] for n in live], list(range(len(live)))
             if steps == capacity < longest:
-                search = search.grown(min(2 * capacity, self._size(longest, 16)))
+                search = search.grown(min(2 * capacity, self.size(longest, 16)))
 
     def _poll(self, search: StaticSearch) -> Callable[[], list[bool]]:
         """Request which sentences are done now; the returned function waits for the answer."""

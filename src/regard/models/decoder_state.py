@@ -40,12 +40,12 @@ class StaticShape:
 class StaticState(DecodingState, Protocol):
     """A decoding state in tensors of constant shapes and addresses, which steps and `reorder` change in place."""
 
-    def grown(self, capacity: int) -> Self:
-        """Return a state with capacity for this many output tokens."""
+    def grown(self, capacity: int, source: int = 0) -> Self:
+        """Return a state with capacity for this many output tokens, and at least so many source tokens."""
         ...
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors of the state, in a fixed order."""
+        """All tensors of the state, in a fixed order; each has a row for every sentence, or for every beam."""
         ...
 
 
@@ -84,9 +84,12 @@ class DecoderState:
         self_kv = [cache.fixed(tree, empty) for cache, empty in zip(self.self_kv, like, strict=True)]
         return DecoderState(tree, self_kv, fixed_sources(self.cross_kv, shape.source), self.length)
 
-    def grown(self, capacity: int) -> DecoderState:
-        tree = self.tree.grown(capacity)
-        return DecoderState(tree, [cache.grown(tree) for cache in self.self_kv], self.cross_kv, self.length)
+    def grown(self, capacity: int, source: int = 0) -> DecoderState:
+        tree = self.tree.grown(capacity, source if self.length is None else 0)
+        cross = self.cross_kv
+        if cross and cross[0].key.shape[2] < source:
+            cross = fixed_sources(cross, source)
+        return DecoderState(tree, [cache.grown(tree) for cache in self.self_kv], cross, self.length)
 
     def restart(self, started: DecoderState) -> None:
         """Copy a newly started state of other sources into the tensors of this one."""

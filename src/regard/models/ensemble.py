@@ -47,8 +47,8 @@ class EnsembleState:
     def keep(self, sentences: Tensor) -> EnsembleState:
         return EnsembleState([state.keep(sentences) for state in self.states])
 
-    def grown(self, capacity: int) -> EnsembleState:
-        return EnsembleState([state.grown(capacity) for state in self.states])
+    def grown(self, capacity: int, source: int = 0) -> EnsembleState:
+        return EnsembleState([state.grown(capacity, source) for state in self.states])
 
     def tensors(self) -> Iterator[Tensor]:
         for state in self.states:

@@ -389,8 +389,12 @@ class RecurrentState:
         made._constant = list(layers)
         return made
 
-    def grown(self, capacity: int) -> RecurrentState:
-        return self
+    def grown(self, capacity: int, source: int = 0) -> RecurrentState:
+        if self.memory is None or self.memory.key.shape[2] >= source:
+            return self
+        made = RecurrentState(self.layers, self.summary, self.memory.fixed(source), self.beams)
+        made._constant = self._constant
+        return made
 
     def tensors(self) -> Iterator[Tensor]:
         for states in self.layers:

@@ -161,6 +161,8 @@ class Transformer(SequenceModel):
         state.tree.enter(None, tokens.device)
         position = state.tree.position.index  # [N*K], or [1] for all
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
+        if state.tree.cursor is not None and self.settings.positions == "learned":  # finished sentences are still fed
+            position = position.clamp(max=self.settings.max_positions - 1)
         x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
         x = self.decoder(x, state.self_kv, state.cross_kv)
         return self.project(x).unflatten(0, tokens.shape), state

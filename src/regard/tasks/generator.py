@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.data.packing import sentence_batches
 from regard.decoding.beam_state import Beams, Hypothesis
 from regard.decoding.sampling import fold
-from regard.decoding.search import SearchRequest, search, select_runner
+from regard.decoding.search import Runner, SearchRequest, search, select_runner
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import PackedTokens
@@ -119,6 +119,7 @@ class Generator:
     seed: int = 0
     lowercase: bool = False
     precision: str = "auto"  # on a GPU, as in `devices.autocast`
+    runner: Runner | None = None  # runs the searches, given prompts on the host; None: the fastest
 
     @classmethod
     def for_recipe(
@@ -243,8 +244,9 @@ class Generator:
         wanted = [tokens - len(draft.generated) for draft in drafts]
         min_length = self.settings.min_length if turn == 0 else 0
         limits = {"max_ratio": 1e-9, "max_extra": tokens, "min_length": min_length}
+        source = PackedTokens.from_lists([context[:-1] for context in contexts])
         request = SearchRequest(
-            PackedTokens.from_lists([context[:-1] for context in contexts]).to(next(self.model.parameters()).device),
+            source if self.runner is not None else source.to(next(self.model.parameters()).device),
             self.settings.model_copy(update=limits),
             begin=[context[-1] for context in contexts],
             prompts=[context if self.stream else context[1:] for context in contexts],
@@ -257,7 +259,7 @@ class Generator:
             self.model,
             request,
             watch=self._watcher(drafts, stop, watch) if stop or watch is not None else None,
-            run=select_runner(self.model, self.precision),
+            run=self.runner or select_runner(self.model, self.precision),
         )
         for draft, (best, *_) in zip(drafts, found, strict=True):
             line_ends = best.finished and self._eos_is_newline

@@ -10,7 +10,7 @@ import torch
 from regard.data.corpora import corpora
 from regard.data.packing import sentence_batches
 from regard.decoding.beam_state import Hypothesis
-from regard.decoding.search import SearchRequest, search, select_runner
+from regard.decoding.search import Runner, SearchRequest, search, select_runner
 from regard.models import SequenceModel
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings, Recipe
@@ -47,6 +47,7 @@ class Translator:
     front: tuple[int, ...] = ()  # special tokens before every source
     shares_context: bool = False  # whether `longest` is the maximum of source and target together
     precision: str = "auto"  # on a GPU, as in `devices.autocast`
+    runner: Runner | None = None  # runs the searches, given sources on the host; None: the fastest
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,9 +133,9 @@ class Translator:
     def _search(
         self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
     ) -> list[list[Hypothesis]]:
-        device = next(self.model.parameters()).device
+        source = PackedTokens.from_lists(sources)
         request = SearchRequest(
-            PackedTokens.from_lists(sources).to(device),
+            source if self.runner is not None else source.to(next(self.model.parameters()).device),
             self.settings,
             nbest,
             prefixes=prefixes if any(prefixes) else None,
@@ -144,4 +145,4 @@ class Translator:
             lines=[first + i for i in lines],
         )
         with torch.inference_mode():
-            return search(self.model, request, run=select_runner(self.model, self.precision))
+            return search(self.model, request, run=self.runner or select_runner(self.model, self.precision))
