@@ -14,9 +14,9 @@ from pathlib import Path
 
 from regard.data import builtin
 from regard.data.lines import read_lines
+from regard.data.pharaoh import Link
 from regard.errors import UserError
 
-Link = tuple[int, int]  # (source word, target word)
 MAX_OUT_OF_RANGE = 0.1  # share of links; with more, the files do not belong together
 
 _PHARAOH = re.compile(r"(\d+)([-?p])(\d+)(?:[-:/]?([sp?]))?", re.IGNORECASE | re.ASCII)
@@ -151,11 +151,16 @@ def read_links(path: Path, sentences: int | None = None, *, swapped: bool = Fals
         links = _naacl(path, chain([first], numbered), sentences)
     else:
         links = _pharaoh(path, chain(((number, "") for number in range(1, first[0])), [first], numbered), sentences)
-    return [Gold(_swap(gold.sure), _swap(gold.possible)) for gold in links] if swapped else links
+    return [_swap(gold) for gold in links] if swapped else links
 
 
-def _swap(links: Iterable[Link]) -> frozenset[Link]:
-    return frozenset((j, i) for i, j in links)
+def _swap(gold: Gold) -> Gold:
+    return Gold(*(frozenset((j, i) for i, j in links) for links in (gold.sure, gold.possible)))
+
+
+def swap(pairs: Iterable[Aligned]) -> list[Aligned]:
+    """The same pairs in the reverse direction."""
+    return [Aligned(pair.target, pair.source, _swap(pair.gold)) for pair in pairs]
 
 
 def _pharaoh(path: Path, lines: Iterator[tuple[int, str]], sentences: int | None) -> list[Gold]:
