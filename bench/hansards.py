@@ -2,8 +2,8 @@
 
     python -m bench.hansards DATA FOLDER
     regard train hansards-en-fr --data FOLDER           # and hansards-fr-en
-    regard evaluate runs/hansards-en-fr --alignment --gold FOLDER/test.wa.xz --source FOLDER/test.e.xz \\
-        --reference FOLDER/test.f.xz --dev FOLDER/dev.wa.xz FOLDER/dev.e.xz FOLDER/dev.f.xz  # fr-en: --swapped, f for e
+    regard align runs/hansards-en-fr FOLDER/test.e.xz FOLDER/test.f.xz --reverse runs/hansards-fr-en \\
+        --gold FOLDER/test.wa.xz --dev FOLDER/dev.wa.xz FOLDER/dev.e.xz FOLDER/dev.f.xz
 
 DATA contains europarl-en-fr and alignments/hansards-en-fr. The shared task (NAACL 2003) separates punctuation and
 hyphens, and expands French contractions: `de le` for `du`, `le opposition` for `l'opposition`. A model trained on

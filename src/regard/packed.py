@@ -258,18 +258,33 @@ class PackedTokens:
 
 
 @dataclass(frozen=True)
+class LinkTargets:
+    """Links between tokens that attention is to learn: [M] for each the sentence, the positions, and the weight.
+
+    `row` is the position of the query in the target, `column` that of the key in the source. After the actual links,
+    all are zeros.
+    """
+
+    sentence: Tensor
+    row: Tensor
+    column: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
 class SeqBatch(Batch):
     """Sentence pairs for teacher forcing.
 
     `source` sentences end with EOS. `inputs` is the target shifted right (BOS first) and `labels` [T] the target with
     its EOS, aligned with `inputs`; labels of padding are never read. For plain text the sources are empty. `loss_mask`
-    [T] marks the labels that count in the loss (None: all tokens).
+    [T] marks the labels that count in the loss (None: all tokens). `links` are targets of guided alignment.
     """
 
     source: PackedTokens
     inputs: PackedTokens
     labels: Tensor
     loss_mask: Tensor | None = None
+    links: LinkTargets | None = None
 
     @classmethod
     def from_lists(

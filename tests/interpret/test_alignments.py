@@ -9,25 +9,25 @@ import pytest
 import torch
 
 from regard.errors import UserError
-from regard.interpret.alignments import (
-    AttentionView,
-    WordTokens,
-    attended_words,
-    explained_words,
-    linked,
-    measure,
-    measure_explanations,
-    split_words,
-    views,
-    word_weights,
-)
+from regard.interpret.alignments import explained_words, measure, measure_explanations
 from regard.interpret.explain import Sampling
 from regard.interpret.recorder import Recorder, intervene
 from regard.metrics.alignment import Aligned, Gold, score_links
 from regard.models import SequenceModel, build
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
+from regard.tasks.aligner import (
+    Aligner,
+    AttentionView,
+    TwoWayAligner,
+    by_view,
+    linked,
+    most_agreeing,
+    views,
+    word_weights,
+)
 from regard.text import BOS, Tokenizer, encode_side, train
+from regard.text.words import WordTokens, split_words
 from regard.viz.maps import Map
 
 TEXTS = ["The cats , the cats sat", "a Ünder-cat's é …", "sat", "", "the the the cats cats cats sat sat zebra"]
@@ -113,10 +113,9 @@ def test_words_beyond_a_truncation_are_not_linked():
     assert linked(weights)[0, 0, 0].tolist() == [[True, False, False], [False, False, False]]
 
 
-def test_a_link_is_the_greatest_weight_or_any_above_the_threshold():
+def test_a_link_is_the_greatest_weight_and_the_first_of_equals():
     weights = np.array([[0.2, 0.5, 0.3], [0.4, 0.1, 0.4], [0.0, 0.0, 0.0]])
     assert np.argwhere(linked(weights)).tolist() == [[0, 1], [1, 0]]
-    assert np.argwhere(linked(weights, 0.3)).tolist() == [[0, 1], [0, 2], [1, 0], [1, 2]]
 
 
 # -- planted attention -------------------------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def test_attention_planted_on_the_diagonal_gives_the_links_of_the_diagonal(kind,
     corpus = aligned(("the cats sat", "the cats sat"), ("sat", "sat"), ("a the", "the a"))
     model = made(settings, tokens)
     with intervene(model, dict.fromkeys(taps, diagonal)):
-        found = measure(model, (tokens, tokens), settings, corpus)
+        found = measure(Aligner(model, (tokens, tokens), settings), corpus)
     assert (found.sentences, found.truncated) == (3, 0)
     for view, score in found.scores.items():
         if view.rows == "predicting":
@@ -165,7 +164,7 @@ def test_the_one_head_that_aligns_is_found_among_others():
 
     corpus = aligned(("the cats sat a", "the cats sat a"), ("sat cats the", "sat cats the"))
     with intervene(model, {"decoder.1.cross_attn.weights": last}):
-        found = measure(model, (tokens, tokens), settings, corpus)
+        found = measure(Aligner(model, (tokens, tokens), settings), corpus)
     assert found.best(found.scores) == AttentionView(1, 1, "reading")
     assert found.scores[AttentionView(1, 1, "reading")].aer == 0
 
@@ -197,7 +196,7 @@ def slow(
         queries = ["<s>", *queries[:-1]]
     words = Map(weights.numpy(), tuple(queries), tuple(keys)).to_words()
     rows = [row for row, word in zip(words.weights, words.queries, strict=True) if word not in ("<s>", "</s>")]
-    return {(int(row[:-1].argmax()), j) for j, row in enumerate(rows) if row[:-1].max() >= view.min_weight}
+    return {(int(row[:-1].argmax()), j) for j, row in enumerate(rows)}
 
 
 @pytest.mark.parametrize("kind", ["transformer", "additive", "dot", "bilinear", "heads"])
@@ -205,9 +204,9 @@ def slow(
 def test_every_view_of_every_family_scores_as_one_pair_at_a_time(kind, unit):
     tokens, settings = tokenizer(unit), recipe(kind)
     model, corpus = made(settings, tokens), aligned(*PAIRS)
-    found = measure(model, (tokens, tokens), settings, corpus, min_weights=(0.0, 0.35))
-    assert list(found.scores) == [view for least in (0.0, 0.35) for view in views(found.layers, found.heads, least)]
-    assert len(found.scores) == 2 * 2 * (found.layers * found.heads + found.layers + 1)
+    found = measure(Aligner(model, (tokens, tokens), settings), corpus)
+    assert list(found.scores) == views(found.layers, found.heads)
+    assert len(found.scores) == 2 * (found.layers * found.heads + found.layers + 1)
     assert (found.layers, found.heads) == {"transformer": (2, 2), "heads": (1, 2)}.get(kind, (1, 1))
     for view, score in found.scores.items():
         links = [slow(model, tokens, view, s, t) if s and t else set() for s, t in PAIRS]
@@ -218,10 +217,10 @@ def test_every_view_of_every_family_scores_as_one_pair_at_a_time(kind, unit):
 def test_weights_are_independent_of_the_rest_of_the_batch(kind):
     tokens, settings = tokenizer(), recipe(kind)
     model = made(settings, tokens)
-    together = {n: weights for n, weights, _ in attended_words(model, (tokens, tokens), settings, PAIRS)}
+    together = {n: weights for n, weights, _ in Aligner(model, (tokens, tokens), settings).all_views(PAIRS)}
     assert sorted(together) == [0, 1, 2, 4]  # a pair with nothing on one side has no weights
     for n, weights in together.items():
-        ((_, alone, cut),) = attended_words(model, (tokens, tokens), settings, [PAIRS[n]])
+        ((_, alone, cut),) = Aligner(model, (tokens, tokens), settings).all_views([PAIRS[n]])
         assert not cut and alone == pytest.approx(weights, abs=1e-5)
         assert alone.shape[-2:] == tuple(len(PAIRS[n][side].split()) for side in (1, 0))
 
@@ -229,10 +228,10 @@ def test_weights_are_independent_of_the_rest_of_the_batch(kind):
 def test_truncated_sentences_are_counted_and_texts_are_lowercased():
     tokens, settings = tokenizer("word"), recipe("dot", lowercase=True)
     corpus = aligned(("the cats " * 30, "the"), ("THE CATS", "SAT"))
-    found = measure(made(settings, tokens), (tokens, tokens), settings, corpus)
+    found = measure(Aligner(made(settings, tokens), (tokens, tokens), settings), corpus)
     assert (found.truncated, found.sentences) == (1, 2)
-    plain = measure(made(settings, tokens), (tokens, tokens), settings, aligned(("the cats", "sat")))
-    upper = measure(made(settings, tokens), (tokens, tokens), settings, corpus[1:])
+    plain = measure(Aligner(made(settings, tokens), (tokens, tokens), settings), aligned(("the cats", "sat")))
+    upper = measure(Aligner(made(settings, tokens), (tokens, tokens), settings), corpus[1:])
     assert upper.scores == plain.scores
 
 
@@ -240,9 +239,63 @@ def test_truncated_sentences_are_counted_and_texts_are_lowercased():
 def test_a_model_without_cross_attention_is_refused(kind):
     tokens, settings = tokenizer(), recipe(kind)
     with pytest.raises(UserError, match="does not attend to its source"):
-        measure(made(settings, tokens), (tokens, tokens), settings, aligned(*PAIRS))
+        measure(Aligner(made(settings, tokens), (tokens, tokens), settings), aligned(*PAIRS))
     with pytest.raises(UserError, match="words on both sides"):
-        measure(made(settings, tokens), (tokens, tokens), settings, aligned(("", "a")))
+        measure(Aligner(made(settings, tokens), (tokens, tokens), settings), aligned(("", "a")))
+
+
+@pytest.mark.parametrize("kind", ["transformer", "additive"])
+def test_the_aligner_s_batched_weights_are_those_of_each_pair_and_view(kind):
+    tokens, settings = tokenizer(), recipe(kind)
+    aligner = Aligner(made(settings, tokens), (tokens, tokens), settings)
+    slow_weights = {n: by_view(weights) for n, weights, _ in aligner.all_views(PAIRS)}
+    for v, view in enumerate(views(*next(w.shape[1:3] for _, w, _ in aligner.all_views(PAIRS)))):
+        tables = aligner(PAIRS, view)
+        assert [table.shape for table in tables] == [(len(t.split()), len(s.split())) for s, t in PAIRS]
+        for n, weights in slow_weights.items():
+            assert tables[n] == pytest.approx(weights[v], abs=1e-5)
+
+
+# -- two directions ----------------------------------------------------------------------------------------------------
+
+
+def test_the_views_that_agree_best_are_found_among_planted_ones():
+    links = np.eye(4, dtype=np.float32)
+    other = links[[1, 0, 3, 2]]
+    forward = [np.stack([links, other, links[::-1]])]  # [V, J, I]
+    assert most_agreeing(forward, [np.stack([links[:, [0, 2, 1, 3]], other])]) == (1, 1, 1.0)
+    uneven = np.array([[0.6, 0.4], [0.9, 0.1]], dtype=np.float32)  # both target words attend to source word 0
+    even = np.array([[0.6, 0.4], [0.4, 0.6]], dtype=np.float32)
+    assert most_agreeing([np.stack([uneven, even])]) == (1, 1, 1.0)
+    # Of `uneven`, the links are (0, 0), (0, 1) from the target and (0, 1), (1, 0) from the source: one in common.
+    assert most_agreeing([uneven[None]]) == (0, 0, 0.5)
+
+
+def test_two_models_of_both_directions_give_links_of_both():
+    tokens, settings = tokenizer(), recipe("transformer")
+    forward = Aligner(made(settings, tokens), (tokens, tokens), settings)
+    view, other_view = AttentionView(0, 1, "reading"), AttentionView(1, None)
+    both = TwoWayAligner(forward, view, forward, other_view)
+    swapped = [(target, source) for source, target in PAIRS]
+    ahead, back = forward(PAIRS, view), forward(swapped, other_view)
+    for n, (one, other) in enumerate(both.directions(PAIRS)):
+        assert one == {(int(row.argmax()), j) for j, row in enumerate(ahead[n]) if row.size}
+        assert other == {(i, int(row.argmax())) for i, row in enumerate(back[n]) if row.size}
+    assert list(both(PAIRS, "intersection")) == [one & other for one, other in both.directions(PAIRS)]
+    alone = TwoWayAligner(forward, view)
+    for n, (_, other) in enumerate(alone.directions(PAIRS)):
+        assert other == {(i, int(column.argmax())) for i, column in enumerate(ahead[n].T) if column.size}
+
+
+def test_guided_heads_are_not_chosen():
+    tokens, settings = tokenizer(), recipe("transformer")
+    training = settings.training.model_copy(update={"guided_alignment": "links.txt"})
+    guided = Aligner(made(settings, tokens), (tokens, tokens), settings.model_copy(update={"training": training}))
+    plain = Aligner(guided.model, guided.tokenizers, settings)
+    assert TwoWayAligner.choose(guided, None, PAIRS).view == AttentionView(0, 0, "reading")  # the last layer but one
+    both = TwoWayAligner.choose(guided, plain, PAIRS)
+    assert both.view == AttentionView(0, 0, "reading") and both.reverse_view in views(2, 2)
+    assert TwoWayAligner.choose(plain, None, [("", "")]).view == AttentionView()
 
 
 # -- explanations ------------------------------------------------------------------------------------------------------
@@ -266,18 +319,16 @@ class Echo(SequenceModel):
 SHUFFLED = [("sat the cats a", "cats a sat the"), ("the zebra sat", "sat the zebra"), ("", "a"), ("a", "a")]
 
 
-@pytest.mark.parametrize("how", ["unknown", "drop"])
 @pytest.mark.parametrize("masks", [1000, 60])  # all of them, or some
-def test_explanations_link_the_words_that_a_planted_model_depends_on(how: Any, masks: int) -> None:
+def test_explanations_link_the_words_that_a_planted_model_depends_on(masks: int) -> None:
     tokens, settings = tokenizer("word"), recipe("none")
     gold = [
         Gold.of([(source.split().index(word), j) for j, word in enumerate(target.split()) if word in source.split()])
         for source, target in SHUFFLED
     ]
     corpus = [Aligned(*pair, right) for pair, right in zip(SHUFFLED, gold, strict=True)]
-    found = measure_explanations(
-        Echo(len(tokens)), (tokens, tokens), settings, corpus, sampling=Sampling(masks=masks), how=how
-    )
+    aligner = Aligner(Echo(len(tokens)), (tokens, tokens), settings)
+    found = measure_explanations(aligner, corpus, Sampling(masks=masks))
     assert (found.aer, found.precision, found.recall, found.links) == (0, 100, 100, 8)
 
 

@@ -17,12 +17,13 @@ from regard import tensor_io
 from regard.api import Model
 from regard.data.builtin import pairs
 from regard.errors import UserError
-from regard.interpret.alignments import AttentionView, measure
+from regard.interpret.alignments import measure
 from regard.interpret.interventions import parse
 from regard.interpret.recorder import Recorder, intervene
 from regard.interpret.trace import Trace, request_key
 from regard.interpret.trace.stats import describe
 from regard.packed import SeqBatch
+from regard.tasks.aligner import Aligner, AttentionView
 from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, UNK
 from regard.viz.maps import Map
@@ -311,7 +312,7 @@ def test_head_statistics_by_hand() -> None:
 
 
 def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> None:
-    """For the reference, force-decoded, the AER of every head is that of `evaluate --alignment`."""
+    """For the reference, force-decoded, the AER of every head is that of `regard align`."""
     run = make_run(tmp_path / "run", "transformer")
     one = Model(run, "cpu")
     pair = next(pairs("en-es", "test"))
@@ -320,7 +321,7 @@ def test_gold_links_and_their_error_are_those_of_evaluate(tmp_path: Path) -> Non
     from regard.metrics.alignment import Aligned, Gold
 
     corpus = [Aligned(pair.source, pair.target, Gold.of(pair.alignment))]
-    counted = measure(one.module, run.tokenizers, run.recipe, corpus).scores
+    counted = measure(Aligner(one.module, run.tokenizers, run.recipe), corpus).scores
     for layer in range(2):
         name = f"decoder.{layer}.cross_attn"
         assert gold["aer"][name] == pytest.approx(

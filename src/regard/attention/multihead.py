@@ -51,6 +51,8 @@ class MultiHeadAttention(nn.Module):
             self.q_norm, self.k_norm = (nn.RMSNorm(width // heads, eps=QK_NORM_EPS) for _ in range(2))
         if zero_init:
             nn.init.zeros_(self.out_proj.weight)
+        self.guided_head: int | None = None  # whose queries and keys a forward pass leaves in `guided_qk`
+        self.guided_qk: tuple[Tensor, Tensor] | None = None  # [T, D / H] and [S, D / H]
 
     def _initialise(self) -> None:
         """Xavier for each [width, width] matrix, also within stacked ones; zeros for biases."""
@@ -83,6 +85,8 @@ class MultiHeadAttention(nn.Module):
         if self.qk_norm:
             query = _norm_per_head(self.q_norm, query)
             key = None if key is None else _norm_per_head(self.k_norm, key)
+        if self.guided_head is not None and key is not None:
+            self.guided_qk = query[:, self.guided_head], key[:, self.guided_head]
         heads = attend(query, key, value, layout, score=self.score, owner=self)
         return taps.tap(self, "heads", heads).flatten(-2)
 

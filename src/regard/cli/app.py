@@ -28,6 +28,7 @@ VERBS = {
     "fill": "Predict the token at each [MASK] of a text, with a masked language model.",
     "predict": "Predict the class of images.",
     "evaluate": "Score a run on held-out data, or a file of translations against references.",
+    "align": "Link the words of sentence pairs by cross-attention, or score such links against gold ones.",
     "compare": "Score several runs on the same pairs: a table, and a plot of quality by source length.",
     "look": "Look inside runs, live, on a page in the browser.",
     "draw": "Draw what happens inside a model: attention, gates, the path to the next token.",

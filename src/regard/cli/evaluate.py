@@ -13,7 +13,6 @@ import typer
 from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.evaluate_alignment import AlignmentOptions, evaluate_alignment
 from regard.cli.evaluate_text import evaluate_text
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
@@ -24,8 +23,6 @@ from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, 
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
-
-MASKS = 200  # for each sentence of --explanations: fewer than `regard explain`, which also gives standard errors
 
 
 def evaluate(
@@ -63,74 +60,6 @@ def evaluate(
     lowercase: options.Lowercase = False,
     moses: options.Moses = None,
     moses_reference: options.MosesReference = None,
-    alignment: Annotated[
-        bool, typer.Option("--alignment", help="Score the word alignment that cross-attention gives.")
-    ] = False,
-    gold: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --alignment: gold alignment of --source and --reference. [default: that of a built-in corpus]",
-        ),
-    ] = None,
-    dev: Annotated[
-        tuple[Path, Path, Path] | None,
-        typer.Option(
-            metavar="GOLD SOURCE REFERENCE", help="With --gold: development files to choose the head and --rows on."
-        ),
-    ] = None,
-    swapped: Annotated[
-        bool, typer.Option("--swapped", help="With --gold: a link gives the target position first.")
-    ] = False,
-    layer: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="With --alignment: score one decoder layer. [default: a table of all]"),
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --layer: score one head. [default: the mean of all]")
-    ] = None,
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            metavar="predicting|reading",
-            help="With --alignment: whether a target word is aligned by the attention of the position that predicts it "
-            "or of the position that reads it. [default: chosen on the development pairs]",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="With --alignment: link a word with all source words of at least this weight. "
-            "[default: with the one of the largest weight]",
-        ),
-    ] = None,
-    min_weight: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X|auto",
-            help="With --alignment: link no source word whose weight is below this; auto: chosen on the development "
-            "pairs. [default: 0]",
-        ),
-    ] = None,
-    explanations: Annotated[
-        bool,
-        typer.Option(
-            "--explanations", help="With --alignment: also score the alignment that explanations (RISE) give."
-        ),
-    ] = False,
-    masks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=4, help="With --explanations: maximum number of masks for each sentence. [default: 200]"
-        ),
-    ] = None,
-    how: Annotated[
-        options.MaskMethodOption | None,
-        typer.Option(
-            help="With --explanations: replace hidden words by the unknown token, or drop them. [default: unknown]"
-        ),
-    ] = None,
     as_json: options.Json = False,
     weights: options.Weights = "best",
     device: options.Device = "auto",
@@ -148,18 +77,13 @@ def evaluate(
 
     Masked language models and classifiers: accuracy.
 
-    --alignment decodes the references (teacher forcing) and compares the cross-attention with gold alignments:
-    alignment error rate, precision and recall (Och and Ney 2003). Gold files are in Pharaoh format (0-0 1-2, from 0) or
-    NAACL 2003 format (sentence, two positions, S or P, from 1); words are separated by spaces. --explanations does the
-    same for explanations of every sentence (see regard explain), which takes longer.
+    How well attention aligns words: regard align.
 
     Examples:
 
         regard evaluate runs/en-es
 
         regard evaluate runs/en-es --split shapes
-
-        regard evaluate runs/en-es --alignment
 
         regard evaluate runs/seed-1 --with runs/seed-2
 
@@ -168,35 +92,6 @@ def evaluate(
         regard evaluate --outputs out.txt --reference ref.txt
     """
     ensemble = {"with": others or None}
-    if alignment:
-        options.refuse("with --alignment", **ensemble)
-        options.refuse("with --alignment", text=text, stride=stride, outputs=outputs, save=save, data=data, beam=beam)
-        options.refuse("with --alignment", length_penalty=length_penalty, lowercase=lowercase or None)
-        options.refuse("with --alignment", moses=moses, moses_reference=moses_reference, precision=_unusual(precision))
-        if run is None:
-            raise UserError("--alignment needs a RUN whose attention is scored")
-        if not explanations:
-            options.refuse("without --explanations", masks=masks, how=how)
-        used_masks = (masks or MASKS) if explanations else None
-        given = AlignmentOptions(
-            gold,
-            source,
-            reference,
-            dev,
-            swapped,
-            layer,
-            head,
-            rows,
-            threshold,
-            min_weight,
-            used_masks,
-            how or "unknown",
-        )
-        evaluate_alignment(RunDir(run), split, given, weights, device, as_json, quiet)
-        return
-    options.refuse("without --alignment", gold=gold, dev=dev, swapped=swapped or None)
-    options.refuse("without --alignment", layer=layer, head=head, rows=rows, threshold=threshold, min_weight=min_weight)
-    options.refuse("without --alignment", explanations=explanations or None, masks=masks, how=how)
     task = None if run is None else tasks.of(RunDir(run).recipe)
     if run is not None and task is not None and task.verb == "predict":
         where = f"for a run that was trained for {task.name}"

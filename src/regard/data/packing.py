@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data.token_store import Array, Ragged, TokenStore
+from regard.data.token_store import LINK_BITS, Array, Ragged, TokenStore, split_links
 from regard.errors import UserError
-from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
+from regard.packed import Batch, LinkTargets, PackedLayout, PackedTokens, SeqBatch
 from regard.text import BOS, PAD
 
 SLACK = 1.1  # source budget over the corpus's average, so that sources that are long for their targets still fit
 SOURCE_MULTIPLE = 64  # static source budgets are multiples of this many tokens, which suits the kernels
+LINK_SLACK = 1.25  # link budget of a static batch over the corpus's average
 DEVIATIONS = 3.0  # the same for unsorted batches: how many standard deviations of a batch's source tokens fit
 
 
@@ -160,7 +161,7 @@ class Packer(PlannedBatches):
     for about `pool` batches at a time are sorted by length: a larger pool makes the padded view tighter, a smaller one
     mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end with their last
     token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch, and the number of
-    pairs is bounded too.
+    pairs is bounded too. Links of the stores are targets of guided alignment, whose loss has the weight `link_weight`.
     """
 
     members = "pairs"
@@ -175,11 +176,12 @@ class Packer(PlannedBatches):
         source_budget: int | None = None,
         pool: int = 64,
         static: bool = False,
+        link_weight: float = 0.0,
     ) -> None:
         if len(stores) != len(weights):
             raise ValueError(f"{len(stores)} stores, {len(weights)} weights")
         self.stores, self.weights = list(stores), list(weights)
-        self.seed, self.static = seed, static
+        self.seed, self.static, self.link_weight = seed, static, link_weight
         self._first = np.cumsum([0, *map(len, stores)])  # a pair's number counts through all stores
         self._source_lengths = np.concatenate([store.source.lengths() for store in stores])
         self._target_lengths = np.concatenate([store.target.lengths() for store in stores])
@@ -196,6 +198,12 @@ class Packer(PlannedBatches):
         average = target_budget / mean  # pairs of a batch
         spread = float(self._target_lengths[fits].std()) / mean * math.sqrt(average)
         self.sentences = math.ceil(average + DEVIATIONS * 2 * spread) + 1
+        self._links = [store.links for store in stores if store.links is not None]
+        if self._links:
+            self._link_counts = np.concatenate([links.lengths() for links in self._links])
+            per_target = float(self._link_counts[fits].sum()) / float(self._target_lengths[fits].sum())
+            most = int(self._link_counts[fits].max())
+            self.link_budget = max(math.ceil(LINK_SLACK * per_target * target_budget), most, 1)
 
     def _following_budget(self) -> int:
         """The source budget that goes with the target budget in this corpus, and holds every source by itself."""
@@ -242,15 +250,15 @@ class Packer(PlannedBatches):
         sources, targets = self._source_lengths[pool], self._target_lengths[pool]
         unsorted = np.arange(len(pool))
         order = unsorted if self.static else np.lexsort((np.where(targets % 2, -sources, sources), targets))
-        source_ends, target_ends = sources[order].cumsum(dtype=np.int64), targets[order].cumsum(dtype=np.int64)
+        limits = [(sources, self.source_budget), (targets, self.target_budget)]
+        if self._links and self.static:
+            limits.append((self._link_counts[pool], self.link_budget))
+        ends = [(counts[order].cumsum(dtype=np.int64), budget) for counts, budget in limits]
         cuts = [0]
-        source_done, target_done = 0, 0
-        while cuts[-1] < len(pool):
-            source_cut = source_ends.searchsorted(source_done + self.source_budget, "right")
-            target_cut = target_ends.searchsorted(target_done + self.target_budget, "right")
-            most = cuts[-1] + self.sentences if self.static else len(pool)
-            cuts.append(min(int(source_cut), int(target_cut), most))
-            source_done, target_done = source_ends[cuts[-1] - 1], target_ends[cuts[-1] - 1]
+        while (begin := cuts[-1]) < len(pool):
+            most = begin + self.sentences if self.static else len(pool)
+            used = [(end, budget + (end[begin - 1] if begin else 0)) for end, budget in ends]
+            cuts.append(min(most, *(int(end.searchsorted(limit, "right")) for end, limit in used)))
         return np.split(pool[order], cuts[1:-1])
 
     def _tokens(self, members: Array) -> int:
@@ -269,7 +277,24 @@ class Packer(PlannedBatches):
             PackedTokens(torch.from_numpy(source), sources),
             PackedTokens(torch.from_numpy(inputs), targets),
             torch.from_numpy(labels),
+            links=self._read_links(members) if self._links else None,
         )
+
+    def _read_links(self, members: Array) -> LinkTargets:
+        """The links of a batch as targets of the queries that read a target token: those one position later.
+
+        The links of a token share its weight. In static batches there are `link_budget` of them.
+        """
+        counts = self._link_counts[members]
+        flat = PackedLayout(counts.tolist(), self.link_budget if self.static else None)
+        sources, targets = split_links(self._gather(self._links, members, flat))
+        sentences = np.concatenate([np.repeat(np.arange(len(members)), counts), np.zeros(flat.size - flat.tokens, int)])
+        tokens = sentences << LINK_BITS | targets  # of the target, numbered through the batch
+        _, token, of_token = np.unique(tokens[: flat.tokens], return_inverse=True, return_counts=True)
+        weights = np.zeros(flat.size, np.float32)
+        weights[: flat.tokens] = self.link_weight / of_token[token]
+        rows = targets + (weights > 0)
+        return LinkTargets(*map(torch.from_numpy, (sentences, rows, sources, weights)))
 
     def _layout(self, lengths: Array, budget: int, longest: int) -> PackedLayout:
         if not self.static:

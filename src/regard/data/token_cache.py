@@ -4,6 +4,7 @@ A corpus is tokenized once. A cache entry is a folder of plain arrays and a JSON
 
     source.ids, target.ids              concatenated token ids, uint16 or uint32; every sequence ends with EOS
     source.offsets, target.offsets      [n + 1] int64, the start of each sequence
+    links.ids, links.offsets            with `training.guided_alignment`: links between the tokens of each pair
     about.json                          dtype of the ids, number of pairs kept and dropped, digests of the arrays,
                                         checksum of this file
 
@@ -25,10 +26,10 @@ import random
 import secrets
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -39,11 +40,13 @@ import numpy as np
 
 from regard.data import builtin
 from regard.data.corpora import TextPair, corpora, describe, files, read_options, read_pairs
-from regard.data.token_store import Array, CorpusReport, Ragged, TokenStore
+from regard.data.pharaoh import Link, PairLinks
+from regard.data.token_store import LINK_BITS, Array, CorpusReport, Ragged, TokenStore, join_link
 from regard.errors import UserError
 from regard.files import json_checksum
 from regard.text import EOS, Tokenizer, train
 from regard.text.encode import ContextBudget, chunk, encode_lines, prefix_ids, stream_parts
+from regard.text.words import split_words
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings, Recipe
@@ -55,7 +58,9 @@ DRAFT_MAX_AGE = 24 * 3600  # seconds
 Item = TypeVar("Item")
 TargetCheck = Callable[[str, list[str], list[list[int]]], None]  # called with the corpus's name, targets, their tokens
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
+LINKS = "links"
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
+LINK_FILES = [f"{LINKS}.{part}" for part in ("ids", "offsets")]
 
 
 def cache_folder() -> Path:
@@ -113,15 +118,21 @@ def build(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     check_targets: TargetCheck | None = None,
+    links: Path | None = None,
 ) -> list[TokenStore]:
     """Tokenize every corpus of the recipe's mix, or open its cache entry if there is an undamaged one.
 
-    `say` is called with a message when a damaged entry is rebuilt; `check_targets` may refuse encoded targets.
+    `say` is called with a message when a damaged entry is rebuilt; `check_targets` may refuse encoded targets. `links`
+    is a Pharaoh file with a line for each pair of all corpora, one corpus after the other.
     """
-    jobs = [
-        _CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer, check_targets) for corpus in corpora(recipe.data)
-    ]
-    return [_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)) for job in jobs]
+    stores: list[TokenStore] = []
+    for corpus in corpora(recipe.data):
+        linked = None if links is None else PairLinks(links, sum(store.report.read for store in stores))
+        job = _CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer, check_targets, linked)
+        stores.append(_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)))
+    if links is not None:
+        PairLinks(links).check_count(sum(store.report.read for store in stores))
+    return stores
 
 
 def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Path, bool]:
@@ -140,6 +151,7 @@ class _CorpusJob:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     check_targets: TargetCheck | None = None
+    links: PairLinks | None = None
 
     @property
     def data(self) -> DataSettings:
@@ -170,14 +182,15 @@ class _CorpusJob:
         limits = [self.max_tokens, data.lowercase, asdict(read_options(corpus, data)), prefix_ids(self.recipe)]
         limits += [data.documents, data.held_out] if corpus.plain else [self.max_pair_tokens]
         tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
-        content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers])
+        links = [] if self.links is None else [[_identity(self.links.path), self.links.first]]
+        content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers, *links])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _inputs(self) -> list[Any]:
         """What identifies the input: files by path, size and time; a built-in corpus by the files that define it."""
         if self.corpus.corpus is None:
             paths = [file.absolute() for group in files(self.corpus, self.data) for path in group for file in _in(path)]
-            return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+            return [_identity(path) for path in paths]
         package = Path(builtin.__file__).parent
         definitions = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".tsv"))
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in definitions]
@@ -204,6 +217,11 @@ class _CorpusJob:
         if parts[-1] == [EOS]:  # a sequence of EOS alone would teach the model to end a text at its start
             parts[-1].insert(0, parts[-2].pop())
         return parts
+
+
+def _identity(path: Path) -> list[Any]:
+    """What identifies the content of a file without reading it."""
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def _in(path: Path) -> list[Path]:
@@ -252,16 +270,21 @@ def _build_entry(job: _CorpusJob, folder: Path, progress: Progress) -> None:
 
 def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
     counts: Counter[str] = Counter()
-    with (
-        _SideWriter(folder, "source", job.source_tokenizer) as source,
-        _SideWriter(folder, "target", job.target_tokenizer) as target,
-    ):
+    with ExitStack() as files:
+        source = files.enter_context(_SideWriter(folder, "source", _id_dtype(job.source_tokenizer)))
+        target = files.enter_context(_SideWriter(folder, "target", _id_dtype(job.target_tokenizer)))
+        writers = [source, target]
+        if job.links is not None:
+            writers.append(files.enter_context(_SideWriter(folder, LINKS, "uint32")))
+            link_lines = job.links.read()
         if job.corpus.plain and job.data.documents == "stream":
             counts.update(_add_stream(job, source, target, progress))
         else:
             add = _add_documents if job.corpus.plain else _add_pairs
             for pairs in _chunks(read_pairs(job.corpus, job.data)):
                 counts.update(read=len(pairs), **add(job, pairs, source, target))
+                if job.links is not None:
+                    writers[2].add(_encode_links(job, pairs, link_lines))
                 progress(describe(job.corpus), counts["read"])
     if not counts["pairs"]:
         limit = f"{job.max_tokens} tokens"
@@ -274,19 +297,65 @@ def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
         counts["pairs"], counts["empty"], counts["long"], source.total, target.total, counts["documents"]
     )
     about = {"version": VERSION, "source": source.dtype, "target": target.dtype, "report": asdict(report)}
-    about["digest"] = source.digest() + target.digest()
+    about["digest"] = "".join(writer.digest() for writer in writers)
+    about |= {LINKS: writers[2].total} if job.links is not None else {}
     about["checksum"] = json_checksum(about)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
+def _is_blank(pair: TextPair) -> bool:
+    return not (pair[0].strip() and pair[1].strip())
+
+
 def _add_pairs(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
     """Write the pairs that are neither blank nor too long; return the counts."""
-    nonblank = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+    nonblank = [pair for pair in pairs if not _is_blank(pair)]
     encoded = list(zip(*job.encode(nonblank), strict=True))
     fitting = [pair for pair in encoded if job.fits(*pair)]
     source.add([ids for ids, _ in fitting])
     target.add([ids for _, ids in fitting])
     return {"pairs": len(fitting), "empty": len(pairs) - len(nonblank), "long": len(nonblank) - len(fitting)}
+
+
+def _encode_links(job: _CorpusJob, pairs: list[TextPair], lines: Iterator[list[Link]]) -> list[list[int]]:
+    """The links between the tokens of the pairs that `_add_pairs` writes, from links between words.
+
+    A pair whose words, encoded one by one, are not its tokens (it has white space other than single spaces) has none.
+    """
+    assert job.links is not None
+    chunk_links = list(islice(lines, len(pairs)))
+    if len(chunk_links) < len(pairs):
+        raise UserError(f"{job.links.path} has fewer lines than there are training pairs")
+    linked = [(pair, links) for pair, links in zip(pairs, chunk_links, strict=True) if not _is_blank(pair)]
+    kept = [pair for pair, _ in linked]
+    encoded = job.encode(kept)
+    sides = []
+    for tokenizer, tag, texts in (
+        (job.source_tokenizer, job.corpus.source_tag, [source for source, _ in kept]),
+        (job.target_tokenizer, job.corpus.target_tag, [target for _, target in kept]),
+    ):
+        sides.append(split_words(tokenizer, texts, tag=tag, max_len=1 << LINK_BITS, lowercase=False))
+    token_links = []
+    for n, (_, links) in enumerate(linked):
+        if job.fits(encoded[0][n], encoded[1][n]):
+            source, target = sides[0][n], sides[1][n]
+            same = source.tokens == encoded[0][n] and target.tokens == encoded[1][n]
+            token_links.append(_token_links(source.words, target.words, links) if same else [])
+    return token_links
+
+
+def _token_links(sources: list[int], targets: list[int], links: list[Link]) -> list[int]:
+    """Links between words as links between all tokens of both; `sources` and `targets` give the word of each token."""
+    source_tokens, target_tokens = _positions(sources), _positions(targets)
+    return [join_link(s, t) for i, j in sorted(set(links)) for s in source_tokens[i] for t in target_tokens[j]]
+
+
+def _positions(words: list[int]) -> dict[int, list[int]]:
+    """The positions of the tokens of each word."""
+    positions: dict[int, list[int]] = defaultdict(list)
+    for position, word in enumerate(words):
+        positions[word].append(position)
+    return positions
 
 
 def _add_documents(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
@@ -316,11 +385,15 @@ def _add_stream(job: _CorpusJob, source: _SideWriter, target: _SideWriter, progr
     return {"documents": lines, "pairs": 1 if target.total else 0}
 
 
+def _id_dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+
+
 class _SideWriter:
     """Appends the sequences of one side to its two files."""
 
-    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
-        self.dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+    def __init__(self, folder: Path, side: str, dtype: str) -> None:
+        self.dtype = dtype
         self.total = 0
         names = ("ids", "offsets")
         self._files = {name: open(folder / f"{side}.{name}", "wb") for name in names}  # noqa: SIM115  see __exit__
@@ -363,28 +436,30 @@ def _open(folder: Path) -> TokenStore | None:
     """Open a cache entry; None if it does not exist or is not what was written."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        if about.pop("checksum") != json_checksum(about) or about["digest"] != _digest(folder):
+        names = [*FILES, *(LINK_FILES if LINKS in about else ())]
+        if about.pop("checksum") != json_checksum(about) or about["digest"] != _digest(folder, names):
             return None
         report = CorpusReport(**about["report"])
         source = _side(folder, "source", about["source"], report.source_tokens)
         target = _side(folder, "target", about["target"], report.target_tokens)
+        links = _side(folder, LINKS, "uint32", about[LINKS]) if LINKS in about else None
     except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError):
         return None
     except OSError as error:
         raise UserError(f"cannot read the tokens in {folder}: {error.strerror or error}") from error
-    complete = len(source) == len(target) == report.pairs
-    return TokenStore(source, target, report, about["digest"]) if complete else None
+    complete = len(source) == len(target) == report.pairs and (links is None or len(links) == report.pairs)
+    return TokenStore(source, target, report, about["digest"], links) if complete else None
 
 
-def _digest(folder: Path) -> str:
+def _digest(folder: Path, names: list[str]) -> str:
     """Hash the arrays on disk, each file in its own thread."""
 
     def digest(name: str) -> str:
         with open(folder / name, "rb", buffering=0) as file:
             return hashlib.file_digest(file, _new_hash).hexdigest()
 
-    with ThreadPoolExecutor(len(FILES)) as threads:
-        return "".join(threads.map(digest, FILES))
+    with ThreadPoolExecutor(len(names)) as threads:
+        return "".join(threads.map(digest, names))
 
 
 def _new_hash() -> Any:

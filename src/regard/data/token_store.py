@@ -49,6 +49,23 @@ class Ragged:
         return self.ids[positions]
 
 
+LINK_BITS = 16  # for the position in the target; the position in the source has the others of 32
+
+
+def join_link(source: int, target: int) -> int:
+    """A link between two tokens, given by their positions, as one number."""
+    return source << LINK_BITS | target
+
+
+def split_links(links: Array) -> tuple[Array, Array]:
+    """The source and target positions of links.
+
+    >>> split_links(np.array([join_link(3, 5)]))
+    (array([3]), array([5]))
+    """
+    return links >> LINK_BITS, links & ((1 << LINK_BITS) - 1)
+
+
 @dataclass(frozen=True)
 class CorpusReport:
     """Statistics of a tokenized corpus. Token counts include special tokens and tags.
@@ -63,15 +80,24 @@ class CorpusReport:
     target_tokens: int
     documents: int = 0  # plain text only; the number of lines of a stream
 
+    @property
+    def read(self) -> int:
+        """The number of pairs in the corpus."""
+        return self.pairs + self.dropped_empty + self.dropped_long
+
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of n pairs; each sequence starts with the tag of its corpus, if there is one, and ends with EOS."""
+    """The tokens of n pairs; each sequence starts with the tag of its corpus, if there is one, and ends with EOS.
+
+    `links` between the tokens of each pair, if there are any, are numbers: `join_link(source, target)`.
+    """
 
     source: Ragged
     target: Ragged
     report: CorpusReport
     digest: str = ""  # of the arrays; a resumed run must find the same
+    links: Ragged | None = None
 
     @classmethod
     def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:

@@ -19,6 +19,7 @@ from regard.models.decoder_state import DecoderState, StaticShape
 from regard.nn import flops
 from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
+from regard.nn.guided_alignment import alignment_loss
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, ScoreName, SizedSettings
 from regard.registry import MODELS, NORMS, POSITIONS, NameIn
@@ -90,6 +91,11 @@ class TransformerSettings(SizedSettings):
         decoder = self.decoder_layers * flops.decoder_block(block, target, source)
         return encoder + decoder + 2 * sum(target) * self.width * target_size
 
+    @property
+    def guided_head(self) -> tuple[int, int]:
+        """The layer and the head, from 0, that guided alignment trains: in the last layer but one."""
+        return max(self.decoder_layers - 2, 0), 0
+
     def summary(self) -> str:
         return "Transformer"
 
@@ -134,6 +140,21 @@ class Transformer(SequenceModel):
         self_layout, cross_layout = pack(layout, layout, Causal()), pack(layout, source_layout)
         x = self.decoder(x, self_layout, cross_layout, source=encoded, is_token=layout.is_token)
         return layout.zero_padding(x)
+
+    def forward(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+        """The training loss; with links in the batch, also the loss of the attention that is to learn them."""
+        if batch.links is None:
+            return super().forward(batch, smoothing, r_drop)
+        layer, head = self.settings.guided_head
+        attention = cast(DecoderBlock, self.decoder[layer]).cross_attn
+        attention.guided_head = head
+        try:
+            loss = super().forward(batch, smoothing, r_drop)
+            assert attention.guided_qk is not None
+            layouts = batch.inputs.layout, batch.source.layout
+            return loss + alignment_loss(*attention.guided_qk, attention.score, *layouts, batch.links)
+        finally:
+            attention.guided_head = attention.guided_qk = None
 
     def lm_head(self) -> tuple[Tensor, Tensor | None]:
         table = self.target_embedding.table if self.settings.tie_embeddings else self.output

@@ -245,6 +245,11 @@ class SizedSettings(SettingsModel):
         """The number of encoder layers and of decoder layers."""
         raise NotImplementedError  # implemented by each family
 
+    @property
+    def guided_head(self) -> tuple[int, int] | None:
+        """The layer and head, from 0, that training.guided_alignment trains; None: the family has none."""
+        return None
+
     def forward_flops(self, batch: Any, target_size: int) -> int:
         """FLOPs of the matmuls of a forward pass; `target_size`: of the target vocabulary, or the number of classes."""
         raise NotImplementedError  # implemented by each family
@@ -335,6 +340,12 @@ class TrainingSettings(SettingsModel):
         ge=0,
         description="R-Drop: weight of the KL divergence between two passes with different dropout; 0: off",
     )
+    guided_alignment: str | None = Field(
+        None,
+        description="links for one cross-attention head to learn: a Pharaoh file with a line for each training pair, "
+        'or "own": links by the attention of the run of --from; not set: none',
+    )
+    guided_weight: float = Field(0.05, gt=0, description="weight of guided_alignment in the loss")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="floating-point type; auto: bf16 on a GPU, fp32 on a CPU"
     )
@@ -413,6 +424,16 @@ class Recipe(SettingsModel):
     def _check_r_drop(self) -> Recipe:
         if self.training.r_drop and not self.model.dropout:
             raise ValueError("training.r_drop compares two passes that differ in dropout: model.dropout must not be 0")
+        return self
+
+    @model_validator(mode="after")
+    def _check_guided_alignment(self) -> Recipe:
+        if self.training.guided_alignment is not None:
+            if self.model.guided_head is None:
+                raise ValueError('training.guided_alignment needs model.family = "transformer"')
+            score = getattr(self.model, "cross_score", None) or getattr(self.model, "score", "scaled-dot")
+            if score not in ("dot", "scaled-dot"):
+                raise ValueError(f'training.guided_alignment needs the score dot or scaled-dot, not "{score}"')
         return self
 
     @model_validator(mode="after")

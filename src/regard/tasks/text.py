@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, held_out_files
+from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, held_out_files, locate
 from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
 from regard.data.token_cache import build
 from regard.data.token_store import TokenStore
@@ -25,6 +26,7 @@ from regard.text import BOS, Tokenizer, encode_side
 from regard.text.encode import ContextBudget, prefix_ids
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
+OWN_LINKS = "links.txt"  # in a run directory
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TextTask(Task):
         data = self.recipe.data
         for corpus in corpora(data):
             files(corpus, data)
+        self.links(Path())
         if not resumed:  # a run that was moved can be resumed without its test set
             try:
                 held_out_files(data, "test")
@@ -64,8 +67,16 @@ class TextTask(Task):
         progress: Callable[[str, int], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> TokenDataset:
-        stores = build(self.recipe, *run.tokenizers, progress=progress, say=say, check_targets=self.check_targets)
+        links = self.links(run.path)
+        stores = build(self.recipe, *run.tokenizers, progress, say, self.check_targets, links)
         return TokenDataset(stores)
+
+    def links(self, run: Path) -> Path | None:
+        """The file of links that guided alignment learns, for a run in this folder; None: no guided alignment."""
+        guided = self.recipe.training.guided_alignment
+        if guided is None or guided == "own":
+            return None if guided is None else run / OWN_LINKS
+        return locate(guided, self.recipe.data.folder)
 
     def check_targets(self, corpus: str, targets: list[str], encoded: list[list[int]]) -> None:
         """Raise a UserError if the task cannot be trained on these targets of a corpus; `encoded` are their tokens."""
@@ -84,6 +95,7 @@ class TextTask(Task):
             seed=settings.seed,
             pool=settings.sort_buffer,
             static=static,
+            link_weight=settings.guided_weight,
         )
 
     def describe_batch(self, run: RunDir, batch: Any) -> list[dict[str, Any]]:

@@ -10,10 +10,11 @@ import numpy as np
 
 from regard.data.builtin import Pair, pairs
 from regard.data.corpora import corpora
-from regard.interpret.alignments import WordTokens, linked, word_weights
 from regard.interpret.trace.stats import significant
 from regard.metrics.alignment import AlignmentScore
 from regard.recipes.schema import Recipe
+from regard.tasks.aligner import linked, word_weights
+from regard.text.words import WordTokens
 
 SPLITS = ("test", "valid")
 ALIGNED = ("en-es", "copy", "reverse", "sort")  # built-in corpora with word alignments
