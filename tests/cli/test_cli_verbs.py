@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_type_hints
 from xml.etree import ElementTree
 
 import pytest
 import sacrebleu
+from typer.models import ArgumentInfo
 
 from regard.cli.app import VERBS, verb
 from regard.data.fetch import sets
@@ -36,6 +40,17 @@ def test_the_help_of_every_verb_shows_an_example(regard, name):
 @pytest.mark.parametrize("name", VERBS)
 def test_the_list_of_verbs_quotes_the_help_of_each(name):
     assert VERBS[name] == " ".join(verb(name).help.partition("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_an_option_whose_metavar_is_its_name_is_declared_by_name(name):
+    """typer 0.27 would call it --DEVICE instead of --device."""
+    function = f"{name}_" if keyword.iskeyword(name) else name
+    hints = get_type_hints(getattr(import_module(f"regard.cli.{function}"), function), include_extras=True)
+    for parameter, hint in hints.items():
+        for option in getattr(hint, "__metadata__", ()):
+            declared = isinstance(option.default, str) or isinstance(option, ArgumentInfo)
+            assert declared or (option.metavar or "").lower() != parameter
 
 
 def test_the_help_lists_the_verbs_and_says_how_to_start(regard):

@@ -72,6 +72,7 @@ def draw(
     view: Annotated[
         ViewOption | None,
         typer.Option(
+            "--view",
             metavar="VIEW",
             help="What to draw, see above. [default: the first of align, maps, gates that the model has]",
         ),

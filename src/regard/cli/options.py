@@ -57,7 +57,9 @@ Weights = Annotated[
         "step-N (a snapshot), or a file.",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")
+]
 Precision = Annotated[
     str,
     typer.Option(
