@@ -321,7 +321,7 @@ class WholeGraph(PlannedBatches):
         if self.batch.num_targets:
             yield np.zeros(1, np.int64)
 
-    def _tokens(self, members: npt.NDArray[Any]) -> int:
+    def _cost(self, members: npt.NDArray[Any]) -> float:
         return self.batch.num_targets
 
     def _read(self, members: npt.NDArray[Any]) -> GraphBatch:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -54,19 +54,24 @@ START = StreamPosition()
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A batch that is not read yet, its number of tokens, and the position after it."""
+    """A batch that is not read yet, what it costs to train on it, and the position after it."""
 
     read: Callable[[], Any]
-    tokens: int
+    cost: float  # in tokens (`PlannedBatches._cost`)
     after: StreamPosition
 
 
 @dataclass(frozen=True)
 class BatchShare:
-    """One process's part of a step's batch: micro-batches by their index in it, and the position after all of it."""
+    """One process's part of a step's batch: micro-batches by their index in it, and the position after all of it.
+
+    `idle` are micro-batches of other processes. This one passes them too, with weight 0, where all processes have to
+    take part in the same collective operations.
+    """
 
     batches: dict[int, Any]
     after: StreamPosition
+    idle: list[Any] = field(default_factory=list)
 
 
 class BatchStream(ABC):
@@ -82,32 +87,45 @@ class BatchStream(ABC):
             yield planned.read(), planned.after
 
     def shares(
-        self, position: StreamPosition = START, accumulate: int = 1, rank: int = 0, world: int = 1
+        self,
+        position: StreamPosition = START,
+        accumulate: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        equal: bool = False,
     ) -> Iterator[BatchShare]:
         """For each step, the share that process `rank` of `world` takes of its `accumulate` micro-batches.
 
-        The micro-batches of a step do not depend on the number of processes. A share may be empty.
+        The micro-batches of a step do not depend on the number of processes, and none is split between processes. Every
+        process has at least one pass, or, if `equal`, as many as the others: what its share lacks, it passes idly.
         """
         planned = self.plan(position)
         while True:
             step = list(islice(planned, accumulate))
-            mine = divide([micro.tokens for micro in step], world)[rank]
-            yield BatchShare({index: step[index].read() for index in mine}, step[-1].after)
+            costs = [micro.cost for micro in step]
+            parts = divide(costs, world, most=-(-accumulate // world) if equal else accumulate)
+            passes = max(map(len, parts)) if equal else 1
+            cheapest = step[costs.index(min(costs))]
+            idle = [cheapest.read() for _ in range(passes - len(parts[rank]))]
+            yield BatchShare({index: step[index].read() for index in parts[rank]}, step[-1].after, idle)
 
     def batch_at(self, number: int) -> Any:
         """The micro-batch of this number, counted from 0."""
         return next(islice(self.plan(), number, None)).read()
 
 
-def divide(costs: Sequence[int], parts: int) -> list[list[int]]:
+def divide(costs: Sequence[float], parts: int, most: int | None = None) -> list[list[int]]:
     """Divide items into parts of about equal cost: the costliest first, each to the part with the least so far.
 
-    >>> divide([5, 9, 4, 3], 2)
-    [[1, 3], [0, 2]]
+    A part takes at most `most` items.
+
+    >>> divide([5, 9, 4, 3], 2), divide([9, 1, 1, 1], 2), divide([9, 1, 1, 1], 2, most=2)
+    ([[1, 3], [0, 2]], [[0], [1, 2, 3]], [[0, 3], [1, 2]])
     """
-    totals, chosen = [0] * parts, [list[int]() for _ in range(parts)]
+    totals, chosen = [0.0] * parts, [list[int]() for _ in range(parts)]
+    most = len(costs) if most is None else most
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        part = totals.index(min(totals))
+        part = min((p for p in range(parts) if len(chosen[p]) < most), key=totals.__getitem__)
         totals[part] += costs[index]
         chosen[part].append(index)
     return [sorted(part) for part in chosen]
@@ -130,7 +148,7 @@ class PlannedBatches(BatchStream):
             for number, members in enumerate(self._plan(generator(self.seed, epoch)), 1):
                 if epoch > position.epoch or number > position.batch:
                     after = StreamPosition(epoch, number)
-                    yield PlannedBatch(partial(self._read, members), self._tokens(members), after)
+                    yield PlannedBatch(partial(self._read, members), self._cost(members), after)
             if not number:
                 raise UserError(f"too few training {self.members}: an epoch has not one batch")
 
@@ -139,8 +157,8 @@ class PlannedBatches(BatchStream):
         """The numbers of the members of each batch of an epoch."""
 
     @abstractmethod
-    def _tokens(self, members: Array) -> int:
-        """The number of tokens of a batch, by which processes divide the work."""
+    def _cost(self, members: Array) -> float:
+        """What a batch costs, in tokens, by which processes divide the work; only ratios matter."""
 
     @abstractmethod
     def _read(self, members: Array) -> Batch:
@@ -162,6 +180,7 @@ class Packer(PlannedBatches):
     mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end with their last
     token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch, and the number of
     pairs is bounded too. Links of the stores are targets of guided alignment, whose loss has the weight `link_weight`.
+    pairs is bounded too. A pair of tokens that attend to each other costs `pair_cost` of what a token costs elsewhere.
     """
 
     members = "pairs"
@@ -177,11 +196,12 @@ class Packer(PlannedBatches):
         pool: int = 64,
         static: bool = False,
         link_weight: float = 0.0,
+        pair_cost: float = 0.0,
     ) -> None:
         if len(stores) != len(weights):
             raise ValueError(f"{len(stores)} stores, {len(weights)} weights")
         self.stores, self.weights = list(stores), list(weights)
-        self.seed, self.static, self.link_weight = seed, static, link_weight
+        self.seed, self.static, self.link_weight, self.pair_cost = seed, static, link_weight, pair_cost
         self._first = np.cumsum([0, *map(len, stores)])  # a pair's number counts through all stores
         self._source_lengths = np.concatenate([store.source.lengths() for store in stores])
         self._target_lengths = np.concatenate([store.target.lengths() for store in stores])
@@ -261,8 +281,11 @@ class Packer(PlannedBatches):
             cuts.append(min(most, *(int(end.searchsorted(limit, "right")) for end, limit in used)))
         return np.split(pool[order], cuts[1:-1])
 
-    def _tokens(self, members: Array) -> int:
-        return int(self._source_lengths[members].sum() + self._target_lengths[members].sum())
+    def _cost(self, members: Array) -> float:
+        """Tokens, and pairs of tokens that attend: of each side, half of them in the causal target, and of both."""
+        sources, targets = (lengths[members].astype(float) for lengths in (self._source_lengths, self._target_lengths))
+        pairs = sources @ sources + targets @ targets / 2 + sources @ targets
+        return float(sources.sum() + targets.sum() + self.pair_cost * pairs)
 
     def _read(self, members: Array) -> SeqBatch:
         """Read the tokens of a batch from the stores into packed tensors."""

@@ -103,7 +103,7 @@ class ImageBatches(PlannedBatches):
         order = random.permutation(len(self.labels))
         yield from order[: len(order) // self.size * self.size].reshape(-1, self.size)
 
-    def _tokens(self, members: npt.NDArray[Any]) -> int:
+    def _cost(self, members: npt.NDArray[Any]) -> float:
         return len(members)
 
     def _read(self, members: npt.NDArray[Any]) -> Any:  # an ImageBatch

@@ -50,7 +50,7 @@ class TokenWindows(PlannedBatches):
         for at in range(0, len(order) - self.count + 1, self.count):
             yield order[at : at + self.count]
 
-    def _tokens(self, members: Array) -> int:
+    def _cost(self, members: Array) -> float:
         return len(members) * self.context
 
     def _read(self, members: Array) -> SeqBatch:

@@ -96,6 +96,7 @@ class TextTask(Task):
             pool=settings.sort_buffer,
             static=static,
             link_weight=settings.guided_weight,
+            pair_cost=1 / (6 * self.recipe.model.width),  # 4 D FLOPs a pair, 24 D² a token in a block of width D
         )
 
     def describe_batch(self, run: RunDir, batch: Any) -> list[dict[str, Any]]:
