@@ -30,6 +30,10 @@ def pick(name: str = "auto") -> torch.device:
     return device
 
 
+def gpu_count() -> int:
+    return torch.cuda.device_count()
+
+
 def memory(device: torch.device) -> int:
     """Total bytes of memory of a device; of a CPU, the limit of this process."""
     if device.type == "cuda":

@@ -1,38 +1,142 @@
 """Several processes that train one model: which one this is, and how they exchange values.
 
-Rank 0 is the main process: it alone writes files and reports. Without `torch.distributed`, or before it is initialised,
-there is one process, and nothing here communicates.
+Rank 0 is the main process: it alone reports and writes files (except for the shards of a sharded state). Without
+`torch.distributed`, or before it is initialised, there is one process, and nothing here communicates.
+
+Numbers and objects of the host are exchanged on the host, also if tensors are on GPUs, so that no device has to wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.errors import UserError
+from regard import torch_private
+from regard.errors import ReportedElsewhere, UserError
 
 Value = TypeVar("Value")
+Item = TypeVar("Item")
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+PATIENCE = timedelta(days=7)  # how long processes wait where one of them alone works, for instance tokenises
+GRACE = 10.0  # seconds in which a process that still answers reports so, after another did not
+
+_store: dist.Store | None = None  # through which processes exchange keys, if `joined` initialised them
+_patient: dist.ProcessGroup | None = None  # all processes, with a long timeout
 
 
-def _initialised() -> bool:
+def is_launched() -> bool:
+    """Whether torchrun, or another launcher that sets the same variables, started this process."""
+    return dist.is_available() and all(name in os.environ for name in ENVIRONMENT)
+
+
+def is_initialised() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    return dist.get_rank() if _initialised() else 0
+    return dist.get_rank() if is_initialised() else 0
 
 
 def world_size() -> int:
-    return dist.get_world_size() if _initialised() else 1
+    return dist.get_world_size() if is_initialised() else 1
 
 
 def is_main() -> bool:
     return rank() == 0
+
+
+# -- joining and leaving -----------------------------------------------------------------------------------------------
+
+
+def local_device(device: torch.device) -> torch.device:
+    """The device of this process: of the GPUs of a machine, each of its processes has its own."""
+    if device.type != "cuda" or not is_launched():
+        return device
+    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= count:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", local + 1)
+        raise UserError(
+            f"this machine has {count} GPU{'s' * (count != 1)}, too few for {processes} processes: "
+            "lower --devices (or torchrun's --nproc-per-node), or use --device cpu"
+        )
+    return torch.device("cuda", local)
+
+
+@contextmanager
+def joined(device: torch.device, timeout: float) -> Iterator[None]:
+    """Be one of the processes that torchrun started, if it did, while the context lasts.
+
+    Tensors are exchanged by NCCL between GPUs and by gloo between CPUs; `timeout` is in seconds.
+    """
+    global _store, _patient
+    if is_initialised() or not is_launched():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=timeout)
+    store, number, world = next(dist.rendezvous("env://", timeout=limit))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=number,
+        world_size=world,
+        timeout=limit,
+    )
+    _store, _patient = dist.PrefixStore("regard", store), dist.new_group(backend="gloo", timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        _store = _patient = None
+        dist.destroy_process_group()
+
+
+@contextmanager
+def lost_process_named() -> Iterator[None]:
+    """Say which process did not answer, or that one has ended, where a collective operation fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size() == 1 or not _is_lost_connection(error):
+            raise
+        silent = _silent_ranks()
+        if silent:
+            which = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not answer in time"
+        else:
+            which = "another process of the job ended, or its connection was lost"
+        raise UserError(f"rank {rank()}: {which}; the same command continues from the last save") from error
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return "gloo" in str(error) and any(words in str(error) for words in ("Timed out", "Connection closed", "reset by"))
+
+
+def _silent_ranks() -> list[int]:
+    """The processes that do not report within `GRACE` seconds that they still answer."""
+    if _store is None:
+        return []
+    try:
+        _store.set(f"answers/{rank()}", "yes")
+        missing, end = list(range(world_size())), time.monotonic() + GRACE
+        while missing and time.monotonic() < end:
+            missing = [number for number in missing if not _store.check([f"answers/{number}"])]
+            time.sleep(0.1)
+        return missing
+    except RuntimeError:  # the store's process is gone, too
+        return []
+
+
+# -- exchanging values -------------------------------------------------------------------------------------------------
 
 
 def broadcast(value: Value) -> Value:
@@ -40,7 +144,7 @@ def broadcast(value: Value) -> Value:
     if world_size() == 1:
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0)
+    dist.broadcast_object_list(values, src=0, group=_patient)
     return values[0]
 
 
@@ -48,7 +152,7 @@ def all_sum(value: float) -> float:
     """The sum of a number over all processes, in float64; whole numbers up to 2^53 stay exact."""
     if world_size() == 1:
         return value
-    total = torch.tensor(value, dtype=torch.float64, device=_device())
+    total = torch.tensor(value, dtype=torch.float64, device=_host())
     dist.all_reduce(total)
     return total.item()
 
@@ -57,7 +161,7 @@ def any_of(*flags: bool) -> tuple[bool, ...]:
     """Whether each flag is set in any process."""
     if world_size() == 1:
         return flags
-    counts = torch.tensor(flags, dtype=torch.int32, device=_device())
+    counts = torch.tensor(flags, dtype=torch.int32, device=_host())
     dist.all_reduce(counts)
     return tuple(bool(count) for count in counts.tolist())
 
@@ -72,24 +176,32 @@ def any_(flag: Tensor) -> Tensor:
 
 
 def sum_grads(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its sum over all processes. A process without gradients adds zeros."""
-    if world_size() == 1:
+    """Replace every gradient by its sum over all processes, which all have gradients of the same parameters."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not is_initialised() or not grads:
         return
-    learned = [p for p in parameters if p.requires_grad]
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
-    present = learned[0].new_tensor([p.grad is not None for p in learned])  # a parameter without any keeps None
-    sums = torch.cat([*(grad.flatten() for grad in grads), present])
+    sums = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(sums)
-    *totals, counts = sums.split([*(p.numel() for p in learned), len(learned)])
-    for parameter, total, count in zip(learned, totals, counts.tolist(), strict=True):
-        parameter.grad = total.view_as(parameter) if count else None
+    totals = sums.split([grad.numel() for grad in grads])
+    torch_private.foreach_copy_(grads, [total.view_as(grad) for total, grad in zip(totals, grads, strict=True)])
+
+
+def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+    """[function(item) for item in items], of which each process computes a part; all get the whole list."""
+    if world_size() == 1:
+        return [function(item) for item in items]
+    mine = {index: function(items[index]) for index in range(rank(), len(items), world_size())}
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, mine, group=_patient)
+    found: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
+    return [found[index] for index in range(len(items))]
 
 
 @contextmanager
 def main_first() -> Iterator[None]:
     """Run a block on the main process, then on the others, which find what it wrote.
 
-    If it fails on the main process, the others raise the same line and do not wait for it.
+    If it fails on the main process, the others raise an error too and do not wait for it.
     """
     if is_main():
         failure: str | None = "the main process was stopped"
@@ -104,9 +216,10 @@ def main_first() -> Iterator[None]:
     else:
         failure = broadcast(None)
         if failure is not None:
-            raise UserError(failure)
+            raise ReportedElsewhere(failure)
         yield
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+def _host() -> torch.device:
+    """Where numbers of the host are exchanged: on the CPU, unless only GPUs are connected."""
+    return torch.device("cpu" if "cpu:" in dist.get_backend_config() else "cuda")

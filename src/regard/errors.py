@@ -16,8 +16,19 @@ class UserError(Exception):
     """An error that the user can correct. The command line prints its text as one line and exits with status 2."""
 
 
+class ReportedElsewhere(UserError):
+    """An error that another process has reported: the command line prints nothing more, and exits with `status`."""
+
+    def __init__(self, message: str, status: int = 2) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped a command, and complete results are saved; `status` is the exit status."""
+    """A signal stopped a command, and complete results are saved; `status` is the exit status.
+
+    Without a message, another process reports it.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regard import distributed
 from regard.data.packing import sentence_batches
 from regard.errors import UserError
 from regard.models import SequenceModel
@@ -103,15 +104,19 @@ class WindowBatches:
     def score(
         self, model: SequenceModel, device: torch.device | str, progress: Callable[[int], None] | None = None
     ) -> TextScore:
-        nats, tokens, unknown = 0.0, 0, 0
+        """Score the text with a model; several processes divide the batches."""
+
+        def nats(batch: SeqBatch) -> float:
+            loss = model(batch.to(device)).item()
+            if progress is not None:
+                progress(batch.num_targets)
+            return loss
+
         with torch.no_grad():
-            for batch in self.batches:
-                nats += model(batch.to(device)).item()
-                tokens += batch.num_targets
-                unknown += int((batch.labels == UNK)[batch.loss_mask].sum())
-                if progress is not None:
-                    progress(batch.num_targets)
-        return TextScore.of(nats, tokens, self.bytes, unknown)
+            total = sum(distributed.spread(nats, self.batches))
+        tokens = sum(batch.num_targets for batch in self.batches)
+        unknown = sum(int((batch.labels == UNK)[batch.loss_mask].sum()) for batch in self.batches)
+        return TextScore.of(total, tokens, self.bytes, unknown)
 
 
 def text_perplexity(

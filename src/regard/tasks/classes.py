@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regard import distributed
 from regard.devices import autocast
 from regard.errors import UserError
 from regard.models import SequenceModel
@@ -105,12 +106,16 @@ class ClassValidator(Validator):
         return [(indices, batch.to(self.device)) for indices, batch in batches]
 
     def _measure(self, model: SequenceModel) -> Validation:
+        def scored(part: tuple[list[int], Batch]) -> tuple[float, list[int]]:
+            return model(part[1]).item(), model.logits(part[1]).argmax(-1).tolist()
+
         loss, predicted = 0.0, [0] * len(self.examples)
         with autocast(self.recipe.training.precision, self.device):
-            for indices, batch in self._batches:
-                loss += model(batch).item()
-                for i, label in zip(indices, model.logits(batch).argmax(-1).tolist(), strict=True):
-                    predicted[i] = label
+            scores = distributed.spread(scored, self._batches)
+        for (indices, _), (batch_loss, labels) in zip(self._batches, scores, strict=True):
+            loss += batch_loss
+            for i, label in zip(indices, labels, strict=True):
+                predicted[i] = label
         names = [self.run.classes[label] for label in predicted]
         right = sum(name == reference for name, (_, reference) in zip(names, self.examples, strict=True))
         samples = [

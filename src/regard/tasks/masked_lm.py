@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from regard import distributed
 from regard.data.masking import MaskedBatches, MaskingPolicy
 from regard.data.packing import BatchStream, generator, sentence_batches
 from regard.metrics.masked_lm import score_masks
@@ -85,7 +86,7 @@ class MaskedLMValidator(TextValidator):
         return [policy.mask(batch, random).to(self.device) for batch in clean]
 
     def _measure(self, model: SequenceModel) -> Validation:
-        scores = [score_masks(model, batch) for batch in self._batches]
+        scores = distributed.spread(lambda batch: score_masks(model, batch), self._batches)
         masks = sum(batch.num_targets for batch in self._batches)
         loss, right = (sum(numbers) for numbers in zip(*scores, strict=True))
         return Validation(loss / masks, exact=100 * right / masks, samples=self._samples(model))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from regard import distributed
 from regard.metrics.text_scores import score_texts
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
@@ -59,7 +60,7 @@ class TranslationValidator(TextValidator):
         return [batch.to(self.device) for _, batch in batches]
 
     def _measure(self, model: SequenceModel) -> Validation:
-        total = sum(model(batch).item() for batch in self._batches)
+        total = sum(distributed.spread(lambda batch: model(batch).item(), self._batches))
         loss = total / sum(batch.num_targets for batch in self._batches)
         chosen = self.pairs[: self.recipe.training.validate_lines]
         if not chosen:
@@ -73,7 +74,9 @@ class TranslationValidator(TextValidator):
         return Validation(loss, scores.bleu, scores.chrf, scores.exact, samples)
 
     def _translate(self, model: SequenceModel, sources: list[str]) -> list[str]:
-        """Greedy translations: quick, and enough to see progress."""
+        """Greedy translations: quick, and enough to see progress. Each process translates a part."""
         greedy = self.recipe.decoding.model_copy(update={"method": "beam", "beam": 1})
         translate = Translator.for_recipe(model, self.tokenizers, self.recipe, greedy)
-        return [answer.texts[0] for answer in translate(sources)]
+        size = -(-len(sources) // distributed.world_size())
+        parts = [sources[begin : begin + size] for begin in range(0, len(sources), size)]
+        return [answer.texts[0] for answers in distributed.spread(translate, parts) for answer in answers]
