@@ -13,6 +13,9 @@ MAY_CHANGE = (
     "training.precision",
     "training.backend",
     "training.checkpoint_activations",
+    "training.parallel",
+    "training.reshard",
+    "training.timeout",
     "training.tensorboard",
     "data.folder",  # the files in it have to be the same
     "decoding",

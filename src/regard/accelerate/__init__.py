@@ -6,6 +6,7 @@ faster equivalents, without changing parameters or their names:
 - fused blocks on a GPU with Triton (`fused`)
 - torch.compile, block by block (`compile`); the whole step is then captured as a CUDA graph (`training.step`)
 - activation checkpointing (`recompute`)
+- several devices: DDP, FSDP2 (`parallel`)
 - bf16 working copies of the weights (`bf16_weights`)
 - prepacked or int8 linear layers on a CPU (`linear_backends`)
 
@@ -19,11 +20,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from regard import kernels
+from regard import distributed, kernels
 from regard.accelerate import linear_backends
 from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
 from regard.accelerate.fused import deferred_biases, fuse
+from regard.accelerate.parallel import DataParallel, data_parallel, is_sharded, shard, shards
 from regard.accelerate.recompute import checkpoint_activations
 from regard.devices import autocast, in_bf16
 from regard.errors import UserError, first_line
@@ -46,6 +48,9 @@ def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
 def requested_backend(settings: TrainingSettings, model: SequenceModel, device: torch.device) -> str:
     """The backend for training steps: the recipe's, or for "auto" captured if device and model allow, else plain."""
     can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and kernels.available()
+    if shards(settings) and can:  # CUDA graphs need constant addresses, which gathered weights do not have
+        compiles = settings.backend == "compiled" or (settings.backend == "auto" and worth_compiling(model, settings))
+        return "compiled" if compiles else "plain"
     if settings.backend == "auto":
         return "captured" if can else "plain"
     if settings.backend != "plain" and not can:
@@ -70,15 +75,23 @@ def for_training(
     captured step is also compiled if the job is long. The trial changes no gradients, running statistics or generators.
     """
     applied = []
+    sharded = shards(settings)
     if settings.checkpoint_activations:
         checkpoint_activations(model)  # of plain blocks: the pending sums of fused ones would take more memory
         applied.append("activation checkpointing")
-    elif device.type == "cuda" and kernels.available():
+    elif device.type == "cuda" and kernels.available() and not sharded:  # a fused block uses the bias of the last one
         fuse(model)
         applied.append("fused blocks")
+    if sharded:
+        shard(model, settings, device)
+        applied.append(f"fsdp on {distributed.world_size()} devices (no CUDA graphs, no fused blocks)")
+    elif distributed.is_initialised():
+        applied.append(f"ddp on {distributed.world_size()} devices")
     if backend == "captured" and settings.backend == "auto" and worth_compiling(model, settings):
         backend = "compiled"
     for name in BACKENDS[BACKENDS.index(backend) :]:
+        if name == "captured" and sharded:
+            continue
         backend = name
         if name == "plain" or (batch is not None and _works(name, model, batch, settings, device, say)):
             break
@@ -86,7 +99,7 @@ def for_training(
         applied.append("bf16 weights")
     if device.type == "cuda" and not kernels.available():
         say(f"training on this GPU will be much slower than it could be: {kernels.why_not()}")
-    elif device.type == "cuda":
+    elif device.type == "cuda" or distributed.is_initialised():
         say(f"training step: {', '.join([backend, *applied])}")
     return backend
 
@@ -110,7 +123,7 @@ def bf16_context(
 
 
 def _uses_bf16_weights(settings: TrainingSettings, device: torch.device) -> bool:
-    return in_bf16(settings.precision, device) and settings.accumulate == 1
+    return in_bf16(settings.precision, device) and settings.accumulate == 1 and not shards(settings)
 
 
 def _works(
@@ -153,14 +166,18 @@ def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, devi
 __all__ = [
     "BACKENDS",
     "Bf16Weights",
+    "DataParallel",
     "bf16_context",
     "checkpoint_activations",
     "compile_parts",
+    "data_parallel",
     "for_inference",
     "for_training",
     "fuse",
     "is_compiled",
+    "is_sharded",
     "remove_compiled",
     "requested_backend",
+    "shards",
     "worth_compiling",
 ]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from regard.cli.app import command
-from regard.errors import Interrupted, RegardWarning, UserError, printable
+from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserError, printable
 from regard.files import errno_text
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the content of a file
@@ -67,6 +67,8 @@ def _status(words: list[str], debug: bool) -> int:
         return 0
     except KeyboardInterrupt as stop:
         status = stop.status if isinstance(stop, Interrupted) else 130
+        if isinstance(stop, Interrupted) and not str(stop):
+            return status
         if status == 130 and sys.stderr.isatty():
             _start_line()  # the terminal has written ^C
         return _report(str(stop) or "stopped", status)
@@ -84,6 +86,8 @@ def _failed(error: Exception, debug: bool, verb: str) -> int:
         return _misuse(error) if hasattr(error, "format_message") else error.exit_code
     if debug:
         raise error
+    if isinstance(error, ReportedElsewhere):
+        return error.status
     if isinstance(error, UserError):
         return _report(str(error), 2)
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
@@ -152,6 +156,7 @@ def _report(line: str, status: int) -> int:
     line = printable(" ".join(line.split()))
     if len(line) > MAX_MESSAGE_CHARS:
         line = line[:MAX_MESSAGE_CHARS] + "..."
+    rank = os.environ.get("RANK", "0")  # set by torchrun
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"regard: {line}", file=sys.stderr)
+        print(f"regard: {line}" if rank == "0" else f"regard (rank {rank}): {line}", file=sys.stderr)
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,12 @@ import typer
 
 from regard.cli import options
 from regard.cli.output import next_step, note
+from regard.cli.processes import run_on_devices
 from regard.recipes import load
 from regard.resuming import MAY_CHANGE
 from regard.training.setup import train as run_training
+
+MAX_DEVICES = 1024
 
 
 def train(
@@ -43,6 +47,15 @@ def train(
         typer.Option("--from", metavar="RUN", help="Start from the weights and the vocabulary of another run."),
     ] = None,
     device: options.Device = "auto",
+    devices: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_DEVICES,
+            help="Train on this many GPUs of this machine, or in this many processes on a CPU; see docs/scale.md.",
+        ),
+    ] = 1,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -60,6 +73,10 @@ def train(
         regard train multi30k-en-de --data ~/data/multi30k --set training.seed=2
 
         regard train mine.toml --out runs/mine
+
+        regard train mine.toml --devices 4 --set training.accumulate=4
+
+        torchrun --nnodes 2 --nproc-per-node 8 ... -m regard train mine.toml
     """
     changes = list(set_ or [])
     if options.folder(data) is not None:
@@ -67,8 +84,15 @@ def train(
     if seed is not None:
         changes.append(f"training.seed={seed}")
     target = out if out is not None else Path("runs") / Path(recipe).stem
+    if devices > 1:
+        load(recipe, changes)  # a mistake is reported once, before any process starts
+        words = ["train", recipe, "--out", str(target), "--device", device]
+        words += [word for change in changes for word in ("--set", change)]
+        words += [] if start_from is None else ["--from", str(start_from)]
+        words += [] if threads is None else ["--threads", str(threads)]
+        return run_on_devices([*words, *["--quiet"] * quiet], devices, device)
     run = run_training(load(recipe, changes), target, device=device, start_from=start_from, quiet=quiet)
-    if not quiet:
+    if not quiet and int(os.environ.get("RANK", 0)) == 0:
         note(next_step(run))
 
 

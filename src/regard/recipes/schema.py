@@ -355,6 +355,16 @@ class TrainingSettings(SettingsModel):
     checkpoint_activations: bool = Field(
         False, description="recompute activations in the backward pass: less memory, slower"
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="several devices: ddp, each has the whole model; fsdp, each has a part of weights and optimizer",
+    )
+    reshard: bool = Field(
+        True, description="fsdp: free a block's gathered weights after its forward pass: less memory, slower"
+    )
+    timeout: float = Field(
+        600.0, gt=0, description="several devices: seconds after which a process that does not answer ends the job"
+    )
     ema: float = Field(0.0, ge=0, lt=1, description="decay of an exponential moving average of the weights; 0: off")
     average: int = Field(5, ge=0, description="at the end, also validate the average of the last N snapshots; 0: off")
     validate_every: int = Field(500, ge=1, description="steps between validations")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +37,20 @@ class CapturedTrainingStep(TrainingStep):
         self.stream = torch.cuda.Stream(self.device)
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.bf16_weights = accelerate.bf16_context(self.model, self.settings, self.device)
-        self.steps_to_capture = WARMUP_STEPS
+        # FSDP allocates and frees gathered weights in every step, which a graph cannot: such steps are only compiled.
+        self.steps_to_capture = WARMUP_STEPS if self.parallel is None else -1
         for group in self.optimizer.param_groups:
             group["capturable"] = True  # the optimizer counts its steps on the device
             group["lr"] = self.scalars[1]
 
-    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float) -> int:
+    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float, idle: Sequence[Batch] = ()) -> int:
         outside = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(outside)  # resets of the loss and loaded weights come first
         with torch.cuda.stream(self.stream):
             if self.steps_to_capture == 0 and self.graphs is None:
                 self._capture()
             self.steps_to_capture -= 1
-            targets = super().__call__(batches, step, rate)
+            targets = super().__call__(batches, step, rate, idle)
         outside.wait_stream(self.stream)  # readers of the loss and of the weights come after
         return targets
 
@@ -101,8 +102,9 @@ def make_step(
     device: torch.device,
     shape: StaticBatchShape[Any] | None = None,
     say: Callable[[str], None] = print,
+    parallel: accelerate.DataParallel | None = None,
 ) -> TrainingStep:
     """A captured step for batches of one shape; without a shape, a plain step for any batches."""
     if shape is None:
-        return TrainingStep(model, optimizer, ema, settings, device)
-    return CapturedTrainingStep(model, optimizer, ema, settings, device, shape, say)
+        return TrainingStep(model, optimizer, ema, settings, device, parallel)
+    return CapturedTrainingStep(model, optimizer, ema, settings, device, parallel, shape, say)

@@ -118,7 +118,8 @@ class EMA:
     def update(self, model: nn.Module) -> None:
         new = tensor_io.model_tensors(model)
         floats = [name for name, tensor in new.items() if tensor.is_floating_point()]
-        torch_private.foreach_lerp_([self.tensors[n] for n in floats], [new[n] for n in floats], 1 - self.decay)
+        averages, newest = ([tensor_io.local(tensors[n]) for n in floats] for tensors in (self.tensors, new))
+        torch_private.foreach_lerp_(averages, newest, 1 - self.decay)
 
 
 class TensorSaver(Protocol):
@@ -142,7 +143,7 @@ def save(
             tensors[f"optimizer.{name}.{key}"] = value
     if ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in ema.tensors.items()}
-    writer.save(path, tensors, asdict(progress))
+    writer.save(path, {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}, asdict(progress))
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> TrainingProgress:
@@ -161,15 +162,17 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EM
         if owner not in parameters or tensor.shape not in ((), parameters[owner].shape):
             raise UserError(f"{path}: optimizer.{name:.80} does not fit the model")
         state = optimizer.state[parameters[owner]]
-        if key in state:  # Muon's momentum exists from the start, as a view of a larger tensor
-            state[key].copy_(tensor)
-        else:
-            state[key] = tensor.to(parameters[owner].device)
+        if key not in state:  # Muon's momentum exists from the start, as a view of a larger tensor
+            like = parameters[owner]
+            state[key] = (
+                torch.zeros_like(like) if tensor.shape == like.shape else torch.zeros_like(tensor, device=like.device)
+            )
+        tensor_io.fill(state[key], tensor)
     if ema is not None:
         for name, tensor in ema.tensors.items():
             if name not in parts["ema"] or parts["ema"][name].shape != tensor.shape:
                 raise UserError(f"{path}: ema.{name} is missing or does not fit the model")
-            tensor.copy_(parts["ema"][name])
+            tensor_io.fill(tensor, parts["ema"][name])
     try:
         return TrainingProgress.from_json(facts)
     except (KeyError, TypeError, AttributeError) as error:

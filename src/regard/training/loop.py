@@ -1,7 +1,7 @@
 """The training loop: one step at a time, each a pure function of the recipe, the seed and the step.
 
-With several processes, all run this loop: each computes its share of every batch, the main one validates, writes and
-reports, and the others take its decisions.
+With several processes, all run this loop: each computes its share of every batch and of validations, and the main one
+writes and reports.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from regard import distributed, tasks, tensor_io
-from regard.data.packing import BatchStream
+from regard import accelerate, distributed, tasks, tensor_io
+from regard.accelerate import DataParallel
+from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
 from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock
 from regard.models import SequenceModel
-from regard.packed import Batch
 from regard.run_dir import RunDir, kept_snapshots
 from regard.tasks.validator import Validation, Validator
 from regard.training import checkpoint
@@ -83,6 +83,7 @@ class Trainer:
     facts: dict[str, Any] = field(default_factory=dict)  # about the batches: fields of `TrainingProgress`
     origin: Path | None = None  # the run whose weights this one starts with: they are validated before the first step
     lock: DirectoryLock | None = None  # of the run directory
+    parallel: DataParallel | None = None  # how several processes sum gradients (`accelerate.data_parallel`)
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -92,8 +93,16 @@ class Trainer:
         behind = self.device.type == "cuda"  # a GPU need not wait until files are on disk
         self.outputs = RunOutputs(self.run, self.reporter, behind, self.lock)
         self.update = make_step(
-            self.model, self.optimizer, self.ema, self.settings, self.device, self.shape, self.outputs.say
+            self.model,
+            self.optimizer,
+            self.ema,
+            self.settings,
+            self.device,
+            self.shape,
+            self.outputs.say,
+            self.parallel,
         )
+        self._whole: SequenceModel | None = None  # for validations of a sharded model
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -107,8 +116,9 @@ class Trainer:
             self._ensure_weights()
             self._report_best()
             return
+        equal = self.parallel is not None and self.parallel.equal_passes
         shares = self.packer.shares(
-            progress.position, settings.accumulate, distributed.rank(), distributed.world_size()
+            progress.position, settings.accumulate, distributed.rank(), distributed.world_size(), equal
         )
         batches = Prefetched(shares, max(PREFETCHED // settings.accumulate, 1))
         with catch_signals() as signals, self.outputs, batches:
@@ -122,7 +132,7 @@ class Trainer:
                 share = next(batches)
                 progress.step += 1
                 progress.position = share.after
-                self._update(share.batches)
+                self._update(share)
                 self.outputs.reporter.step(progress.step, progress.tokens)
                 last = progress.step == settings.steps
                 stopping, due = distributed.any_of(bool(signals), self._save_due())
@@ -140,8 +150,9 @@ class Trainer:
                     self._save()
                 if stopping and not last:
                     self.outputs.wait()
+                    message = f"stopped after step {progress.step}; the same command continues"
                     raise Interrupted(
-                        f"stopped after step {progress.step}; the same command continues",
+                        message if self.outputs.active else "",
                         128 + (signals or [signal.SIGTERM])[0],
                     )
             self._finish()
@@ -160,9 +171,9 @@ class Trainer:
     def _learning_rate(self) -> float:
         return rate(self.settings, self.run.recipe.model.width, self.progress.step)
 
-    def _update(self, batches: Mapping[int, Batch]) -> None:
-        """Take one optimizer step, given this process's micro-batches by their index in the step's batch."""
-        targets = self.update(batches, self.progress.step, self._learning_rate())
+    def _update(self, share: BatchShare) -> None:
+        """Take one optimizer step, given this process's share of the step's batch."""
+        targets = self.update(share.batches, self.progress.step, self._learning_rate(), share.idle)
         self.progress.tokens += targets
         self.progress.window_tokens += targets
         self.progress.finished = False
@@ -222,9 +233,8 @@ class Trainer:
     def _score(self, which: str, weights: Callable[[], tensor_io.Tensors] | None = None) -> tuple[Validation, bool]:
         """Validate the model, or other weights in it; save them and return True if they are the best so far."""
         progress, outputs = self.progress, self.outputs
-        with swapped_weights(self.model, weights()) if weights and outputs.active else nullcontext():
-            validation = distributed.broadcast(self.validator.validate(self.model) if outputs.active else None)
-            assert validation is not None
+        with self._validated(weights) as model:
+            validation = distributed.broadcast(self.validator.validate(model))
             self._tick()
             value = {"bleu": validation.bleu, "exact": validation.exact}.get(self.settings.best)
             value = -validation.loss if value is None else value
@@ -235,8 +245,26 @@ class Trainer:
             if better:
                 progress.best, progress.best_step = value, progress.step
                 about = {"step": progress.step, "weights": which, **numbers}
-                outputs.save(self.run.best, tensor_io.model_tensors(self.model), about)
+                outputs.save(self.run.best, tensor_io.model_tensors(model), about)
         return validation, better
+
+    @contextmanager
+    def _validated(self, weights: Callable[[], tensor_io.Tensors] | None) -> Iterator[SequenceModel]:
+        """The model to validate, with other weights if they are given.
+
+        A sharded model cannot decode, because parts of its blocks are called on their own: a whole one takes its place.
+        """
+        if not accelerate.is_sharded(self.model):
+            with nullcontext() if weights is None else swapped_weights(self.model, weights()):
+                yield self.model
+            return
+        tensors = tensor_io.model_tensors(self.model) if weights is None else weights()
+        model = self._whole = (self.run.fresh_model() if self._whole is None else self._whole).to(self.device)
+        tensor_io.load_into_model(model, {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}, "the run")
+        try:
+            yield model
+        finally:
+            model.to("cpu")
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +285,7 @@ class Trainer:
 
     def _snapshot(self) -> None:
         step = self.progress.step
-        tensors = tensor_io.model_tensors(self.model)
+        tensors = {name: tensor_io.whole(tensor) for name, tensor in tensor_io.model_tensors(self.model).items()}
         self.outputs.save(self.run.snapshot(step), tensors, {"step": step}, then=partial(self._prune, step))
 
     def _prune(self, step: int) -> None:
@@ -315,9 +343,10 @@ class Trainer:
     def _ensure_weights(self) -> None:
         """Save the last weights if no validation chose any, so that a finished run can always be used."""
         self.outputs.wait()
-        if not self.run.best.exists():
+        if not distributed.broadcast(self.run.best.exists()):
             ema = self.ema
             which, tensors = ("step", tensor_io.model_tensors(self.model)) if ema is None else ("ema", ema.tensors)
+            tensors = {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}
             self.outputs.save(self.run.best, tensors, {"step": self.progress.step, "weights": which})
             self.outputs.wait()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard import torch_private
+from regard import tensor_io, torch_private
 from regard.attention import MultiHeadAttention
 from regard.recipes.schema import TrainingSettings
 from regard.registry import OPTIMIZERS
@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
     m <- 0.95 m + 0.05 g, and w <- w - rate (0.2 sqrt(max(R, C)) orthogonal(0.05 g + 0.95 m) + decay w) for a matrix of
     R rows and C columns: an entry changes by 0.2 of the rate on average, about as much as under Adam (Liu et al. 2025),
     so that both share a rate. Matrices of one shape are updated together. Weights that stack several matrices (queries,
-    keys and values) are treated as separate matrices.
+    keys and values) are treated as separate matrices. Of a sharded model, every process gathers all matrices.
 
     Not `torch.optim.Muon`, which ignores `found_inf` (it would apply a gradient that is not finite), reads its learning
     rate on the host (no CUDA graphs), updates one matrix at a time, and treats stacked queries, keys and values as one.
@@ -121,10 +121,15 @@ class Muon(torch.optim.Optimizer):
             by_shape[weight.shape, parts].append(weight)
         groups = []
         for (shape, parts), weights in by_shape.items():
-            momentum = torch.zeros(len(weights), *shape, device=weights[0].device)
-            for weight, view in zip(weights, momentum, strict=True):
-                self.state[weight]["momentum"] = view
-            groups.append((weights, momentum.view(len(weights) * parts, shape[0] // parts, shape[1])))
+            matrices = len(weights) * parts, shape[0] // parts, shape[1]
+            if tensor_io.is_sharded(weights[0]):
+                momentum = torch.empty(matrices, device="meta")  # each process has its part of each weight's
+                self.state.update({weight: {"momentum": torch.zeros_like(weight)} for weight in weights})
+            else:
+                momentum = torch.zeros(len(weights), *shape, dtype=weights[0].dtype, device=weights[0].device)
+                for weight, view in zip(weights, momentum, strict=True):
+                    self.state[weight]["momentum"] = view
+            groups.append((weights, momentum.view(matrices)))
         return groups
 
     @torch.no_grad()
@@ -138,15 +143,26 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, weights: list[nn.Parameter], momentum: Tensor, found_inf: Tensor | None) -> None:
         settings = self.param_groups[0]
-        grad = torch.stack([w.grad if w.grad is not None else torch.zeros_like(w) for w in weights])
-        grad, applied = grad.view_as(momentum), torch.ones((), device=momentum.device)
+        sharded = tensor_io.is_sharded(weights[0])
+        grads = [w.grad if w.grad is not None else torch.zeros_like(w) for w in weights]
+        tensors: list[Tensor] = [tensor_io.local(weight) for weight in weights]
+        applied = torch.ones((), device=tensors[0].device)
+        grad = torch.stack([tensor_io.local(g) for g in grads])
+        momenta = torch.stack([tensor_io.local(self.state[w]["momentum"]) for w in weights]) if sharded else momentum
+        grad = grad.view_as(momenta)
         if found_inf is not None:
             grad, applied = grad.where(found_inf == 0, 0.0), 1.0 - found_inf
-        momentum.lerp_(grad, (1 - MOMENTUM) * applied)
-        direction = orthogonalise(grad.lerp(momentum, MOMENTUM)).float()
+        momenta.lerp_(grad, (1 - MOMENTUM) * applied)
+        direction = grad.lerp(momenta, MOMENTUM)
+        if sharded:  # singular values are those of whole matrices
+            for weight, new in zip(weights, momenta, strict=True):
+                tensor_io.local(self.state[weight]["momentum"]).copy_(new)
+            gathered = [tensor_io.whole(tensor_io.as_shard(d, w)) for d, w in zip(direction, weights, strict=True)]
+            direction = torch.stack(gathered).view_as(momentum)
+        direction = orthogonalise(direction).float()
         rate = settings["lr"] * applied
         steps = direction * (-0.2 * math.sqrt(max(momentum.shape[1:])) * rate)
-        tensors: list[Tensor] = list(weights)
         if settings["weight_decay"]:
             torch_private.foreach_mul_(tensors, 1.0 - settings["weight_decay"] * rate)
-        torch_private.foreach_add_(tensors, list(steps.view(len(weights), *weights[0].shape)))
+        updates = steps.view(len(weights), *weights[0].shape)
+        torch_private.foreach_add_(tensors, [tensor_io.shard_of(u, w) for u, w in zip(updates, weights, strict=True)])

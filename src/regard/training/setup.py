@@ -39,21 +39,23 @@ def train(
     """Train a recipe into a run directory; the same call again resumes from the exact batch.
 
     `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
-    that ended before its first save begins with it again.
+    that ended before its first save begins with it again. Processes that torchrun started train one model together.
     """
-    reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
-    reporter.members = task.members
-    where, out = devices.pick(device), Path(out)
-    given = RunDir(start_from) if start_from is not None else None
-    for line in task.check_files(resumed=(Path(out) / "resume.safetensors").exists()):
-        reporter.say(line)
-    held_out = task.held_out("valid")
-    _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
-    RunDir.refuse_other_folder(out)
-    with distributed.main_first():  # the lock is the job's: its other processes are admitted
-        lock = DirectoryLock(out, "training", exclusive=distributed.is_main())
-    with lock:  # nothing is written before
-        return _train(task, lock, where, given, held_out, reporter)
+    where, out = distributed.local_device(devices.pick(device)), Path(out)
+    with distributed.joined(where, recipe.training.timeout), distributed.lost_process_named():
+        reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
+        reporter.members = task.members
+        with distributed.main_first():
+            given = RunDir(start_from) if start_from is not None else None
+            for line in task.check_files(resumed=(out / "resume.safetensors").exists()):
+                reporter.say(line)
+            held_out = task.held_out("valid")
+            _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
+            RunDir.refuse_other_folder(out)
+        with distributed.main_first():  # the lock is the job's: its other processes are admitted
+            lock = DirectoryLock(out, "training", exclusive=distributed.is_main())
+        with lock:  # nothing is written before
+            return _train(task, lock, where, given, held_out, reporter)
 
 
 def _train(
@@ -90,16 +92,18 @@ def _train(
     facts = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
     _refuse_other_data(run, facts)
     batches = task.stream(run, dataset, static)
-    model = model.to(where)
+    if not accelerate.shards(settings):  # else each block moves to the device when it is sharded
+        model = model.to(where)
     for line in task.describe(run, dataset, static):
         reporter.say(line)
     _describe_model(reporter, run, model, where)
     validator = task.validator(run, held_out, where)
     if _trained(run):
         how = "plain"  # without updates there is nothing to compile
-    _, shape = choose_backend(how, batches, model, settings, where, reporter.say)
+    how, shape = choose_backend(how, batches, model, settings, where, reporter.say)
+    parallel = accelerate.data_parallel(model, settings, where, how)
     with devices.held_memory(where):
-        Trainer(run, model, batches, validator, reporter, where, shape, facts, started, lock).train()
+        Trainer(run, model, batches, validator, reporter, where, shape, facts, started, lock, parallel).train()
     return run
 
 
@@ -218,7 +222,12 @@ def _describe_model(reporter: Reporter, run: RunDir, model: SequenceModel, devic
     """Report the model, and settings that are probably a mistake, before training starts."""
     count = sum(p.numel() for p in model.parameters())
     reporter.say(f"model: {run.recipe.model.summary()}, {count:,} parameters, on {device}; run directory {run.path}")
-    settings = run.recipe.training
+    settings, world = run.recipe.training, distributed.world_size()
+    if settings.accumulate % world:
+        reporter.say(
+            f"warning: {world} devices share training.accumulate = {settings.accumulate} micro-batches a step, so that "
+            f"some wait for others: set it to a multiple of {world} (and training.batch_tokens accordingly)"
+        )
     if settings.steps <= settings.warmup:
         reporter.say(
             f"warning: the learning rate rises to the last of {settings.steps:,} steps and never falls: "

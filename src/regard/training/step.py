@@ -5,7 +5,8 @@ This is the definition; `captured_step` does the same as a CUDA graph. Both run 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from regard import distributed
+from regard.accelerate import DataParallel
 from regard.devices import autocast
 from regard.models import SequenceModel
 from regard.packed import Batch
 from regard.recipes.schema import TrainingSettings
+from regard.tensor_io import whole
 from regard.training.checkpoint import EMA
+from regard.training.running_statistics import RunningStatistics
 
 
 def global_targets(batches: Iterable[Batch]) -> int:
@@ -27,6 +31,10 @@ def global_targets(batches: Iterable[Batch]) -> int:
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
     """The seed of what is drawn in a forward pass, whichever process computes it.
+
+    Micro-batches are never split between processes, so that a seed for each of them makes dropout a function of seed,
+    step and position in the step's batch, for any number of processes and in every layer, at the cost of seeding a
+    generator once per micro-batch. Counters by position would need a generator of our own on a CPU.
 
     >>> len({dropout_seed(0, 1, 0), dropout_seed(1, 0, 0), dropout_seed(0, 0, 1), dropout_seed(0, 0, 0)})
     4
@@ -43,9 +51,11 @@ class TrainingStep:
     ema: EMA | None
     settings: TrainingSettings
     device: torch.device
+    parallel: DataParallel | None  # None: gradients are summed, if there are several processes, after the backward pass
 
     def __post_init__(self) -> None:
         device = self.device
+        self.statistics = RunningStatistics(self.model, self.settings.accumulate)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # this process's, summed since the last reset
         self.norm = torch.zeros((), device=device)  # of the last gradient
         # A loss that is not finite sets this flag on the device. The fused optimizer skips its updates while it is set,
@@ -54,19 +64,42 @@ class TrainingStep:
         self.nonfinite_step = torch.zeros((), dtype=torch.long, device=device)
         self.scalars = torch.zeros(3, device=device)  # 1 / targets, learning rate, step
 
-    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float) -> int:
+    def __call__(self, batches: Mapping[int, Batch], step: int, rate: float, idle: Sequence[Batch] = ()) -> int:
         """Take one optimizer step on the mean loss per target of a step's batch; return its number of targets.
 
-        `batches` are this process's micro-batches by their index in the step's batch.
+        `batches` are this process's micro-batches by their index in the step's batch, `idle` those it passes with
+        weight 0 (see `BatchShare`).
         """
         targets = global_targets(batches.values())
         self.model.train()
-        self._upload_scalars(1 / max(targets, 1), rate, step)
-        for index, batch in batches.items():
+        self._upload_scalars(self._grad_divisor / max(targets, 1), rate, step)
+        self.statistics.start()
+        for number, (index, batch) in enumerate(batches.items(), 1):
             torch.manual_seed(dropout_seed(self.settings.seed, step, index))
-            self._accumulate(batch)
+            with self.statistics.micro_batch(index), self._accumulating(number == len(batches) and not idle):
+                self._accumulate(batch)
+        self._pass_idly(idle)
+        self.statistics.finish()
         self._update()
         return targets
+
+    @property
+    def _grad_divisor(self) -> int:
+        return 1 if self.parallel is None else self.parallel.grad_divisor
+
+    def _accumulating(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self.parallel is None else self.parallel.accumulating(last)
+
+    def _pass_idly(self, idle: Sequence[Batch]) -> None:
+        """Take part in the collective operations of other processes: add gradients of zero, and no loss."""
+        if not idle:
+            return
+        loss = self.loss.clone()
+        self.scalars[0] = 0.0
+        for number, batch in enumerate(idle, 1):
+            with self.statistics.micro_batch(None), self._accumulating(number == len(idle)):
+                self._accumulate(batch)
+        self.loss.copy_(loss)
 
     def _upload_scalars(self, per_target: float, rate: float, step: int) -> None:
         """Copy the numbers of this step to the device, where a captured graph reads them."""
@@ -83,7 +116,8 @@ class TrainingStep:
 
     def _backward(self, batch: Batch) -> None:
         with autocast(self.settings.precision, self.device):
-            loss = self.model(batch, self.settings.label_smoothing, self.settings.r_drop)
+            call = self.model if self.parallel is None else self.parallel
+            loss = call(batch, self.settings.label_smoothing, self.settings.r_drop)
         (loss * self.scalars[0]).backward()
         self.loss += loss.detach()
 
@@ -93,8 +127,9 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _optimizer_step(self) -> None:
-        distributed.sum_grads(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or float("inf"))
+        if self.parallel is None:
+            distributed.sum_grads(self.model.parameters())
+        norm = self._clip()
         bad = distributed.any_(~(torch.isfinite(norm) & torch.isfinite(self.loss)))
         self.nonfinite_step += self.scalars[2].long() * (bad & (self.nonfinite == 0))
         self.nonfinite.logical_or_(bad)
@@ -103,3 +138,8 @@ class TrainingStep:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model)
+
+    def _clip(self) -> Tensor:
+        """Clip the gradient; return its norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or float("inf"))
+        return whole(norm)

@@ -1,0 +1,126 @@
+"""Training on several devices: PyTorch's DistributedDataParallel and FSDP2, applied to a finished model.
+
+With `ddp` every process has the whole model, and gradients are summed while the backward pass goes on. With `fsdp` a
+process holds a part of every weight, gradient and optimizer state; a block's weights are gathered when it is computed.
+Parameters keep their names under both.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regard import distributed, tensor_io
+from regard.devices import in_bf16
+from regard.models import SequenceModel
+from regard.nn.blocks import BlockStack
+from regard.recipes.schema import TrainingSettings
+
+
+class DataParallel(Protocol):
+    """A model whose gradients are summed over all processes."""
+
+    grad_divisor: int  # what the sum is divided by
+    equal_passes: bool  # whether every process needs as many forward passes as the others
+
+    def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
+        """The loss of the model."""
+
+    def accumulating(self, last: bool) -> Any:
+        """A context for a forward and a backward pass, of which the last of a step alone sums the gradients."""
+
+
+class Replicated:
+    """`DataParallel` by DistributedDataParallel."""
+
+    equal_passes = False
+
+    def __init__(self, model: SequenceModel, device: torch.device) -> None:
+        self.grad_divisor = distributed.world_size()  # DDP averages
+        with (
+            warnings.catch_warnings()
+        ):  # PyTorch 2.13 has another name for `broadcast_buffers`, and still obeys this one
+            warnings.simplefilter("ignore", FutureWarning)
+            self._module = DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                broadcast_buffers=False,  # `training.running_statistics` keeps them equal
+                gradient_as_bucket_view=True,
+            )
+
+    def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
+        loss: Tensor = self._module(batch, smoothing, r_drop)
+        return loss
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        if last:
+            yield
+        else:
+            with self._module.no_sync():
+                yield
+
+
+class Sharded:
+    """`DataParallel` by FSDP2, for a model that `shard` was applied to."""
+
+    equal_passes = True  # each pass gathers weights from all processes
+
+    def __init__(self, model: SequenceModel) -> None:
+        self.grad_divisor = distributed.world_size()  # FSDP averages
+        self._model = model
+
+    def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
+        loss: Tensor = self._model(batch, smoothing, r_drop)
+        return loss
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]  # a method of FSDPModule
+        yield
+
+
+def shards(settings: TrainingSettings) -> bool:
+    """Whether a training divides the model among its processes."""
+    return settings.parallel == "fsdp" and distributed.is_initialised()
+
+
+def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device) -> None:
+    """Divide a model's weights among all processes, and move them to the device, block by block.
+
+    In bf16, blocks gather bf16 weights: what autocast would convert them to, at half of the communication. What is
+    outside of the blocks (embeddings, output projection, last norm) stays in fp32, as do gradient sums.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (distributed.world_size(),))
+    low = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = low if in_bf16(settings.precision, device) else MixedPrecisionPolicy()
+    for stack in model.children():
+        for block in stack if isinstance(stack, BlockStack) else ():
+            fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def data_parallel(
+    model: SequenceModel, settings: TrainingSettings, device: torch.device, backend: str
+) -> DataParallel | None:
+    """How processes sum their gradients during the backward pass; None if there is one process.
+
+    None too for captured steps on replicated models: a graph with PyTorch's DDP inside could not use bf16 weights. They
+    sum all gradients at once after the backward pass, inside the graph.
+    """
+    if shards(settings):
+        return Sharded(model)
+    return Replicated(model, device) if distributed.is_initialised() and backend == "plain" else None
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(tensor_io.is_sharded(parameter) for parameter in model.parameters())
