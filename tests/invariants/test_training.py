@@ -14,7 +14,7 @@ from small_training import assert_same_runs, measured
 from torch import Tensor
 
 from regard import tensor_io
-from regard.data.packing import Packer
+from regard.data.packing import START, BatchShare, Packer
 from regard.packed import SeqBatch
 from regard.run_dir import RunDir
 from regard.training.loop import Interrupted, Trainer
@@ -37,8 +37,8 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     assert len(measured(whole)) > 5
     update, stops = Trainer._update, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
 
-    def stopping(self: Trainer, batches: dict[int, SeqBatch]) -> None:
-        update(self, batches)
+    def stopping(self: Trainer, share: BatchShare) -> None:
+        update(self, share)
         if stops and self.progress.step == stops[0]:
             stops.pop(0)
             if how == "crash":
@@ -94,7 +94,7 @@ def test_accumulated_batches_give_the_gradients_of_one_large_batch(
             given.update({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
 
         trainer.optimizer.step = read_grads  # type: ignore[method-assign]
-        trainer._update(dict(enumerate(batches)))
+        trainer._update(BatchShare(dict(enumerate(batches)), START))
         return given
 
     large = gradients([made.batch()])
@@ -111,7 +111,7 @@ def test_each_update_gets_the_next_batches_of_the_stream(
     """Update s of k batches gets batches (s - 1) k ... s k - 1 of the stream."""
     seen: list[list[list[int]]] = []
     monkeypatch.setattr(
-        Trainer, "_update", lambda self, batches: seen.append([batch.labels.tolist() for batch in batches.values()])
+        Trainer, "_update", lambda self, share: seen.append([batch.labels.tolist() for batch in share.batches.values()])
     )
     monkeypatch.setattr(Trainer, "_save", lambda self: None)
     packers: list[Packer] = []
@@ -133,7 +133,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
     drawn: list[tuple[float, ...]] = []
     update = Trainer._update
 
-    def listening(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def listening(self: Trainer, share: BatchShare) -> None:
         loss = self.model.forward
 
         def drawing(*arguments: Any) -> Tensor:
@@ -143,7 +143,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
             return loss(*arguments)
 
         monkeypatch.setattr(self.model, "forward", drawing)
-        update(self, batches)
+        update(self, share)
         monkeypatch.setattr(self.model, "forward", loss)
 
     monkeypatch.setattr(Trainer, "_update", listening)

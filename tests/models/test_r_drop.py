@@ -72,7 +72,7 @@ def test_an_update_makes_as_many_passes_as_the_recipe_requests(num_passes: int) 
 
     model.features = count_pass  # type: ignore[method-assign]
     update = step.TrainingStep(
-        model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu")
+        model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu"), None
     )
     update({0: batch, 1: batch}, 3, 0.0)
     assert passes == 2 * num_passes

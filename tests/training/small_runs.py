@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import tensor_io
-from regard.packed import SeqBatch
+from regard.data.packing import BatchShare
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.tasks.validator import Validation, Validator
@@ -90,8 +90,8 @@ def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> No
     """Send this process a signal during step `at`."""
     update = Trainer._update
 
-    def interrupted(self: Trainer, batches: dict[int, SeqBatch]) -> None:
-        update(self, batches)
+    def interrupted(self: Trainer, share: BatchShare) -> None:
+        update(self, share)
         if self.progress.step == at:
             os.kill(os.getpid(), by)
 

@@ -17,10 +17,10 @@ from small_runs import content, equal, interrupt, metrics, small, tensors, train
 
 from bit_flips import flipped
 from regard import tensor_io
+from regard.data.packing import BatchShare
 from regard.data.token_cache import cache_folder
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock, atomic_write, write_text
-from regard.packed import SeqBatch
 from regard.recipes import to_toml
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
@@ -89,8 +89,8 @@ def test_a_run_directory_deleted_while_it_trains_stops_the_training(
         if instead == "another run":
             shutil.copytree(other.path, out)
 
-    def update_and_delete(self: Trainer, batches: dict[int, SeqBatch]) -> None:
-        update(self, batches)
+    def update_and_delete(self: Trainer, share: BatchShare) -> None:
+        update(self, share)
         if moment == "an update" and self.progress.step == 5:
             delete()
 
@@ -197,9 +197,9 @@ def test_saves_by_time_bound_the_work_that_a_kill_loses(tmp_path: Path, monkeypa
     )
     update, clock, kill_at = Trainer._update, [0.0], [0]
 
-    def slow_update(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def slow_update(self: Trainer, share: BatchShare) -> None:
         clock[0] += 60
-        update(self, batches)
+        update(self, share)
         if self.progress.step == kill_at[0]:
             raise MemoryError("killed")
 

@@ -13,6 +13,7 @@ from small_runs import content, current_weights, equal, metrics, small, tensors,
 from torch import Tensor
 
 from regard.cli import main
+from regard.data.packing import BatchShare
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
@@ -49,19 +50,19 @@ class FaultInjector:
         self.batches: list[list[SeqBatch]] = []
         update, loss = Trainer._update, SequenceModel.forward
 
-        def record_update(trainer: Trainer, batches: dict[int, SeqBatch]) -> None:
+        def record_update(trainer: Trainer, share: BatchShare) -> None:
             calls = 0
 
             def faulty_forward(model: SequenceModel, batch: SeqBatch, *arguments: float) -> Tensor:
                 nonlocal calls
                 calls += 1
                 plain = loss(model, batch, *arguments)
-                return FAULTS[kind](plain) if trainer.progress.step == step and calls == len(batches) else plain
+                return FAULTS[kind](plain) if trainer.progress.step == step and calls == len(share.batches) else plain
 
             with patch.context() as inner:
                 inner.setattr(SequenceModel, "forward", faulty_forward)
-                update(trainer, batches)
-            self.batches.append(list(batches.values()))
+                update(trainer, share)
+            self.batches.append(list(share.batches.values()))
             self.weights.append(current_weights(trainer))
             states = [trainer.optimizer.state[p] for p in trainer.model.parameters()]
             self.moments.append({f"{i} {k}": v.clone() for i, s in enumerate(states) for k, v in s.items()})

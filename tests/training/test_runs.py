@@ -26,6 +26,7 @@ from torch import Tensor
 
 from regard import taps, tensor_io
 from regard.api import Model
+from regard.data.packing import BatchShare
 from regard.errors import UserError
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
@@ -347,14 +348,14 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
     """Not even before its first weights are saved, when the recipe could otherwise still change."""
     update, tried = Trainer._update, []
 
-    def train_twice(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def train_twice(self: Trainer, share: BatchShare) -> None:
         if not tried:
             tried.append(self.progress.step)
             before = content(tmp_path / "run")
             with pytest.raises(UserError, match="another process is training there"):
                 train_run(small(tmp_path, **change), tmp_path / "run")
             assert content(tmp_path / "run") == before
-        update(self, batches)
+        update(self, share)
 
     monkeypatch.setattr(Trainer, "_update", train_twice)
     train_run(small(tmp_path), tmp_path / "run")
@@ -461,7 +462,7 @@ def test_the_weights_a_run_starts_from_are_validated_and_may_stay_the_best(
 def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = train_run(small(tmp_path, steps=4), tmp_path / "origin")
 
-    def fail(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def fail(self: Trainer, share: BatchShare) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
@@ -598,10 +599,10 @@ def test_the_logged_loss_is_the_mean_per_token_since_the_last_line(
     seen: list[tuple[float, int]] = []
     update = Trainer._update
 
-    def record_loss(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def record_loss(self: Trainer, share: BatchShare) -> None:
         before = self.update.loss.item()
-        update(self, batches)
-        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in batches.values())))
+        update(self, share)
+        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in share.batches.values())))
 
     monkeypatch.setattr(Trainer, "_update", record_loss)
     run = train_run(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
@@ -690,7 +691,12 @@ def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
 def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[SeqBatch] = []
     update = Trainer._update
-    monkeypatch.setattr(Trainer, "_update", lambda self, some: (batches.extend(some.values()), update(self, some))[1])
+
+    def collect(self: Trainer, share: BatchShare) -> None:
+        batches.extend(share.batches.values())
+        update(self, share)
+
+    monkeypatch.setattr(Trainer, "_update", collect)
     data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
     run = train_run(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
     tokenizer = run.tokenizers[0]
@@ -711,13 +717,13 @@ def test_a_mix_is_sampled_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     epochs: list[Counter[int]] = []
     update, last = Trainer._update, [-1]
 
-    def count_visits(self: Trainer, batches: dict[int, SeqBatch]) -> None:
+    def count_visits(self: Trainer, share: BatchShare) -> None:
         if self.progress.position.epoch != last[0]:
             last[0] = self.progress.position.epoch
             epochs.append(Counter())
-        for batch in batches.values():
+        for batch in share.batches.values():
             epochs[-1].update(sentence[0].item() for sentence in batch.source.layout.split(batch.source.ids))
-        update(self, batches)
+        update(self, share)
 
     monkeypatch.setattr(Trainer, "_update", count_visits)
     mix = [

@@ -13,6 +13,7 @@ from small_runs import CPU, current_weights, small, tensors, train_run
 from torch import Tensor, nn
 
 from regard.accelerate import checkpoint_activations
+from regard.data.packing import START, BatchShare
 from regard.devices import autocast
 from regard.models import SequenceModel, build
 from regard.packed import SeqBatch
@@ -120,7 +121,7 @@ def make_trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer
 def steps(trainer: Trainer, count: int) -> None:
     for _ in range(count):
         trainer.progress.step += 1
-        trainer._update({0: two_pairs()})
+        trainer._update(BatchShare({0: two_pairs()}, START))
 
 
 def gradients(logits: Tensor, bias: Tensor) -> list[Tensor]:

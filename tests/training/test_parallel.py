@@ -1,0 +1,47 @@
+"""DDP and FSDP: for every family the losses, gradient norms, weights and moving averages of one process.
+
+In float64, up to 1e-9: with gradient accumulation, activation checkpointing, clipping, weight decay, dropout, tied
+embeddings, micro-batches of very different sizes, and processes without any.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import small_jobs
+import torch
+from parallel_job import cases, updates
+
+pytestmark = pytest.mark.xdist_group("processes")
+JOB = small_jobs.here(str(Path(__file__).with_name("parallel_job.py")))
+
+
+def check_job(world: int, which: str, folder: Path) -> None:
+    small_jobs.run(world, JOB, which, str(folder))
+    found = torch.load(folder / "results.pt")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = {name: updates(*case) for name, case in cases(which).items()}
+    finally:
+        torch.set_num_threads(threads)
+    assert found.keys() == {(parallel, name) for parallel in ("ddp", "fsdp") for name in expected}
+    for (parallel, name), results in found.items():
+        assert results.keys() == expected[name].keys()
+        float32 = any("running" in key for key in results)  # batch norm computes in float32
+        tolerance = {"atol": 1e-5, "rtol": 1e-5} if float32 else {"atol": 1e-9, "rtol": 1e-9}
+        for key, value in expected[name].items():
+            torch.testing.assert_close(
+                results[key], value, **tolerance, msg=lambda m, at=(parallel, name, key): f"{at}: {m}"
+            )
+
+
+def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
+    check_job(2, "few", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_any_number_of_processes_trains_every_family_as_one_does(world: int, tmp_path: Path) -> None:
+    check_job(world, "all", tmp_path)
