@@ -31,6 +31,7 @@ from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
 from regard.tasks.generator import Generation
+from regard.tasks.glossary import Glossary, Requirement
 from regard.tasks.mask_filler import Filled
 from regard.tasks.translator import Answer
 from regard.text import EOS, UNK
@@ -38,6 +39,8 @@ from regard.training.setup import train as train_recipe
 from regard.viz import explanations, grid
 from regard.viz.maps import Map
 from regard.viz.views import notebook
+
+GlossaryTerms = Mapping[str, str | Iterable[str]] | Glossary | str | Path
 
 Explanation.draw_html = explanations.draw
 Trace.draw_html = notebook.html
@@ -132,6 +135,7 @@ class Translation:
     source_tokens: tuple[str, ...]
     alternatives: tuple[tuple[str, float], ...]
     truncated: bool  # whether the source was longer than the model reads
+    unmet: tuple[Requirement, ...]  # requirements of the glossary that the text does not satisfy
     _link: _ModelLink = field(repr=False, compare=False)
     _answer: Answer = field(repr=False)
 
@@ -147,6 +151,7 @@ class Translation:
             "text": self.text,
             "score": self.score,
             "truncated": self.truncated,
+            "unmet": [str(requirement) for requirement in self.unmet],
             "tokens": list(self.tokens),
             "source_tokens": list(self.source_tokens),
             "alternatives": [{"text": text, "score": score} for text, score in self.alternatives],
@@ -199,6 +204,7 @@ class Model(LoadedRun):
         prefix: str | Iterable[str] | None = None,
         source_tag: str | None = None,
         target_tag: str | None = None,
+        glossary: GlossaryTerms | None = None,
         **settings: Any,
     ) -> Translation: ...
 
@@ -212,6 +218,7 @@ class Model(LoadedRun):
         prefix: str | Iterable[str] | None = None,
         source_tag: str | None = None,
         target_tag: str | None = None,
+        glossary: GlossaryTerms | None = None,
         **settings: Any,
     ) -> list[Translation]: ...
 
@@ -224,6 +231,7 @@ class Model(LoadedRun):
         prefix: str | Iterable[str] | None = None,
         source_tag: str | None = None,
         target_tag: str | None = None,
+        glossary: GlossaryTerms | None = None,
         **settings: Any,
     ) -> Translation | list[Translation]:
         """Translate a sentence, or several at once; each result is independent of the other sentences.
@@ -233,12 +241,17 @@ class Model(LoadedRun):
         unless given. `settings` are those of the recipe's [decoding]: `beam=1`, `length_penalty=1.0`, or
         `method="sample"` with `temperature`, `top_k` and `top_p`. Sampling is a function of `seed`; None draws a new
         seed each time.
+
+        `glossary` gives terms and what they are translated as, `{"cat": "gato", "bank": ["banco", "!orilla"]}` (one of
+        several forms; not a form with "!"), or is a file of them: see `regard.tasks.glossary`. `unmet` lists the terms
+        that could not be met.
         """
         lines = text_list("translate", text)
         nbest = whole_number("nbest", nbest)
         if "beam" not in settings:
             settings["beam"] = max(self.recipe.decoding.beam, nbest)
-        translator = self.translator(seed=seed, source_tag=source_tag, target_tag=target_tag, **settings)
+        tags = {"source_tag": source_tag, "target_tag": target_tag}
+        translator = self.translator(seed=seed, glossary=glossary, **tags, **settings)
         prefixes = None if prefix is None else self._prefixes(prefix, len(lines))
         answers = translator(lines, nbest=nbest, prefixes=prefixes)
         _warn_truncated([answer.truncated for answer in answers], text, translator.budget.source)
@@ -387,6 +400,7 @@ class Model(LoadedRun):
                 (text, h.score) for text, h in zip(answer.texts[1:], answer.hypotheses[1:], strict=True)
             ),
             truncated=answer.truncated,
+            unmet=answer.unmet,
             _link=_ModelLink(self),
             _answer=answer,
         )

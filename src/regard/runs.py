@@ -27,6 +27,7 @@ from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
 from regard.tasks.classes import ClassTask, Prediction
 from regard.tasks.generator import Generator, generation
+from regard.tasks.glossary import Glossary
 from regard.tasks.mask_filler import MaskFiller
 from regard.tasks.text import encode_pairs, token_batches
 from regard.tasks.translator import Answer, Translator
@@ -101,11 +102,20 @@ class LoadedRun:
     # -- decoding -----------------------------------------------------------------------------------------------------
 
     def translator(
-        self, *, seed: int | None = 0, source_tag: str | None = None, target_tag: str | None = None, **settings: Any
+        self,
+        *,
+        seed: int | None = 0,
+        source_tag: str | None = None,
+        target_tag: str | None = None,
+        glossary: Any = None,
+        **settings: Any,
     ) -> Translator:
-        """Make a translator with the recipe's decoding settings and these changes: `beam=1`, `method="sample"`, ..."""
+        """Make a translator with the recipe's decoding settings and these changes: `beam=1`, `method="sample"`, ...
+
+        `glossary` is what `Glossary.of` takes: a dict of terms and translations, or a file.
+        """
         self.require_verb("translate")
-        others = ("nbest", "seed", "prefix", "source_tag", "target_tag")
+        others = ("nbest", "seed", "prefix", "source_tag", "target_tag", "glossary")
         decoding = changed(self.recipe.decoding, settings, "translate", others)
         translator = Translator.for_recipe(self.module, self.tokenizers, self.recipe, decoding)
         return replace(
@@ -114,6 +124,7 @@ class LoadedRun:
             source_tag=translator.source_tag if source_tag is None else source_tag,
             target_tag=translator.target_tag if target_tag is None else target_tag,
             precision=self.precision,
+            glossary=None if glossary is None else Glossary.of(glossary),
         )
 
     def generator(self, *, seed: int | None = 0, **settings: Any) -> Generator:

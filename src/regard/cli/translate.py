@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from regard.cli.output import note, text_output, written
 from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
+from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
 
@@ -97,6 +98,15 @@ def translate(
     target_tag: Annotated[
         str | None, typer.Option(metavar="TAG", help="Tag before every translation. [default: the recipe's]")
     ] = None,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Terms and their translations, one entry per line: term, tab, translation, and more tabs and forms of "
+            "which any may appear; a form after ! must not. Warns of terms that could not be met.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --sample: the random seed.")] = 0,
     weights: options.Weights = "best",
     device: options.Device = "auto",
@@ -122,6 +132,8 @@ def translate(
 
         regard translate runs/en-es --nbest 3 --format jsonl 'the dog sees the cat'
 
+        regard translate runs/en-es --glossary terms.tsv 'the dog sees the cat'
+
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
     for sentence in text or []:
@@ -133,6 +145,9 @@ def translate(
         raise UserError("--resume continues a file: name it with --output")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs a beam of at least {nbest}, but --beam is {beam}")
+    terms = None if glossary is None else Glossary.read(glossary)
+    if terms is not None and sample:
+        raise UserError("--glossary has no effect with --sample: terms need a beam search")
     model = load(run, *(others or []), weights=weights, device=device, precision=precision)
     translator = _translator(
         model,
@@ -142,7 +157,7 @@ def translate(
             beam=beam, length_penalty=length_penalty, min_length=min_length, no_repeat_ngram=no_repeat_ngram
         ),
         options.changed(temperature=temperature, top_k=top_k, top_p=top_p),
-        options.changed(seed=seed, source_tag=source_tag, target_tag=target_tag),
+        options.changed(seed=seed, source_tag=source_tag, target_tag=target_tag, glossary=terms),
     )
     if prefix is not None and UNK in translator.tokenizers[1].encode(prefix):
         raise UserError(f"--prefix {prefix!r}: contains text that this model's vocabulary cannot express")
@@ -213,6 +228,7 @@ def _settings(model: Model, job: _TranslateJob) -> dict[str, Any]:
         "prefix": job.prefix,
         "nbest": job.nbest,
         "format": str(job.form),
+        "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
     }
 
 
@@ -237,6 +253,8 @@ class _TranslateJob:
             if answer.truncated and not self.quiet:
                 limit = self.translator.budget.source
                 note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
+            for requirement in () if self.quiet else answer.unmet:
+                note(f"regard: warning: line {number}: {requirement}")
             yield from self._lines(line, answer)
 
     def _lines(self, line: InputLine, answer: Answer) -> Iterator[str]:
@@ -247,6 +265,8 @@ class _TranslateJob:
             entry: dict[str, object] = {"source": line.text, **nbest[0], "truncated": answer.truncated}
             if line.error is not None:
                 entry["error"] = line.error
+            if self.translator.glossary is not None:
+                entry["unmet"] = [str(requirement) for requirement in answer.unmet]
             if self.nbest > 1:
                 entry["nbest"] = nbest
             yield json.dumps(entry, ensure_ascii=False)

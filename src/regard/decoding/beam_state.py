@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.decoding.constraints import (
+    MIN_LOGPROB,
     NONE,
     Constraints,
     SingleCandidate,
@@ -29,10 +30,13 @@ from regard.decoding.constraints import (
     select,
 )
 from regard.decoding.sampling import Words, draw, keys, uniforms
+from regard.decoding.terms import Candidates, Match, TermProgress, allowed, share_out
 from regard.decoding.topk import log_softmax, log_sum, topk
 from regard.errors import UserError
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
+
+UNMET_PENALTY = 1e9  # more than any difference of scores: see MIN_LOGPROB
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class SearchState:
     history: Tensor | None  # [N, K, T] tokens of each beam, if they are read and beams are reordered
     static: bool  # whether shapes are fixed, and the host does not know how many steps were taken
     fed: int = 0  # steps taken, unless static
+    terms: TermProgress | None = None  # what the beams have of the terms of `constraints`
 
     @classmethod
     def create(
@@ -162,6 +167,7 @@ class SearchState:
             if reorders and (watched or constraints.read_history)
             else None,
             static=static,
+            terms=None if constraints.terms is None else TermProgress.create(constraints.terms, beams, finished),
         )
 
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
@@ -188,6 +194,8 @@ class SearchState:
         self.best.fill_(-math.inf)
         for zeros in (self.parents, self.logprobs, self.step, self.done, self.ends):
             zeros.zero_()
+        if self.terms is not None:
+            self.terms.reset()
         self.fed = 0
 
     def __post_init__(self) -> None:
@@ -207,6 +215,7 @@ class SearchState:
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the state, in a fixed order."""
         yield from (value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "_own")
+        yield from () if self.terms is None else self.terms.tensors()
         yield from self.constraints.tensors()
 
     def keep(self, sentences: Tensor) -> SearchState:
@@ -214,11 +223,15 @@ class SearchState:
         tensors = {name: getattr(self, name) for name in OF_SENTENCES}
         rows: dict[str, Any] = {name: None if x is None else select(x, sentences) for name, x in tensors.items()}
         random_keys = None if self.keys is None else self.keys[sentences.cpu().numpy()]
-        return replace(self, constraints=self.constraints.keep(sentences), keys=random_keys, **rows)
+        kept = self.constraints.keep(sentences)
+        if self.terms is not None and kept.terms is not None:
+            rows["terms"] = self.terms.keep(kept.terms, sentences)
+        return replace(self, constraints=kept, keys=random_keys, **rows)
 
     def of_sentences(self) -> Iterator[Tensor]:
         """The tensors that have a row for each sentence, in a fixed order."""
         yield from (x for x in (getattr(self, name) for name in OF_SENTENCES) if x is not None)
+        yield from () if self.terms is None else self.terms.tensors()
         yield from self.constraints.of_sentences()
 
     def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
@@ -282,6 +295,8 @@ class SearchState:
         """
         offset = log_sum(logits) if self.static else None
         logits = logits if self.static else log_softmax(logits)
+        extra = None if self.terms is None else self.terms.candidates(logits.shape[1])
+        required = None if extra is None else logits.gather(-1, extra.tokens)  # also if a mask excludes them
         single = self._mask(logits, offset, history)
         value, token = topk(logits, self.beams + 1)  # [N, K, C]
         value = value if offset is None else value - offset[..., None]
@@ -290,6 +305,10 @@ class SearchState:
             first = torch.arange(value.shape[-1], device=value.device) == 0
             value = torch.where(only, torch.where(first, single.logprob, -math.inf), value)
             token = torch.where(only, single.token, token)
+        if extra is not None and required is not None:
+            required[..., -1] = logits[..., EOS]  # no term: masks apply
+            required = required if offset is None else required - offset[..., None]
+            return self._share_out(value, token, extra, required, None if single is None else single.forced, penalty)
         total = (self.total[:, : value.shape[1], None] + value).flatten(1)  # [N, K * C]
         if not self.reorders:  # greedy: candidates are sorted, and a sentence with a finished hypothesis is done
             margin = self._decision_margin(total, penalty)
@@ -303,6 +322,52 @@ class SearchState:
         index = index.clamp(max=count - 1)
         logprobs, tokens = (x.flatten(1).gather(1, index) for x in (value, token))
         return Choice(index // value.shape[-1], tokens, logprobs, total, margin)
+
+    def _share_out(
+        self,
+        value: Tensor,
+        token: Tensor,
+        extra: Candidates,
+        extra_value: Tensor,
+        forced: Tensor | None,
+        penalty: Tensor,
+    ) -> Choice:
+        """Select from the most likely candidates [N, K, C] and those of terms [N, K, W], by banks: see `terms`.
+
+        Where a prefix is `forced` [N, 1, 1], there is one candidate only, and terms do not restrict it.
+        """
+        progress, beams = self.terms, value.shape[1]
+        assert progress is not None
+        forced = torch.zeros_like(extra.valid[:, :1, :1]) if forced is None else forced
+        is_eos = extra.tokens == EOS  # which no term contains
+        same = token[..., :, None] == extra.tokens[..., None, :]
+        valid = extra.valid & ~forced & ~(same.any(-2) & is_eos)
+        likely = value.masked_fill((same & valid[..., None, :]).any(-1), -math.inf)  # no candidate twice
+        possible = torch.where(is_eos, extra_value, extra_value.clamp(min=MIN_LOGPROB))
+        tokens = torch.cat([token, extra.tokens], -1)
+        values = torch.cat([likely, possible.masked_fill(~valid, -math.inf)], -1)  # [N, K, M]
+        present = Match(progress.match.partial[:, :beams], progress.match.met[:, :beams])
+        before, needed = progress.needed(present), progress.needed(progress.after(tokens))
+        left = self.constraints.limit - self.step
+        if not self.reorders:  # from where a single beam would end, there is room for its terms only
+            would_end = (token[:, 0, 0] == EOS) & (before[:, 0] > 0) & (before[:, 0] < left)
+            left = progress.end_in_time(would_end, self.step, before[:, 0], left)
+        fits = allowed(needed, before, tokens, left)
+        blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: it goes on without
+        values = values.masked_fill(~(fits | blocked | forced), -math.inf)
+        total = (self.total[:, :beams, None] + values).flatten(1)
+        bank, count = needed.flatten(1), total.shape[1]
+        if self.reorders:
+            whole = self.best[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
+            total = torch.cat([total, whole * penalty], 1)
+            bank = F.pad(bank, (0, self.beams))  # bank 0: nothing is needed any more
+        index, margin = share_out(total, bank, self.beams)
+        total = total.gather(1, index).masked_fill(index >= count, -math.inf)
+        index = index.clamp(max=count - 1)
+        parents = index // tokens.shape[-1]
+        chosen, logprobs = (x.flatten(1).gather(1, index) for x in (tokens, values))
+        progress.advance(parents, chosen)
+        return Choice(parents, chosen, logprobs, total, None if self.margin is None else margin / penalty[..., 0])
 
     def _draw(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Draw a random token for every beam."""
@@ -333,6 +398,8 @@ class SearchState:
         possible = not self.static or self.constraints.can_exclude_all(logits.shape[-1])
         single = self.constraints.single_candidate(logits, offset, self.step) if possible else None
         self.constraints.mask(logits, self.step, history)
+        if self.terms is not None:
+            self.terms.mask_avoided(logits)
         return single
 
     def _is_single(self, best: Tensor, single: SingleCandidate | None) -> Tensor | None:
@@ -377,9 +444,13 @@ class SearchState:
         score = torch.where(which, self.total / penalty, -math.inf)
         end = torch.add(self._own, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
         if self.reorders:
-            top = torch.cat([self.best, score], 1).topk(self.best.shape[1])
-            self.best.copy_(top.values)
-            torch.gather(torch.cat([self.ends, end], 1), 1, top.indices, out=self.ends)
+            unmet = None if self.terms is None else torch.cat([self.terms.unmet, self.terms.unmet_terms()], 1)
+            scores = torch.cat([self.best, score], 1)
+            top = _ranking(scores, unmet).topk(self.best.shape[1]).indices
+            torch.gather(scores, 1, top, out=self.best)
+            torch.gather(torch.cat([self.ends, end], 1), 1, top, out=self.ends)
+            if self.terms is not None and unmet is not None:
+                torch.gather(unmet, 1, top, out=self.terms.unmet)
         else:
             torch.where(score > -math.inf, end, self.ends, out=self.ends)
             torch.maximum(self.best, score, out=self.best)
@@ -394,7 +465,8 @@ class SearchState:
         """
         live = self.total.amax(1)
         if self.settings.method == "beam" and self.settings.early_stopping:
-            over = self.best[:, self.nbest - 1] >= live / self.max_penalty
+            unmet = None if self.terms is None else self.terms.unmet
+            over = _ranking(self.best, unmet)[:, self.nbest - 1] >= live / self.max_penalty
         else:
             over = live == -math.inf
         torch.logical_or(over, at_limit, out=self.done)  # at the limit also if scores are NaN
@@ -428,11 +500,13 @@ class SearchState:
         longest = int(self.step[index].max())
         trails = zip(*(read(x[..., :longest]) for x in (self.tokens, self.parents, self.logprobs)), strict=True)
         margins = [math.inf] * len(index) if self.margin is None else read(self.margin)
+        rankings = read(_ranking(self.best, None if self.terms is None else self.terms.unmet))
         results = []
-        for scores, ends, trail, margin in zip(read(self.best), read(self.ends), trails, margins, strict=True):
+        finished = zip(read(self.best), rankings, read(self.ends), strict=True)
+        for (scores, ranking, ends), trail, margin in zip(finished, trails, margins, strict=True):
             if any(map(math.isnan, scores)):
                 raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-            order = sorted((k for k, score in enumerate(scores) if score > -math.inf), key=lambda k: -scores[k])
+            order = sorted((k for k, score in enumerate(scores) if score > -math.inf), key=lambda k: -ranking[k])
             ranked = [self._hypothesis(trail, ends[k], scores[k]) for k in order[: self.nbest + 1]]
             results.append((ranked[: self.nbest], min(margin, _ranking_margin(ranked))))
         return results
@@ -447,6 +521,11 @@ class SearchState:
             beam = parents[beam][step]
         finished = path[-1] == EOS
         return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
+
+
+def _ranking(scores: Tensor, unmet: Tensor | None) -> Tensor:
+    """What ranks hypotheses with these scores [N, F]: first the number of unmet terms, then the score."""
+    return scores if unmet is None else scores.double() - UNMET_PENALTY * unmet
 
 
 def _ranking_margin(ranked: list[Hypothesis]) -> float:

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.decoding.terms import NONE, TermTable
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
 
 MIN_LOGPROB = -1e6  # log-probability of a token that the model finds impossible but a constraint demands
-NONE = -1  # padding in lists of token ids
 
 
 def length_penalty(alpha: float, length: int) -> float:
@@ -53,7 +53,7 @@ class SingleCandidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Constraints:
-    """Forced prefixes, banned tokens, minimum and maximum length, repeated n-grams, and the repetition penalty."""
+    """Forced prefixes, banned tokens, terms, lengths, repeated n-grams, and the repetition penalty."""
 
     limit: Tensor  # [N] maximum number of tokens to generate, EOS counted
     prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NONE
@@ -63,6 +63,7 @@ class Constraints:
     no_repeat: int  # size of n-grams that may not be repeated; 0: none
     repetition: float  # repetition penalty; 1: none
     longest: int  # the greatest limit, known to the host
+    terms: TermTable | None = None  # that outputs must or must not contain
 
     @classmethod
     def of(
@@ -75,6 +76,7 @@ class Constraints:
         banned: Sequence[int] = (),
         prompts: Sequence[Sequence[int]] | None = None,
         capacity: int | Sequence[int] | None = None,
+        terms: TermTable | None = None,
     ) -> Constraints:
         """For sources of these lengths, EOS counted; `capacity` is the maximum output length of the model."""
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
@@ -85,6 +87,9 @@ class Constraints:
         if any(EOS in prefix for prefix in prefixes):
             raise ValueError("a prefix cannot contain EOS")
         limits = [max_length(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
+        if terms is not None:
+            room = terms.room.tolist()
+            limits = [max(limit, len(p) + n) for limit, p, n in zip(limits, prefixes, room, strict=True)]
         if capacity is not None:
             each = [capacity] * len(limits) if isinstance(capacity, int) else capacity
             limits = [min(pair) for pair in zip(limits, each, strict=True)]
@@ -97,6 +102,7 @@ class Constraints:
             no_repeat=settings.no_repeat_ngram,
             repetition=settings.repetition_penalty,
             longest=max(limits),
+            terms=terms,
         )
 
     @property
@@ -105,11 +111,13 @@ class Constraints:
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.limit, self.prefix, self.prompt, self.banned
+        own = self.limit, self.prefix, self.prompt, self.banned
+        return own if self.terms is None else (*own, *self.terms.tensors())
 
     def of_sentences(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence, in a fixed order."""
-        return self.limit, self.prefix, self.prompt
+        own = self.limit, self.prefix, self.prompt
+        return own if self.terms is None else (*own, *self.terms.of_sentences())
 
     def widened(self, prefix: int, prompt: int) -> Constraints:
         """Return them with room for prefixes and prompts of these lengths."""
@@ -122,24 +130,28 @@ class Constraints:
     def sentence(self, number: int) -> Constraints:
         """The constraints of one sentence."""
         own = self.keep(torch.tensor([number], device=self.limit.device))
-        return replace(own, longest=int(own.limit))
+        terms = None if own.terms is None or not own.terms.any_term else own.terms
+        return replace(own, longest=int(own.limit), terms=terms)
 
     def to(self, device: torch.device) -> Constraints:
         names = ("limit", "prefix", "prompt", "banned")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        terms = None if self.terms is None else self.terms.to(device)
+        return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
 
     @staticmethod
     def joined(each: Sequence[Constraints]) -> Constraints:
-        """The constraints of several searches with equal settings as those of one search."""
+        """The constraints of several searches with equal settings and sizes of terms as those of one search."""
         prefix, prompt = max(c.prefix.shape[1] for c in each), max(c.prompt.shape[1] for c in each)
         rows = zip(*(c.widened(prefix, prompt).of_sentences() for c in each), strict=True)
-        limit, prefixes, prompts = map(torch.cat, rows)
-        return replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=max(c.longest for c in each))
+        limit, prefixes, prompts, *terms = map(torch.cat, rows)
+        joined = replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=max(c.longest for c in each))
+        return joined if joined.terms is None else replace(joined, terms=joined.terms.with_sentences(*terms))
 
     def keep(self, sentences: Tensor) -> Constraints:
         """Select sentences, [M] indices into the present N."""
         limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
-        return replace(self, limit=limit, prefix=prefix, prompt=prompt)
+        terms = None if self.terms is None else self.terms.keep(sentences)
+        return replace(self, limit=limit, prefix=prefix, prompt=prompt, terms=terms)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
         """Lower the logits [N, K, V] of tokens in the prompt or in `history` [N, K, t]: l / r if l > 0, else l * r.
@@ -155,6 +167,7 @@ class Constraints:
     def can_exclude_all(self, vocabulary: int) -> bool:
         """Return whether a prefix or a mask may leave a beam without a choice of tokens."""
         always = len(self.banned) + 1  # min_length excludes EOS
+        always += 0 if self.terms is None else self.terms.avoid.shape[1] * self.terms.patterns.shape[2]
         return self.prefix.shape[1] > 0 or self.no_repeat > 0 or always >= vocabulary
 
     def single_candidate(self, logits: Tensor, offset: Tensor | None, step: Tensor) -> SingleCandidate:

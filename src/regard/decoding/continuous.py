@@ -67,7 +67,9 @@ class Job:
     @property
     def key(self) -> tuple[object, ...]:
         """Jobs with equal keys can be searched in one batch."""
-        return step_key(self.settings, self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, self.margins)
+        terms = None if self.constraints.terms is None else self.constraints.terms.patterns.shape[1:]
+        flags = self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, self.margins, terms
+        return step_key(self.settings, *flags)
 
     @property
     def beams(self) -> int:

@@ -235,7 +235,8 @@ class CapturedRunner(StaticRunner):
         prefill = self.prefills.pop(key, None)
         if prefill is None:
             self._update_copy()
-            padded = replace(setup, request=replace(request, source=source, lines=None, begin=None, seed=0))
+            shared = replace(request, source=source, lines=None, begin=None, seed=0, terms=None)
+            padded = replace(setup, request=shared)
             prefill = CapturedPrefill(super().opened(model, padded), source, setup.begin)
         else:
             prefill.fill(setup, source)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from regard import cancel
 from regard.decoding.beam_state import Beams, Hypothesis, Report, SearchState
 from regard.decoding.constraints import Constraints
+from regard.decoding.terms import Term, TermTable, TokenClasses
 from regard.errors import UserError
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import DecodingSettings
@@ -47,6 +48,8 @@ class SearchRequest:
     prefixes: Sequence[Sequence[int]] | None = None  # tokens that each output must begin with
     prompts: Sequence[Sequence[int]] | None = None  # tokens that the repetition penalty counts as generated
     banned: Sequence[int] = ()  # ids that are never generated
+    terms: Sequence[Sequence[Term]] | None = None  # that each output must or must not contain
+    classes: TokenClasses | None = None  # of the vocabulary, if terms name them
     max_length: int | Sequence[int] | None = None  # maximum output length of the model, for all or for each
     seed: int | Sequence[int] = 0  # of all sentences, or of each
     lines: Sequence[int] | None = None  # line numbers of the sentences; with `seed` they key random draws
@@ -59,19 +62,24 @@ class SearchRequest:
                 f"the {self.nbest} best of {self.settings.beam} hypotheses: beam must be at least {self.nbest}"
             )
         seeds = None if isinstance(self.seed, int) else self.seed
-        for name, values in (("line numbers", self.lines), ("first tokens", self.begin), ("seeds", seeds)):
+        if self.terms is not None and any(self.terms) and self.settings.method != "beam":
+            raise UserError("required and avoided terms need a beam search, not sampling")
+        counted = {"line numbers": self.lines, "first tokens": self.begin, "seeds": seeds, "terms": self.terms}
+        for name, values in counted.items():
             if values is not None and len(values) != count:
                 raise ValueError(f"{len(values)} {name} for {count} sentences")
 
     def constraints(self) -> Constraints:
+        device = self.source.ids.device
         return Constraints.of(
             self.settings,
             self.source.layout.lengths,
-            self.source.ids.device,
+            device,
             prefixes=self.prefixes,
             banned=self.banned,
             prompts=self.prompts,
             capacity=self.max_length,
+            terms=None if self.terms is None else TermTable.of(self.terms, device, self.classes),
         )
 
     def first_tokens(self) -> list[int]:

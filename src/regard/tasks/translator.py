@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,9 +11,11 @@ from regard.data.corpora import corpora
 from regard.data.packing import sentence_batches
 from regard.decoding.beam_state import Hypothesis
 from regard.decoding.search import Runner, SearchRequest, search, select_runner
+from regard.decoding.terms import Term
 from regard.models import SequenceModel
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings, Recipe
+from regard.tasks.glossary import Glossary, Requirement, term, token_classes
 from regard.text import Tokenizer, encode_side
 from regard.text.encode import ContextBudget, prefix_ids
 
@@ -26,6 +28,7 @@ class Answer:
     hypotheses: tuple[Hypothesis, ...] = ()
     source: tuple[int, ...] = ()
     truncated: bool = False  # whether the line was longer than the model's context
+    unmet: tuple[Requirement, ...] = ()  # of the glossary, by the best translation
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Translator:
     shares_context: bool = False  # whether `longest` is the maximum of source and target together
     precision: str = "auto"  # on a GPU, as in `devices.autocast`
     runner: Runner | None = None  # runs the searches, given sources on the host; None: the fastest
+    glossary: Glossary | None = None
     forbidden: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,20 +109,50 @@ class Translator:
         sources, truncated = self.encode(lines)
         forced = self._prefixes(sources, prefixes)
         answers = [Answer()] * len(lines)
-        nonblank = [i for i, source in enumerate(sources) if source]
-        for group in sentence_batches([len(sources[i]) for i in nonblank], self.settings.batch_tokens):
-            batch = [nonblank[i] for i in group]
-            found = self._search([sources[i] for i in batch], [forced[i] for i in batch], batch, first, nbest)
+        required = [self.requirements(line) for line in lines]
+        terms = [self.terms(requirements) for requirements in required]
+        for batch in self._batches(sources, terms):
+            prefix, required_terms = [forced[i] for i in batch], [terms[i] for i in batch]
+            numbers = [first + i for i in batch]
+            found = self._search([sources[i] for i in batch], prefix, required_terms, numbers, nbest)
             for i, hypotheses in zip(batch, found, strict=True):
-                texts = tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses)
-                answers[i] = Answer(texts, tuple(hypotheses), tuple(sources[i]), truncated[i])
+                answers[i] = self.answer(sources[i], hypotheses, required[i], truncated[i])
             if progress is not None:
                 progress(len(batch))
         return answers
 
+    def _batches(self, sources: list[list[int]], terms: list[list[Term]]) -> Iterator[list[int]]:
+        """Yield the numbers of the lines of each batch; lines with terms are apart, because their steps cost more."""
+        for has_terms in (False, True):
+            chosen = [i for i, source in enumerate(sources) if source and bool(terms[i]) == has_terms]
+            for group in sentence_batches([len(sources[i]) for i in chosen], self.settings.batch_tokens):
+                yield [chosen[i] for i in group]
+
+    def requirements(self, line: str) -> list[Requirement]:
+        """Return what the glossary requires of the translation of a line."""
+        required = [] if self.glossary is None else self.glossary.requirements(line)
+        return [requirement.lower() for requirement in required] if self.lowercase else required
+
+    def terms(self, requirements: Sequence[Requirement]) -> list[Term]:
+        """Return the token patterns of requirements, of those that the vocabulary can express."""
+        patterns = [term(requirement, self.tokenizers[1]) for requirement in requirements]
+        return [pattern for pattern in patterns if pattern is not None]
+
+    def answer(
+        self,
+        source: Sequence[int],
+        hypotheses: Sequence[Hypothesis],
+        requirements: Sequence[Requirement] = (),
+        truncated: bool = False,
+    ) -> Answer:
+        """Decode the hypotheses of a line, and check what was required of its translation."""
+        texts = tuple(self.tokenizers[1].decode(h.tokens) for h in hypotheses)
+        unmet = tuple(requirement for requirement in requirements if not requirement.is_met(texts[0]))
+        return Answer(texts, tuple(hypotheses), tuple(source), truncated, unmet)
+
     def of_tokens(self, sources: list[list[int]]) -> list[Hypothesis]:
         """Return the best output for each tokenized source, special tokens included, as `encode` returns it."""
-        found = self._search(sources, self._prefixes(sources, None), list(range(len(sources))), 0, 1)
+        found = self._search(sources, self._prefixes(sources, None), [[]] * len(sources), range(len(sources)), 1)
         return [best for best, *_ in found]
 
     def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
@@ -131,7 +165,12 @@ class Translator:
         return [[*tag, *ids][:limit] for ids, limit in zip(tokens, limits, strict=True)]
 
     def _search(
-        self, sources: list[list[int]], prefixes: list[list[int]], lines: list[int], first: int, nbest: int
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        terms: list[list[Term]],
+        lines: Sequence[int],
+        nbest: int,
     ) -> list[list[Hypothesis]]:
         source = PackedTokens.from_lists(sources)
         request = SearchRequest(
@@ -142,7 +181,9 @@ class Translator:
             banned=self.forbidden,
             max_length=[self.budget.target(len(source)) for source in sources],
             seed=self.seed,
-            lines=[first + i for i in lines],
+            lines=lines,
+            terms=terms if any(terms) else None,
+            classes=token_classes(self.tokenizers[1]) if any(terms) else None,
         )
         with torch.inference_mode():
             return search(self.model, request, run=self.runner or select_runner(self.model, self.precision))
