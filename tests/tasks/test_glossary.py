@@ -14,7 +14,7 @@ from regard.cli import run as run_command
 from regard.data.builtin import pairs
 from regard.decoding.terms import INNER, LEFT, RIGHT
 from regard.errors import UserError
-from regard.tasks.glossary import Entry, Glossary, Requirement, term, token_classes
+from regard.tasks.glossary import GlossaryEntry, Glossary, Requirement, term, token_classes
 from regard.text import train
 from tiny_runs import make_run
 
@@ -59,7 +59,10 @@ def test_forms_with_an_exclamation_mark_are_avoided() -> None:
 def test_a_file_has_an_entry_per_line_and_names_the_line_of_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "terms.tsv"
     path.write_text("# animals\n\ncat\tgato\tgata\nbank\tbanco\t!orilla\n", encoding="utf-8")
-    assert Glossary.read(path).entries == (Entry("cat", ("gato", "gata")), Entry("bank", ("banco",), ("orilla",)))
+    assert Glossary.read(path).entries == (
+        GlossaryEntry("cat", ("gato", "gata")),
+        GlossaryEntry("bank", ("banco",), ("orilla",)),
+    )
     for line, why in (("cat", "no translation"), ("cat\t ", "no translation"), ("\tgato", "translation of no term")):
         path.write_text("dog\tperro\n" + line + "\n", encoding="utf-8")
         with pytest.raises(UserError, match=f"line 2: .*{why}"):

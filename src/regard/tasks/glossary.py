@@ -36,7 +36,7 @@ WORD = rf"[^\W{UNSPACED}]"  # a character of a word between spaces
 
 
 @dataclass(frozen=True)
-class Entry:
+class GlossaryEntry:
     """One line of a glossary; an empty source applies to every sentence."""
 
     source: str
@@ -71,7 +71,7 @@ class Requirement:
 class Glossary:
     """Entries, and where they apply: `Glossary.of({"cat": ["gato", "gata"]}).requirements("a cat")`."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[GlossaryEntry, ...]
 
     @classmethod
     def of(cls, terms: Mapping[str, str | Iterable[str]] | Glossary | str | Path) -> Glossary:
@@ -105,8 +105,8 @@ class Glossary:
         return sorted({entry.source for entry in self.entries if entry.source}, key=lambda s: (-len(s), s))
 
     @cached_property
-    def _entries_of(self) -> dict[str, list[Entry]]:
-        entries: dict[str, list[Entry]] = {}
+    def _entries_of(self) -> dict[str, list[GlossaryEntry]]:
+        entries: dict[str, list[GlossaryEntry]] = {}
         for entry in self.entries:
             entries.setdefault(entry.source, []).append(entry)
         return entries
@@ -131,7 +131,7 @@ class Glossary:
         return list(required)
 
 
-def _entry(source: str, forms: str | Iterable[str], where: str) -> Entry:
+def _entry(source: str, forms: str | Iterable[str], where: str) -> GlossaryEntry:
     """Check and make one entry."""
     given = [forms] if isinstance(forms, str) else list(forms)
     if not all(isinstance(form, str) for form in (source, *given)):
@@ -144,7 +144,7 @@ def _entry(source: str, forms: str | Iterable[str], where: str) -> Entry:
         raise UserError(f"{where}: the term {source!r} has no translation (expected: term, tab, translation)")
     if not source and required:
         raise UserError(f"{where}: {required[0]!r} is the translation of no term; only avoided words (!) may have none")
-    return Entry(source, required, avoided)
+    return GlossaryEntry(source, required, avoided)
 
 
 def _capitalized(form: str) -> str:
