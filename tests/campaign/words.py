@@ -12,7 +12,7 @@ from tests.campaign import odd
 from tests.campaign.sandbox import Clock, Tally, call, regard
 
 RUNS = {"pairs": "transformer", "text": "gpt", "gaps": "bert (fill)", "classes": "bert (classify)"}
-LEFT_OUT = {"look", "train", "bench", "fetch"}  # they take long or need a network
+LEFT_OUT = {"look", "serve", "train", "bench", "fetch"}  # they take long or need a network
 QUICK = ["--set", "training.steps=1", "--set", "data.count=30", "--set", "model.size=tiny"]
 
 

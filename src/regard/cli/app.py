@@ -31,6 +31,7 @@ VERBS = {
     "align": "Link the words of sentence pairs by cross-attention, or score such links against gold ones.",
     "compare": "Score several runs on the same pairs: a table, and a plot of quality by source length.",
     "look": "Look inside runs, live, on a page in the browser.",
+    "serve": "Serve translation and language models over HTTP.",
     "draw": "Draw what happens inside a model: attention, gates, the path to the next token.",
     "explain": "Show which input words the output depends on, with the model as a black box (RISE).",
     "bench": "Measure how fast a run trains and decodes on this machine.",

@@ -12,9 +12,9 @@ HEADER_SECONDS = 10.0
 BACKLOG = 32  # connections that asyncio accepts at once, before any of them can be closed
 
 
-def max_connections() -> int:
+def max_connections(most: int = MAX_CONNECTIONS) -> int:
     """At most half of the file descriptors that this process may open: asyncio cannot accept without one."""
-    return min(MAX_CONNECTIONS, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    return min(most, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
 
 class LimitedProtocol(H11Protocol):
@@ -24,6 +24,7 @@ class LimitedProtocol(H11Protocol):
     do not lock out others. uvicorn itself limits only the time between two requests of a connection.
     """
 
+    most = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
     _idle_since = 0.0
 
@@ -36,7 +37,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._set_deadline()
-        if len(self.connections) > max_connections():
+        if len(self.connections) > max_connections(self.most):
             idle = [one for one in self.connections if isinstance(one, LimitedProtocol) and not one.is_busy]
             oldest = min(idle, key=lambda one: one._idle_since)  # this connection, if all others are busy
             oldest.connections.discard(oldest)

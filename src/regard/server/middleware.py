@@ -54,10 +54,13 @@ def is_local(host: str) -> bool:
 
 
 class SecurityMiddleware:
-    """Refuses requests that are not local or too large, or lack the `token`, and adds security headers to responses."""
+    """Refuses requests that are not local or too large, or lack the `token`, and adds security headers to responses.
 
-    def __init__(self, app: App, token: str | None = None) -> None:
-        self.app, self.token = app, token
+    Without `local`, hosts and origins are not checked: for servers that check API keys.
+    """
+
+    def __init__(self, app: App, token: str | None = None, local: bool = True, max_body: int = MAX_BODY_BYTES) -> None:
+        self.app, self.token, self.local, self.max_body = app, token, local, max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -67,11 +70,12 @@ class SecurityMiddleware:
             return  # other connections are closed without an answer
         secured = _with_headers(send)
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if not is_local(headers.get(b"host", "")):
+        if self.local and not is_local(headers.get(b"host", "")):
             await _refuse(secured, 403, "the page is available on this machine only: open it as 127.0.0.1")
             return
         origin = headers.get(b"origin")
-        if origin is not None and origin.partition("://")[2] != headers[b"host"]:  # another port is another site
+        foreign = origin is not None and origin.partition("://")[2] != headers.get(b"host")  # another port too
+        if self.local and foreign:
             await _refuse(secured, 403, "requests from other sites are refused")
             return
         if self.token is not None and not self._is_known(headers):
@@ -81,12 +85,12 @@ class SecurityMiddleware:
             secured = _with_headers(send, (b"set-cookie", _cookie(headers[b"host"], self.token)))
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await _body(receive, headers.get(b"content-length", ""))
+                body = await _body(receive, headers.get(b"content-length", ""), self.max_body)
         except TimeoutError:
             await _refuse(secured, 408, f"the request took longer than {BODY_SECONDS:g} seconds to arrive")
             return
         if body is None:
-            await _refuse(secured, 413, f"the request is larger than {MAX_BODY_BYTES // 1024} KB")
+            await _refuse(secured, 413, f"the request is larger than {self.max_body // 1024} KB")
             return
         await self.app(scope, _replay(body, receive), secured)
 
@@ -143,9 +147,9 @@ async def _refuse(send: Send, status: int, why: str, *more: tuple[bytes, bytes])
     await send({"type": "http.response.body", "body": body})
 
 
-async def _body(receive: Receive, content_length: str) -> bytes | None:
+async def _body(receive: Receive, content_length: str, largest: int) -> bytes | None:
     """Read the body; return None if it, or its announced length, is too large."""
-    if content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
+    if content_length.isdigit() and int(content_length) > largest:
         return None
     body = b""
     while True:
@@ -153,7 +157,7 @@ async def _body(receive: Receive, content_length: str) -> bytes | None:
         if message["type"] != "http.request":
             return body  # disconnected; the application handles it
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > largest:
             return None
         if not message.get("more_body"):
             return body

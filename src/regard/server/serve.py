@@ -78,19 +78,18 @@ def open_server(
     try:  # fastapi and uvicorn are optional
         import uvicorn
 
-        from regard.server.app import application
-        from regard.server.connections import BACKLOG, LimitedProtocol
+        from regard.server import app, connections
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'regard[serve]'") from None
     secret = secrets.token_urlsafe(24) if token else None
-    app = application(paths, text=text, device=device, token=secret)
-    listener = _listener(host, port)
+    page = app.application(paths, text=text, device=device, token=secret)
+    listener = listen(host, port)
     config = uvicorn.Config(
-        app,
-        http=LimitedProtocol,
+        page,
+        http=connections.LimitedProtocol,
         ws="none",
-        loop="asyncio",  # BACKLOG assumes how asyncio accepts connections
-        backlog=BACKLOG,
+        loop="asyncio",  # this backlog assumes how asyncio accepts connections
+        backlog=connections.BACKLOG,
         log_level="error",
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -99,7 +98,8 @@ def open_server(
     return Server(f"http://{shown}:{listener.getsockname()[1]}/", secret, uvicorn.Server(config), listener)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Open a port; 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With an explicit IPPROTO_TCP asyncio sets TCP_NODELAY; otherwise small responses would be delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

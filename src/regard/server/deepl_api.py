@@ -1,0 +1,199 @@
+"""DeepL's interface, version 2: translation, languages, usage and glossaries. Glossaries are kept in memory."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import field_validator
+
+from regard.errors import UserError
+from regard.server.access import ApiKey
+from regard.server.gateway import Gateway, Payload
+from regard.server.languages import detect, name_of
+from regard.server.pool import Pair
+from regard.server.registry import NotFound
+from regard.server.translate_api import Translated, Wishes, body_schema, translations
+
+MAX_GLOSSARIES, MAX_ENTRIES = 100, 10_000  # of a key, and of a glossary
+
+
+class DeepLBody(Payload):
+    text: str | list[str]
+    target_lang: str
+    source_lang: str | None = None
+    tag_handling: Literal["html", "xml"] | None = None
+    glossary_id: str | None = None
+
+    @field_validator("target_lang", "source_lang")
+    @classmethod
+    def _code(cls, code: str | None) -> str | None:
+        """DeepL's codes are upper case, and some have a region: EN-US."""
+        return None if code is None else code.lower().partition("-")[0]
+
+
+class LanguagesBody(Payload):
+    type: Literal["source", "target"] = "source"
+
+
+class GlossaryBody(Payload):
+    name: str
+    source_lang: str
+    target_lang: str
+    entries: str
+    entries_format: Literal["tsv", "csv"] = "tsv"
+
+
+@dataclass(frozen=True)
+class TermList:
+    """A glossary that a client has made."""
+
+    id: str
+    name: str
+    pair: Pair
+    entries: dict[str, str]
+    owner: str
+    created: str
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "glossary_id": self.id,
+            "name": self.name,
+            "ready": True,
+            "source_lang": self.pair[0],
+            "target_lang": self.pair[1],
+            "creation_time": self.created,
+            "entry_count": len(self.entries),
+        }
+
+
+def parse_entries(text: str, separator: str) -> dict[str, str]:
+    """Read lines of a term and its translation.
+
+    >>> parse_entries("cat\\tgato\\ndog\\tperro", "\\t")
+    {'cat': 'gato', 'dog': 'perro'}
+    """
+    entries: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        term, _, translation = (part.strip() for part in line.partition(separator))
+        if not (term and translation):
+            raise UserError(f"entries, line {number}: expected a term and its translation")
+        entries[term] = translation
+    if not entries:
+        raise UserError("entries: there are none")
+    if len(entries) > MAX_ENTRIES:
+        raise UserError(f"entries: at most {MAX_ENTRIES} are allowed")
+    return entries
+
+
+class TermLists:
+    """The glossaries of all keys; a key sees its own."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, TermList] = {}
+        self._lock = Lock()
+
+    def add(self, body: GlossaryBody, key: ApiKey) -> TermList:
+        entries = parse_entries(body.entries, "\t" if body.entries_format == "tsv" else ",")
+        pair = body.source_lang.lower(), body.target_lang.lower()
+        created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        made = TermList(secrets.token_hex(16), body.name, pair, entries, key.name, created)
+        with self._lock:
+            if len(self.of(key)) >= MAX_GLOSSARIES:
+                raise UserError(f"at most {MAX_GLOSSARIES} glossaries are allowed: delete one")
+            self._lists[made.id] = made
+        return made
+
+    def of(self, key: ApiKey) -> list[TermList]:
+        return [terms for terms in list(self._lists.values()) if terms.owner == key.name]
+
+    def find(self, number: str, key: ApiKey) -> TermList:
+        found = self._lists.get(number)
+        if found is None or found.owner != key.name:
+            raise NotFound(f"there is no glossary {number[:64]!r}")
+        return found
+
+    def delete(self, number: str, key: ApiKey) -> None:
+        with self._lock:
+            del self._lists[self.find(number, key).id]
+
+
+def routes(gateway: Gateway) -> APIRouter:
+    router, pool, lists = APIRouter(tags=["DeepL"]), gateway.pool, TermLists()
+
+    @router.post("/v2/translate", openapi_extra=body_schema(DeepLBody))
+    async def translate(request: Request) -> dict[str, Any]:
+        body = await gateway.read(request, DeepLBody)
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        gateway.check_texts(request, texts)
+        terms = None if body.glossary_id is None else lists.find(body.glossary_id, request.state.key)
+        if terms is not None and terms.pair != (body.source_lang, body.target_lang):
+            raise UserError(f"the glossary is for {terms.pair[0]} to {terms.pair[1]}: set source_lang and target_lang")
+        wishes = Wishes(html=body.tag_handling is not None, glossary={} if terms is None else terms.entries)
+
+        def work() -> tuple[list[Translated], str]:
+            source = body.source_lang
+            if source is None:
+                source, _ = detect(" ".join(texts), [s for s, t in pool.pairs if t == body.target_lang])
+            served = pool.translating(source, body.target_lang)
+            request.state.model = served.name
+            with pool.using(served) as engaged:
+                return translations(engaged, texts, wishes), source
+
+        found, source = await gateway.run(request, work)
+        pairs = zip(texts, found, strict=True)
+        about = {"detected_source_language": source.upper()}
+        return {"translations": [{**about, "text": one.text, "billed_characters": len(text)} for text, one in pairs]}
+
+    @router.get("/v2/languages")
+    async def languages(request: Request) -> list[dict[str, Any]]:
+        side = 1 if (await gateway.read(request, LanguagesBody)).type == "target" else 0
+        codes = sorted({pair[side] for pair in pool.pairs})
+        more = {"supports_formality": False} if side else {}
+        return [{"language": code.upper(), "name": name_of(code), **more} for code in codes]
+
+    @router.get("/v2/usage")
+    async def usage(request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return {"character_count": request.state.key.characters, "character_limit": 1_000_000_000_000}
+
+    @router.get("/v2/glossary-language-pairs")
+    async def glossary_pairs(request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return {"supported_languages": [{"source_lang": s, "target_lang": t} for s, t in pool.pairs]}
+
+    @router.post("/v2/glossaries", status_code=201, openapi_extra=body_schema(GlossaryBody))
+    async def make_glossary(request: Request) -> dict[str, Any]:
+        body = await gateway.read(request, GlossaryBody)
+        return lists.add(body, request.state.key).describe()
+
+    @router.get("/v2/glossaries")
+    async def glossaries(request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return {"glossaries": [terms.describe() for terms in lists.of(request.state.key)]}
+
+    @router.get("/v2/glossaries/{number}")
+    async def glossary(number: str, request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return lists.find(number, request.state.key).describe()
+
+    @router.get("/v2/glossaries/{number}/entries")
+    async def entries(number: str, request: Request) -> Response:
+        await gateway.read(request, Payload)
+        pairs = lists.find(number, request.state.key).entries.items()
+        return Response("\n".join(f"{a}\t{b}" for a, b in pairs), media_type="text/tab-separated-values")
+
+    @router.delete("/v2/glossaries/{number}", status_code=204)
+    async def delete_glossary(number: str, request: Request) -> Response:
+        await gateway.read(request, Payload)
+        lists.delete(number, request.state.key)
+        return Response(status_code=204)
+
+    return router

@@ -1,0 +1,164 @@
+"""What the interfaces of `regard serve` share: reading requests, limits, running them in the engines, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from regard.cancel import Cancelled, cancellable
+from regard.errors import UserError
+from regard.server.access import Access, ApiKey, TooOften, Unauthorized, secret_of
+from regard.server.metrics import Metrics
+from regard.server.pool import ModelPool, Unavailable
+from regard.server.registry import NotFound
+
+Result = TypeVar("Result")
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Overloaded(Exception):
+    """The server has as many requests as it may have."""
+
+
+class TooBig(Exception):
+    """A request above the limits of this server."""
+
+
+class TookTooLong(Exception):
+    """A request above the time limit."""
+
+
+STATUSES: dict[type[Exception], int] = {
+    UserError: 400,
+    ValidationError: 400,
+    Unauthorized: 403,
+    NotFound: 404,
+    TooBig: 413,
+    TooOften: 429,
+    Cancelled: 499,  # nginx's status for a client that disconnected
+    Overloaded: 503,
+    Unavailable: 503,
+    TookTooLong: 504,
+}
+
+
+class Payload(BaseModel):
+    """The body of a request; fields that an interface does not use are ignored, as its original does."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts."""
+
+    characters: int = 50_000  # of all texts of a request
+    texts: int = 256  # of a request
+    tokens: int = 4096  # that a language model generates for a request
+    body_bytes: int = 2**20
+    seconds: float = 60.0  # for one request
+    requests: int = 512  # at the same time
+    queue: int = 1024  # sentences that wait, above which requests are refused
+
+
+class Gateway:
+    """What the interfaces of a server share."""
+
+    def __init__(self, pool: ModelPool, access: Access, limits: Limits, metrics: Metrics) -> None:
+        self.pool, self.access, self.limits, self.metrics = pool, access, limits, metrics
+        self.draining = False
+        self._active = 0
+        self._threads = ThreadPoolExecutor(limits.requests, thread_name_prefix="request")
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """Read the body (JSON, a form, or the query), check the key, and validate the fields."""
+        fields = await body_of(request)
+        request.state.key = self.access.admit(secret_of(request.headers, fields))
+        return kind.model_validate(fields)
+
+    def check_texts(self, request: Request, texts: list[str]) -> None:
+        """Refuse texts above the limits, and count the others."""
+        size = sum(map(len, texts))
+        if len(texts) > self.limits.texts:
+            raise TooBig(f"{len(texts)} texts: at most {self.limits.texts} are allowed in a request")
+        if size > self.limits.characters:
+            raise TooBig(f"{size:,} characters: at most {self.limits.characters:,} are allowed in a request")
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise UserError("the text is not valid Unicode")
+        request.state.characters = size
+        key: ApiKey = request.state.key
+        key.characters += size
+        self.metrics.characters.inc(size)
+
+    async def run(self, request: Request, work: Callable[[], Result]) -> Result:
+        """Run `work` in a thread; cancel it when the client disconnects or time is up."""
+        gone = Event()
+        listener = asyncio.create_task(_set_on_disconnect(request, gone))
+        try:
+            return await asyncio.wrap_future(self.submit(work, gone))
+        except Cancelled:
+            if not gone.is_set():
+                raise TookTooLong(f"the request took longer than {self.limits.seconds:g} seconds") from None
+            self.metrics.cancelled.inc()
+            raise
+        finally:
+            listener.cancel()
+
+    def submit(self, work: Callable[[], Result], gone: Event) -> Any:
+        """Start `work` in a thread, unless the server is busy; `gone` cancels it."""
+        if self._active >= self.limits.requests or self.pool.waiting >= self.limits.queue:
+            raise Overloaded("the server is busy: try again in a moment")
+        deadline = time.monotonic() + self.limits.seconds
+        self._active += 1
+
+        def cancellable_work() -> Result:
+            try:
+                with cancellable(lambda: gone.is_set() or time.monotonic() > deadline):
+                    return work()
+            finally:
+                self._active -= 1
+
+        return self._threads.submit(cancellable_work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
+
+
+async def _set_on_disconnect(request: Request, gone: Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The fields of a request: those of its query, and of its JSON object or form."""
+    fields = _flat(parse_qs(request.url.query, keep_blank_values=True))
+    raw = await request.body()
+    if not raw:
+        return fields
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == "application/x-www-form-urlencoded" and not raw.lstrip().startswith(b"{"):
+            return fields | _flat(parse_qs(raw.decode(), keep_blank_values=True))
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise UserError("the body is neither a JSON object nor a form") from None
+    if not isinstance(content, dict):
+        raise UserError("the body is not a JSON object")
+    return fields | content
+
+
+def _flat(form: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Values of a form that occur once as strings, others as lists."""
+    return {name: values[0] if len(values) == 1 else values for name, values in form.items()}

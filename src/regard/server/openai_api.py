@@ -1,0 +1,300 @@
+"""OpenAI's interface: models, completions and chat completions. A translation model translates the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Event
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+
+from regard.errors import UserError
+from regard.server.gateway import Gateway, Payload
+from regard.server.pool import Engaged, Served
+from regard.server.translate_api import Wishes, body_schema, translations
+from regard.tasks.generator import Generation, Generator, until_stop
+
+MAX_SAMPLES = 16
+
+
+class SamplingBody(Payload):
+    """What completions and chat completions have in common."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionBody(SamplingBody):
+    prompt: str | list[str] = ""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+class ChatMessage(Payload):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(str(part.get("text", "")) for part in self.content)
+        return self.content or ""
+
+
+class ChatBody(SamplingBody):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    logprobs: bool | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One continuation of one prompt."""
+
+    text: str
+    reason: str  # stop or length
+    tokens: int
+    pieces: Sequence[str] = ()  # text of each token
+    logprobs: Sequence[float] = ()
+
+
+def _generator(engaged: Engaged, body: SamplingBody) -> Generator:
+    changes: dict[str, Any] = {"method": "sample", "temperature": 1.0 if body.temperature is None else body.temperature}
+    changes["top_p"] = 1.0 if body.top_p is None else body.top_p
+    if body.temperature == 0:
+        changes = {"method": "beam", "beam": 1}
+    seed = secrets.randbits(32) if body.seed is None else body.seed & 0x7FFFFFFF
+    return engaged.generator(seed=seed, **changes)
+
+
+def complete(
+    engaged: Engaged, prompts: list[str], body: SamplingBody, tokens: int, watch: Callable[[int, int, str], None] | None
+) -> tuple[list[Continuation], int]:
+    """Continue prompts; return the choices of all of them, and how many prompt tokens there were."""
+    if engaged.model.task.verb == "translate":
+        found = translations(engaged, prompts, Wishes())
+        counts = [len(engaged.model.tokenizers[1].encode(one.text)) for one in found]
+        read = sum(len(engaged.model.tokenizers[0].encode(prompt)) for prompt in prompts)
+        for number, one in enumerate(found if watch is not None else ()):
+            watch(number, 0, one.text)  # type: ignore[misc]
+        return [Continuation(one.text, "stop", count) for one, count in zip(found, counts, strict=True)], read
+    generator = _generator(engaged, body)
+    made = generator(prompts, samples=body.n or 1, tokens=tokens, stop=body.stops, watch=watch)
+    read = sum(len(generator.read(prompt)[0]) for prompt in prompts)
+    return [choice for generation in made for choice in _choices(generator, generation, body.stops)], read
+
+
+def _choices(generator: Generator, generation: Generation, stop: list[str]) -> list[Continuation]:
+    choices = []
+    for text, hypothesis in zip(generation.texts, generation.hypotheses, strict=True):
+        spelled = [generator.spell(hypothesis.tokens[:n]) for n in range(len(hypothesis.tokens) + 1)]
+        pieces = [after[len(before) :] for before, after in pairwise(spelled)]
+        stopped = hypothesis.finished or until_stop(spelled[-1], stop)[1]
+        reason, logprobs = "stop" if stopped else "length", hypothesis.logprobs[: len(pieces)]
+        choices.append(Continuation(text, reason, len(hypothesis.tokens), pieces, logprobs))
+    return choices
+
+
+class Shape:
+    """The answers of completions; `ChatShape` has those of chat completions."""
+
+    name, object, piece = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, number: int, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
+        logprobs = None
+        if wants_logprobs and choice.pieces:
+            offsets = [len("".join(choice.pieces[:n])) + len(prefix) for n in range(len(choice.pieces))]
+            logprobs = {
+                "tokens": list(choice.pieces),
+                "token_logprobs": list(choice.logprobs),
+                "top_logprobs": None,
+                "text_offset": offsets,
+            }
+        return {"index": number, "text": prefix + choice.text, "finish_reason": choice.reason, "logprobs": logprobs}
+
+    def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
+        return {"index": number, "text": text or "", "finish_reason": reason, "logprobs": None}
+
+
+class ChatShape(Shape):
+    name, object, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, number: int, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
+        logprobs = None
+        if wants_logprobs:
+            pairs = zip(choice.pieces, choice.logprobs, strict=True)
+            content = [
+                {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+                for piece, value in pairs
+            ]
+            logprobs = {"content": content, "refusal": None}
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"index": number, "message": message, "finish_reason": choice.reason, "logprobs": logprobs}
+
+    def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
+        content = {} if text is None else {"content": text}
+        delta = {"role": "assistant", **content} if first else content
+        return {"index": number, "delta": delta, "finish_reason": reason, "logprobs": None}
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request of either kind."""
+
+    gateway: Gateway
+    served: Served
+    body: SamplingBody
+    shape: Shape
+    prompts: list[str]
+    tokens: int
+    wants_logprobs: bool = False
+    echo: bool = False
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        number = f"{self.shape.name}-{secrets.token_hex(12)}"
+        return {"id": number, "created": int(time.time()), "model": self.served.name}
+
+    def _work(self, watch: Callable[[int, int, str], None] | None = None) -> tuple[list[Continuation], dict[str, int]]:
+        with self.gateway.pool.using(self.served) as engaged:
+            choices, read = complete(engaged, self.prompts, self.body, self.tokens, watch)
+        written = sum(choice.tokens for choice in choices)
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return choices, usage
+
+    async def answer(self, request: Request) -> Response:
+        if self.body.stream:
+            return await self._streamed()
+        choices, usage = await self.gateway.run(request, self._work)
+        samples = len(choices) // len(self.prompts)
+        shown = [
+            self.shape.choice(n, choice, self.wants_logprobs, self.prompts[n // samples] if self.echo else "")
+            for n, choice in enumerate(choices)
+        ]
+        return JSONResponse({**self._head, "object": self.shape.object, "choices": shown, "usage": usage})
+
+    async def _streamed(self) -> Response:
+        """Send what is generated as server-sent events, while it is generated."""
+        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[Any](), Event()
+        sent: dict[int, int] = {}
+
+        def tell(event: Any) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        def watch(line: int, sample: int, text: str) -> None:
+            number = line * (self.body.n or 1) + sample
+            if len(text) > sent.get(number, 0):
+                tell((number, text[sent.get(number, 0) :]))
+                sent[number] = len(text)
+
+        def work() -> None:
+            try:
+                choices, usage = self._work(watch)
+                for number, choice in enumerate(choices):
+                    tell((number, choice.text[sent.get(number, 0) :], choice.reason))
+                tell(usage)
+            except Exception as error:
+                tell(error)
+
+        self.gateway.submit(work, gone)
+        return StreamingResponse(self._events(events, gone), media_type="text/event-stream")
+
+    async def _events(self, events: asyncio.Queue[Any], gone: Event) -> AsyncIterator[str]:
+        head = {**self._head, "object": self.shape.piece}
+        begun: set[int] = set()
+        try:
+            while not isinstance(event := await events.get(), dict | Exception):
+                number, text, reason = event if len(event) == 3 else (*event, None)
+                if text or number not in begun:
+                    yield _event({**head, "choices": [self.shape.delta(number, text, None, number not in begun)]})
+                    begun.add(number)
+                if reason is not None:
+                    yield _event({**head, "choices": [self.shape.delta(number, None, reason, False)]})
+            if isinstance(event, Exception):
+                why = " ".join(str(event).split()) if isinstance(event, UserError) else type(event).__name__
+                yield _event({"error": {"message": why, "type": "server_error", "param": None, "code": None}})
+            elif (self.body.stream_options or {}).get("include_usage"):
+                yield _event({**head, "choices": [], "usage": event})
+            yield "data: [DONE]\n\n"
+        finally:
+            gone.set()  # the client disconnected, or the end was reached
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def routes(gateway: Gateway) -> APIRouter:
+    router, pool = APIRouter(tags=["OpenAI"]), gateway.pool
+
+    def describe(served: Served) -> dict[str, Any]:
+        about = {"id": served.name, "object": "model", "created": served.created, "owned_by": "regard"}
+        source, target = served.pair or (None, None)
+        return {**about, "task": served.verb, "source": source, "target": target, "loaded": bool(served.engaged)}
+
+    @router.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return {"object": "list", "data": [describe(served) for served in pool.served.values()]}
+
+    @router.get("/v1/models/{name}")
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        await gateway.read(request, Payload)
+        return describe(pool.named(name))
+
+    @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    async def completions(request: Request) -> Response:
+        body = await gateway.read(request, CompletionBody)
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        tokens = _tokens(gateway, request, prompts, body.max_tokens or 16)
+        served = pool.named(body.model)
+        request.state.model = served.name
+        wanted = body.logprobs is not None
+        made = Completion(gateway, served, body, Shape(), prompts, tokens, wanted, bool(body.echo))
+        return await made.answer(request)
+
+    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    async def chat(request: Request) -> Response:
+        body = await gateway.read(request, ChatBody)
+        served = pool.named(body.model)
+        request.state.model = served.name
+        if served.verb == "translate":
+            prompt = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
+        else:  # a language model without roles: the messages are one text
+            prompt = "\n".join(message.text for message in body.messages)
+        tokens = _tokens(gateway, request, [prompt], body.max_completion_tokens or body.max_tokens or 256)
+        made = Completion(gateway, served, body, ChatShape(), [prompt], tokens, bool(body.logprobs))
+        return await made.answer(request)
+
+    return router
+
+
+def _tokens(gateway: Gateway, request: Request, prompts: list[str], tokens: int) -> int:
+    """Check the limits; return how many tokens to generate at most."""
+    if not prompts:
+        raise UserError("prompt: there is none")
+    gateway.check_texts(request, prompts)
+    if tokens > gateway.limits.tokens:
+        raise UserError(f"max_tokens: at most {gateway.limits.tokens} are allowed")
+    return tokens

@@ -1,0 +1,265 @@
+"""The runs of `regard serve`: found by name or language pair, loaded when first used, reloaded when they change."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from regard import devices, tasks
+from regard.data.corpora import corpora
+from regard.decoding.continuous import Engine, EngineRunner, Turn
+from regard.errors import UserError, first_line
+from regard.run_dir import RunDir
+from regard.runs import LoadedRun
+from regard.server.registry import NotFound, fingerprint
+from regard.tasks.generator import Generator
+from regard.tasks.translator import Translator
+
+MAX_BATCH_TOKENS = 1_000_000
+CHECK_SECONDS = 1.0  # between two looks at whether a run directory has changed
+PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
+SUFFIX = re.compile(r"\.([a-z]{2,3})(?:\.gz|\.zst|\.xz)?")
+
+Pair = tuple[str, str]
+
+
+class Unavailable(Exception):
+    """A run that could not be loaded."""
+
+
+@dataclass(eq=False)
+class Engaged:
+    """A loaded model with its engine, and the number of requests that use it."""
+
+    model: LoadedRun
+    engine: Engine
+    stamp: str  # of the files it was loaded from
+    bytes: int
+    users: int = 0
+    retired: bool = False  # no new requests; closed when the last one ends
+
+    def translator(self, **settings: Any) -> Translator:
+        """A translator that shares the batches of the engine; all its sentences may join at once."""
+        settings = {"batch_tokens": MAX_BATCH_TOKENS, **settings}
+        return replace(self.model.translator(**settings), runner=EngineRunner(self.engine))
+
+    def generator(self, **settings: Any) -> Generator:
+        settings = {"batch_tokens": MAX_BATCH_TOKENS, **settings}
+        return replace(self.model.generator(**settings), runner=EngineRunner(self.engine))
+
+
+@dataclass(eq=False)
+class Served:
+    """A run of the server; its model is there when it is in use."""
+
+    name: str
+    path: Path
+    verb: str  # translate or generate
+    pair: Pair | None
+    created: int
+    engaged: Engaged | None = None
+    error: str | None = None  # why it was not loaded when last tried
+    used: float = 0.0
+    checked: float = 0.0
+    loading: threading.Lock = field(default_factory=threading.Lock)
+
+
+def split_name(argument: str) -> tuple[str | None, Path]:
+    """Split NAME=RUN; without a name, None.
+
+    >>> split_name("en-es=runs/one"), split_name("runs/one")
+    (('en-es', PosixPath('runs/one')), (None, PosixPath('runs/one')))
+    """
+    name, equals, path = argument.partition("=")
+    return (name, Path(path)) if equals and name and "/" not in name else (None, Path(argument))
+
+
+def language_pair(name: str, run: RunDir) -> Pair | None:
+    """The languages of a translation run: from its name, its corpus or the suffixes of its files."""
+    first = corpora(run.recipe.data)[0]
+    texts = [name, first.corpus or "", run.path.resolve().name]
+    for text in texts:
+        if match := PAIR.fullmatch(text.lower()):
+            return match[1], match[2]
+    suffixes = [SUFFIX.fullmatch("".join(Path(str(file)).suffixes[-2:]).lower()) for file in _files(first)]
+    if len(suffixes) == 2 and suffixes[0] is not None and suffixes[1] is not None:
+        return suffixes[0][1], suffixes[1][1]
+    return None
+
+
+def _files(corpus: Any) -> list[Any]:
+    """The first source file and the first target file of a corpus, if it has two."""
+    sides = [getattr(corpus, "source", None), getattr(corpus, "target", None)]
+    return [side[0] if isinstance(side, list) else side for side in sides if side]
+
+
+def _stamp(run: Path) -> str:
+    return "-".join(fingerprint(run / name) for name in ("run.json", "model.safetensors"))
+
+
+class ModelPool:
+    """All runs of a server."""
+
+    def __init__(
+        self,
+        runs: Sequence[str],
+        *,
+        device: str = "auto",
+        memory: int = 0,
+        rows: int = 64,
+        observe: Callable[[str, Turn], None] | None = None,
+    ) -> None:
+        """`runs` are run directories, or NAME=RUN; `memory` is the budget in bytes of all models (0: no limit)."""
+        devices.pick(device)
+        self.device, self.memory, self.rows, self.observe = device, memory, rows, observe
+        self.served: dict[str, Served] = {}
+        self._lock = threading.Lock()
+        for argument in runs:
+            given, path = split_name(argument)
+            run = RunDir(path)
+            name = given or path.resolve().name
+            if name in self.served:
+                raise UserError(f"two runs are called {name!r}: name one of them, as in other={path}")
+            task = tasks.of(run.recipe)
+            if task.verb not in ("translate", "generate"):
+                raise UserError(f"{path} was trained on {task.trained_on}: it neither translates nor generates")
+            pair = language_pair(name, run) if task.verb == "translate" else None
+            self.served[name] = Served(name, path, task.verb, pair, int(run.path.stat().st_mtime))
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Served:
+        if name not in self.served:
+            raise NotFound(f"there is no model {name!r}; there are {', '.join(self.served)}")
+        return self.served[name]
+
+    def translating(self, source: str | None, target: str | None, model: str | None = None) -> Served:
+        """The run that translates between these languages (None: any), or the one with this name."""
+        if model is not None:
+            served = self.named(model)
+            if served.verb != "translate":
+                raise UserError(f"the model {model!r} does not translate")
+            return served
+        runs = [run for run in self.served.values() if run.verb == "translate"]
+        if not runs:
+            raise NotFound("this server has no translation model")
+        for run in runs:
+            known = run.pair or (source, target)
+            if source in (None, known[0]) and target in (None, known[1]):
+                return run
+        pairs = ", ".join(sorted({"-".join(run.pair) for run in runs if run.pair}))
+        raise NotFound(f"no model translates from {source or 'any language'} to {target or 'any language'}: {pairs}")
+
+    def generating(self, model: str) -> Served:
+        return self.named(model)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return sorted({run.pair for run in self.served.values() if run.pair})
+
+    # -- using ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def using(self, served: Served) -> Iterator[Engaged]:
+        """The loaded model of a run, which stays loaded until the context ends."""
+        engaged = self._acquire(served)
+        try:
+            yield engaged
+        finally:
+            with self._lock:
+                engaged.users -= 1
+                ends = engaged.retired and not engaged.users
+            if ends:
+                engaged.engine.close()
+
+    def _acquire(self, served: Served) -> Engaged:
+        with served.loading:
+            now = time.monotonic()
+            engaged = served.engaged
+            if engaged is None or (now - served.checked > CHECK_SECONDS and engaged.stamp != _stamp(served.path)):
+                engaged = self._load(served)
+            served.checked, served.used = now, now
+            with self._lock:
+                engaged.users += 1
+        self._unload_others(served)
+        return engaged
+
+    def _load(self, served: Served) -> Engaged:
+        """Load a run; if that fails, the model that was loaded before stays."""
+        try:
+            stamp = _stamp(served.path)
+            model = LoadedRun.load(served.path, device=self.device)
+            if _stamp(served.path) != stamp:
+                raise Unavailable("its files are being replaced")
+            observe = None if self.observe is None else self._observer(served.name)
+            engine = Engine(model.module, precision=model.precision, rows=self.rows, observe=observe)
+        except Exception as error:
+            served.error = first_line(error)
+            if served.engaged is not None:
+                return served.engaged
+            raise Unavailable(f"the model {served.name!r} could not be loaded: {served.error}") from error
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
+        before, served.engaged, served.error = served.engaged, Engaged(model, engine, stamp, size), None
+        engine.start()
+        if before is not None:
+            self._retire(before)
+        return served.engaged
+
+    def _observer(self, name: str) -> Callable[[Turn], None]:
+        return lambda turn: self.observe(name, turn) if self.observe is not None else None
+
+    def _retire(self, engaged: Engaged) -> None:
+        with self._lock:
+            engaged.retired = True
+            ends = not engaged.users
+        if ends:
+            engaged.engine.close()
+
+    def _unload_others(self, kept: Served) -> None:
+        """Unload the models that have been unused for longest, if all together exceed the budget."""
+        if not self.memory:
+            return
+        loaded = sorted((run for run in self.served.values() if run.engaged), key=lambda run: run.used)
+        size = sum(run.engaged.bytes for run in loaded if run.engaged)
+        for run in loaded:
+            if size <= self.memory:
+                return
+            engaged = run.engaged
+            if run is not kept and engaged is not None and not engaged.users:
+                size -= engaged.bytes
+                run.engaged = None
+                self._retire(engaged)
+
+    def load_all(self) -> None:
+        """Load every run that the memory budget allows, so that no request waits for it; failures are noted."""
+        for run in self.served.values():
+            try:
+                with self.using(run):
+                    pass
+            except Unavailable:
+                continue
+
+    def close(self) -> None:
+        for run in self.served.values():
+            if run.engaged is not None:
+                run.engaged.engine.close()
+
+    @property
+    def waiting(self) -> int:
+        """Sentences that wait in all engines."""
+        return sum(run.engaged.engine.waiting for run in self.served.values() if run.engaged)
+
+    @property
+    def running(self) -> int:
+        return sum(run.engaged.engine.running for run in self.served.values() if run.engaged)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The runs that could not be loaded when last tried, and why."""
+        return {name: run.error for name, run in self.served.items() if run.error is not None}

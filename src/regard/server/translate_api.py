@@ -1,0 +1,129 @@
+"""The server's own interface: `/v1/translate`, with n-best lists and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from regard.server.gateway import Gateway, Payload
+from regard.server.pool import Engaged
+
+MAX_NBEST = 16
+
+Terms = dict[str, str | list[str]]
+
+
+class TranslateBody(Payload):
+    """A request of `/v1/translate`."""
+
+    q: str | list[str] = Field(description="a text, or several")
+    model: str | None = Field(None, description="the name of a model; not set: one for the languages")
+    source: str | None = Field(None, description="the language of the texts; not set: that of the model")
+    target: str | None = Field(None, description="the language to translate to; not set: that of the model")
+    format: Literal["text", "html"] = "text"
+    nbest: Annotated[int, Field(ge=1, le=MAX_NBEST, description="translations of each text, the best first")] = 1
+    alternatives: Annotated[int, Field(ge=0, lt=MAX_NBEST, description="translations beside the best")] = 0
+    glossary: Terms = Field({}, description="terms, and their translation or a list of allowed ones")
+    alignment: bool = Field(False, description="which source words each word of the translation comes from")
+    confidence: bool = Field(False, description="how likely each word of the translation is right")
+    prefix: str | None = Field(None, description="what the translation must begin with")
+
+
+class Translated(BaseModel):
+    """The translation of a text."""
+
+    text: str
+    score: float | None = Field(None, description="log-probability, divided by the length penalty")
+    alternatives: list[dict[str, Any]] = []
+    alignment: list[list[int]] | None = None
+    words: list[dict[str, Any]] | None = None
+    source_words: list[str] | None = None
+    truncated: bool = Field(False, description="whether the text was longer than the model reads")
+
+
+class TranslateAnswer(BaseModel):
+    """The answer of `/v1/translate`."""
+
+    model: str
+    translations: list[Translated]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a translation should be like."""
+
+    nbest: int = 1
+    html: bool = False
+    glossary: Mapping[str, str | list[str]] = field(default_factory=dict)
+    alignment: bool = False
+    confidence: bool = False
+    prefix: str | None = None
+
+
+def translations(engaged: Engaged, texts: list[str], wishes: Wishes) -> list[Translated]:
+    """Translate texts in the batches of the engine. Line breaks and blank lines stay as they are."""
+    beam = engaged.model.recipe.decoding.beam
+    translator = engaged.translator(beam=max(beam, wishes.nbest))
+    lines = [line for text in texts for line in text.split("\n")]
+    prefixes = None if wishes.prefix is None else [wishes.prefix] * len(lines)
+    answers = iter(translator(lines, nbest=wishes.nbest, prefixes=prefixes))
+    found = []
+    for text in texts:
+        own = [next(answers) for _ in text.split("\n")]
+        count = max(len(answer.texts) for answer in own)
+        ranked = [
+            {"text": "\n".join(a.texts[min(n, len(a.texts) - 1)] for a in own), "score": _score(own, n)}
+            for n in range(count)
+        ]
+        cut = any(answer.truncated for answer in own)
+        found.append(Translated(**ranked[0], alternatives=ranked[1:], truncated=cut))
+    return found
+
+
+def _score(answers: list[Any], rank: int) -> float | None:
+    """The sum of the scores of the lines."""
+    scores = [a.hypotheses[min(rank, len(a.hypotheses) - 1)].score for a in answers if a.hypotheses]
+    return sum(scores) if scores else None
+
+
+def routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["regard"])
+
+    @router.post("/v1/translate", response_model=TranslateAnswer, openapi_extra=body_schema(TranslateBody))
+    async def translate(request: Request) -> Response:
+        """Translate a text or several."""
+        body = await gateway.read(request, TranslateBody)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        gateway.check_texts(request, texts)
+        served = gateway.pool.translating(body.source, body.target, body.model)
+        request.state.model = served.name
+        wishes = Wishes(
+            max(body.nbest, body.alternatives + 1),
+            body.format == "html",
+            body.glossary,
+            body.alignment,
+            body.confidence,
+            body.prefix,
+        )
+
+        def work() -> list[Translated]:
+            with gateway.pool.using(served) as engaged:
+                return translations(engaged, texts, wishes)
+
+        found = await gateway.run(request, work)
+        answer = TranslateAnswer(model=served.name, translations=found)
+        return JSONResponse(answer.model_dump(exclude_none=True))
+
+    return router
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI description of a body that `Gateway.read` reads."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    kinds = ("application/json", "application/x-www-form-urlencoded")
+    return {"requestBody": {"content": {kind: {"schema": schema} for kind in kinds}, "required": True}}
