@@ -1,18 +1,23 @@
 """All private PyTorch functions that the package uses, each with a fallback made of public ones.
 
 They are used because no public function is as fast: operations on many tensors in one kernel, weights packed once for
-oneDNN, an in-place log-softmax, a matmul that ends with a ReLU.
+oneDNN, an in-place log-softmax, a matmul that ends with a ReLU; or because there is no public one at all: tensors
+without data, and the operators that run (`regard.planning`; `can_trace` says whether they work).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
+OperatorWatcher = Callable[[Any, Any, Any], None]  # called with the operator, its arguments and its result
 
 
 def foreach_copy_(into: Tensors, sources: Tensors) -> None:
@@ -92,3 +97,47 @@ def prepacked_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     if not can_prepack():
         return F.linear(x, packed, bias)
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def can_trace() -> bool:
+    """Return whether `fake_tensors` and `watch_operators` work with this version of PyTorch."""
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        return False
+    return callable(FakeTensorMode) and callable(TorchDispatchMode)
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Create tensors with shapes, dtypes and storages, but without data, while the context lasts."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+@contextmanager
+def watch_operators(watch: OperatorWatcher) -> Iterator[None]:
+    """Call `watch` after every operator that PyTorch runs, also in the backward pass, while the context lasts."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            watch(func, (args, kwargs or {}), out)
+            return out
+
+    with Watching():
+        yield
+
+
+def mutated_arguments(func: Any) -> list[int]:
+    """The numbers of the positional arguments that an operator writes to."""
+    arguments = func._schema.arguments
+    return [
+        i for i, argument in enumerate(arguments) if argument.alias_info is not None and argument.alias_info.is_write
+    ]

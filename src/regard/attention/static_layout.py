@@ -86,7 +86,7 @@ class SegmentMask:
 
     def prepare(self) -> None:
         """Compute what the backend of this device will read."""
-        if self.queries.device.type == "cuda":
+        if kernels.supports(self.queries.offsets):
             _ = self.segments
         else:
             _ = self.table

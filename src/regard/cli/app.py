@@ -35,6 +35,7 @@ VERBS = {
     "draw": "Draw what happens inside a model: attention, gates, the path to the next token.",
     "explain": "Show which input words the output depends on, with the model as a black box (RISE).",
     "bench": "Measure how fast a run trains and decodes on this machine.",
+    "plan": "Plan a training before it runs: memory, speed and cost, on one GPU or many.",
     "recipes": "List the built-in recipes, or print one with all its settings.",
     "fetch": "Download a public data set.",
     "import": "Make a run from a Hugging Face model.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -9,18 +12,33 @@ from torch import Tensor
 
 from regard.errors import first_line
 
+_simulated: ContextVar[bool] = ContextVar("regard_simulated_kernels", default=False)
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Choose the kernels for every tensor while the context lasts, as on a GPU.
+
+    For fake tensors, which have shapes and no data: `regard.planning` runs a training step on them.
+    """
+    token = _simulated.set(True)
+    try:
+        yield
+    finally:
+        _simulated.reset(token)
+
 
 def available() -> bool:
     """Return whether the kernels work here: they need a GPU, Triton, and what Triton needs to launch a kernel.
 
     True inside a compiler, whose own kernels are written in Triton, too.
     """
-    return torch.compiler.is_compiling() or why_not() is None
+    return torch.compiler.is_compiling() or _simulated.get() or why_not() is None
 
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels work for this tensor: on a GPU, and not in float64."""
-    return x.is_cuda and x.dtype != torch.float64 and available()
+    return (x.is_cuda or _simulated.get()) and x.dtype != torch.float64 and available()
 
 
 @cache

@@ -1,0 +1,289 @@
+"""Plan a training: memory of each rank, time of a step, and how both change with the number of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
+
+from regard.errors import UserError
+from regard.planning import speed
+from regard.planning.hardware import EFFICIENCY, Hardware
+from regard.planning.speed import Cluster, Compute, StepTime
+from regard.planning.trace import BLOCK, StepTrace, trace
+from regard.recipes.schema import Recipe
+
+MOST_RANKS = 1024
+PAYING = 0.8  # of the throughput per GPU of one GPU: below, more GPUs do not pay
+SMALLEST_SHARE = 256  # tokens of a rank below which a step is not divided further
+MOST_TOKENS = 2**20  # of a batch that is looked for
+MOST_TRACED = 2**16
+SCHEMES = ("plain", "ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank. Gradients come when activations go, so that the peak is less than the sum."""
+
+    scheme: str
+    weights: int
+    optimizer: int
+    copies: int  # bf16 copies of weights, and weights that FSDP has gathered
+    gradients: int
+    activations: int
+    logits: int
+    buffers: int  # of communication, and of cuBLAS
+    peak: int
+    fits: bool
+    largest_batch: int  # training.batch_tokens that fits; 0: none
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """A number of GPUs: `batch_tokens` and `accumulate` of the recipe, and what they give."""
+
+    gpus: int
+    scheme: str
+    batch_tokens: int
+    accumulate: int
+    seconds: float  # per step
+    waiting: float  # share of the step spent waiting for other ranks
+    sent: float  # bytes that each rank sends per step
+    tokens_per_second: float
+    efficiency: float  # throughput per GPU, over that of one GPU
+    hours: float  # for as many tokens as the recipe trains on
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `regard plan` prints."""
+
+    hardware: Hardware
+    gpus: int
+    per_node: int
+    backend: str
+    parameters: int
+    flops: float  # of a step on one device, by formula
+    targets: float  # tokens of a step on one device, on average
+    memory: list[RankMemory]
+    larger: list[ScalingPoint]  # every GPU has a batch of the recipe's size: the step grows
+    divided: list[ScalingPoint]  # the recipe's step, divided among the GPUs
+    pays_up_to: int  # GPUs, with a growing step
+    divided_pays_up_to: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def chosen(self) -> ScalingPoint:
+        """The number of GPUs that was asked for."""
+        return next(point for point in self.larger if point.gpus == self.gpus)
+
+
+def make_plan(
+    recipe: Recipe,
+    hardware: Hardware,
+    *,
+    gpus: int = 1,
+    per_node: int = 8,
+    length: int | None = None,
+    price: float | None = None,
+    speed_up: float = 1.0,
+) -> Plan:
+    """Plan a recipe on `gpus` devices in nodes of `per_node`.
+
+    `price` is that of a GPU for an hour; `speed_up` is measured over planned speed, where it was measured.
+    """
+    planner = _Planner(recipe, hardware, per_node, length, price, speed_up)
+    traced = planner.trace(recipe.training.batch_tokens)
+    memory = [planner.memory(scheme, gpus) for scheme in SCHEMES if scheme == "plain" or gpus > 1]
+    if not any(each.largest_batch for each in memory):
+        raise UserError(_nowhere(recipe, hardware, gpus, memory))
+    counts = sorted({2**i for i in range(MOST_RANKS.bit_length())} | {gpus})
+    larger = [planner.larger(count) for count in counts]
+    divided = [planner.divided(count) for count in counts if planner.divides(count) and count <= max(gpus, 8)]
+    shown = [point for point in larger if point.gpus <= max(gpus, 8)]
+    return Plan(
+        hardware,
+        gpus,
+        per_node,
+        traced.backend,
+        traced.parameters,
+        traced.model_flops,
+        traced.targets,
+        memory,
+        larger if gpus > 8 else shown,
+        divided if gpus > 8 else [point for point in divided if point.gpus <= 8],
+        _paying(larger),
+        _paying(divided),
+    )
+
+
+def _paying(points: list[ScalingPoint]) -> int:
+    """The largest number of GPUs up to which all are efficient."""
+    last = 1
+    for point in points:
+        if point.efficiency < PAYING:
+            break
+        last = point.gpus
+    return last
+
+
+def _nowhere(recipe: Recipe, hardware: Hardware, gpus: int, memory: list[RankMemory]) -> str:
+    least = min(memory, key=lambda each: each.peak)
+    state = least.weights + least.optimizer + least.gradients
+    advice = ["more GPUs (--gpus, --nodes)", "a smaller model.size"]
+    if not recipe.training.checkpoint_activations:
+        advice.insert(0, "training.checkpoint_activations = true")
+    return (
+        f"the model does not fit: {least.scheme} on {gpus} x {hardware.name} needs {least.peak / 1e9:,.0f} GB on each, "
+        f"{state / 1e9:,.0f} GB of it for weights, optimizer and gradients, and each has {hardware.memory / 1e9:,.0f} "
+        f"GB: try {', '.join(advice[:-1])} or {advice[-1]}"
+    )
+
+
+@dataclass
+class _Planner:
+    """Traces a recipe's step at several batch sizes, once each."""
+
+    recipe: Recipe
+    hardware: Hardware
+    per_node: int
+    length: int | None
+    price: float | None
+    speed_up: float
+
+    def __post_init__(self) -> None:
+        self._traces: dict[int, StepTrace] = {}
+        settings = self.recipe.training
+        self.step_tokens = settings.batch_tokens * settings.accumulate
+        self._alone = 0.0  # tokens per second of one GPU
+
+    def trace(self, batch_tokens: int) -> StepTrace:
+        if batch_tokens not in self._traces:
+            training = self.recipe.training.model_copy(update={"batch_tokens": batch_tokens})
+            recipe = self.recipe.model_copy(update={"training": training})
+            gpu = not self.hardware.name.startswith("CPU")
+            self._traces[batch_tokens] = trace(recipe, gpu=gpu, length=self.length)
+        return self._traces[batch_tokens]
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def memory(self, scheme: str, ranks: int) -> RankMemory:
+        usable = EFFICIENCY.usable_memory * self.hardware.memory
+        planned = rank_memory(self.trace(self.recipe.training.batch_tokens), scheme, ranks, self.hardware)
+        largest = self._largest(scheme, ranks, usable)
+        return replace(planned, fits=planned.peak <= usable, largest_batch=largest)
+
+    def _largest(self, scheme: str, ranks: int, usable: float) -> int:
+        """The largest batch that fits, at most `MOST_TOKENS`: memory grows linearly with the tokens.
+
+        The line goes through the recipe's batch and a batch near the result, so that two traces serve all schemes.
+        """
+        tokens = self.recipe.training.batch_tokens
+        base, held = self.trace(tokens), rank_memory(self.trace(tokens), scheme, ranks, self.hardware)
+        room = usable - held.peak + base.activations + base.logits  # for activations
+        first = min(int(tokens * room / (base.activations + base.logits)), MOST_TOKENS)
+        if first < SMALLEST_SHARE:
+            return 0
+        other = min(max(2 ** (first.bit_length() - 1), SMALLEST_SHARE), MOST_TRACED)  # which other schemes may share
+        far = self.trace(other)
+        if other == tokens:
+            return first
+        slope = (far.activations + far.logits - base.activations - base.logits) / (other - tokens)
+        fitting = min(int(tokens + (room - base.activations - base.logits) / slope), MOST_TOKENS)
+        return fitting // SMALLEST_SHARE * SMALLEST_SHARE
+
+    # -- speed --------------------------------------------------------------------------------------------------------
+
+    def scheme(self, batch_tokens: int, ranks: int) -> str:
+        """The simplest scheme whose memory suffices, FSDP if none does."""
+        usable = EFFICIENCY.usable_memory * self.hardware.memory
+        schemes = ("plain",) if ranks == 1 else ("ddp", "fsdp")
+        traced = self.trace(batch_tokens)
+        fitting = [name for name in schemes if rank_memory(traced, name, ranks, self.hardware).peak <= usable]
+        return fitting[0] if fitting else schemes[-1]
+
+    def larger(self, ranks: int) -> ScalingPoint:
+        """Every rank computes at least one batch of the recipe's size."""
+        settings = self.recipe.training
+        return self._point(ranks, settings.batch_tokens, -(-settings.accumulate // ranks))
+
+    def divides(self, ranks: int) -> bool:
+        return self.step_tokens // ranks >= SMALLEST_SHARE
+
+    def divided(self, ranks: int) -> ScalingPoint:
+        """The recipe's step in equal shares; one batch each, if that is no larger than the recipe's."""
+        settings = self.recipe.training
+        each = -(-settings.accumulate // ranks)
+        share = settings.batch_tokens if each * ranks <= settings.accumulate else self.step_tokens // ranks
+        return self._point(ranks, min(share, settings.batch_tokens), each if share == settings.batch_tokens else 1)
+
+    def _point(self, ranks: int, batch_tokens: int, micro_batches: int) -> ScalingPoint:
+        traced, scheme = self.trace(batch_tokens), self.scheme(batch_tokens, ranks)
+        time = self.time(traced, scheme, ranks, micro_batches)
+        rate = ranks * micro_batches * traced.targets / time.total
+        self._alone = rate if ranks == 1 else self._alone
+        settings = self.recipe.training
+        hours = self._trained_tokens() / rate / 3600
+        return ScalingPoint(
+            ranks,
+            scheme,
+            batch_tokens,
+            max(settings.accumulate, ranks) if batch_tokens == settings.batch_tokens else ranks,
+            time.total,
+            time.waiting / time.total,
+            time.sent,
+            rate,
+            rate / ranks / self._alone,
+            hours,
+            None if self.price is None else self.price * ranks * hours,
+        )
+
+    def _trained_tokens(self) -> float:
+        settings = self.recipe.training
+        return float(self.trace(settings.batch_tokens).targets * settings.accumulate * settings.steps)
+
+    def time(self, traced: StepTrace, scheme: str, ranks: int, micro_batches: int) -> StepTime:
+        work = Compute.of(traced, self.hardware)
+        work = replace(work, micro_batch=work.micro_batch / self.speed_up, update=work.update / self.speed_up)
+        cluster = Cluster(self.hardware, ranks, self.per_node)
+        return (speed.fsdp if scheme == "fsdp" else speed.ddp)(work, cluster, micro_batches)
+
+
+def rank_memory(traced: StepTrace, scheme: str, ranks: int, hardware: Hardware) -> RankMemory:
+    """What one of `ranks` ranks holds; whether it fits is not decided here."""
+    weights, optimizer, copies = traced.weights, traced.optimizer, traced.copies
+    gradients, buffers = traced.gradients, int(hardware.workspace)
+    during = traced.activations + traced.logits
+    if scheme == "ddp" and traced.micro_batches == 1:
+        during += gradients  # buckets stay allocated
+    if scheme == "fsdp":
+        share = sharded(traced, ranks) / (4 * traced.parameters)
+        weights, optimizer, gradients = (int(share * size) for size in (weights, optimizer, gradients))
+        units = _units(traced)
+        block = max((size for unit, size in units.items() if unit), default=0)
+        copies = 2 * (units.get("", 0) + 2 * block)  # bf16: what is in no block stays, and two blocks
+        buffers += 4 * max(units.values())  # gradients on their way
+        during += gradients
+    peak = max(during, gradients) + weights + optimizer + copies + buffers
+    return RankMemory(
+        scheme, weights, optimizer, copies, gradients, traced.activations, traced.logits, buffers, peak, False, 0
+    )
+
+
+def sharded(traced: StepTrace, ranks: int) -> int:
+    """Bytes of the fp32 weights of one rank under FSDP: ceil(rows / ranks) rows of every parameter."""
+    return sum(4 * -(-shape[0] // ranks) * prod(shape[1:]) if shape else 4 for shape, _ in traced.shapes)
+
+
+def _units(traced: StepTrace) -> dict[str, int]:
+    """Elements of every part that FSDP gathers at once."""
+    sizes: dict[str, int] = {}
+    for shape, unit in traced.shapes:
+        sizes[unit] = sizes.get(unit, 0) + prod(shape)
+    return sizes
+
+
+__all__ = ["BLOCK", "Plan", "RankMemory", "ScalingPoint", "make_plan", "rank_memory", "sharded"]

@@ -1,0 +1,46 @@
+"""regard plan"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+def test_the_command_prints_tables_json_and_pictures(regard: Command, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('extends = "en-es"\n[model]\nsize = "tiny"\n[training]\nbatch_tokens = 512\n', encoding="utf-8")
+    done = regard("plan", str(recipe), "--gpus", "2", "--price", "3", "--out", str(tmp_path / "plot.svg"))
+    assert done.status == 0
+    for part in ("GB on each GPU", "ddp: fits", "tokens/s", "scaling pays", "training.accumulate=2"):
+        assert part in done.out
+    assert (tmp_path / "plot.svg").read_text().startswith("<svg")
+    entry = json.loads(regard("plan", str(recipe), "--json", "--bench", str(bench_file(tmp_path))).out)
+    assert entry["larger"][0]["tokens_per_second"] == pytest.approx(1234.0)
+    assert entry["hardware"]["matmul_rate"] == 5e12
+
+
+def bench_file(folder: Path) -> Path:
+    path = folder / "bench.json"
+    path.write_text(json.dumps({"training": {"matrix_rate": 5e12, "tokens_per_second": 1234.0}}))
+    return path
+
+
+def test_bad_input_is_one_line(regard: Command, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for given, message in (
+        (["--out", "a.gif"], "only be written as .svg or .png"),
+        (["--bench", str(tmp_path / "none.json")], "cannot read"),
+        (["--bench", str(other)], "is not what `regard bench RUN --json` prints"),
+        (["--gpu", "tpu"], "tpu"),
+        (["--gpus", "0"], "must be greater than or equal to 1"),
+    ):
+        done = regard("plan", "en-es", *given)
+        assert done.status == 2 and message in done.err
