@@ -44,7 +44,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bert (fill)": {"data": "stories", "model": {**SMALL, "family": "bert", "task": "fill", "layers": 2}},
     "bert (classify)": {
         "data": "moods",
-        "shared": False,
         "model": {**SMALL, "family": "bert", "task": "classify", "layers": 2, "norm_first": True},
     },
 }
@@ -76,6 +75,8 @@ def make(path: Path, settings: dict[str, Any], seed: int = 0) -> RunDir:
     """Make a run directory from any recipe on a built-in corpus."""
     run = RunDir.create(path, Recipe.model_validate(settings))
     run.save_tokenizers(*_tokenizers(run.recipe, settings["data"]["corpus"]))
+    if run.recipe.task == "classification":
+        run.save_classes(sorted({pair.target for pair in pairs(settings["data"]["corpus"], "test", 60)}))
     torch.manual_seed(seed)
     model = run.fresh_model()
     with torch.no_grad():  # biases and gains that start as zeros or ones would hide mistakes
@@ -96,4 +97,4 @@ def _tokenizers(recipe: Recipe, corpus: str) -> tuple[Tokenizer, Tokenizer]:
     if recipe.text.shared:
         both = train(sources + targets, unit, size, tags=[MASK] if recipe.task == "masked-lm" else [])
         return both, both
-    return train(sources, unit, size), train(targets, "word" if recipe.task == "classification" else unit, size)
+    return train(sources, unit, size), train(targets, unit, size)

@@ -1,4 +1,4 @@
-"""The Python API: load a run, train a recipe, translate, generate, fill, score, trace and explain."""
+"""The Python API: load a run, train a recipe, translate, generate, fill, predict, score, trace and explain."""
 
 from __future__ import annotations
 
@@ -328,6 +328,17 @@ class Model(LoadedRun):
         """
         results = self.filler()(text_list("fill", text), top=whole_number("top", top))
         return results[0] if isinstance(text, str) else results
+
+    def predict(self, inputs: Any) -> Any:
+        """Predict the class of a text, or of several: `model.predict("what a day").label`; `probabilities` has all.
+
+        A run that was trained on images takes files and arrays [height, width, 3].
+        """
+        values, single = self.prediction_task().input_list(inputs)
+        predictions = self.predictions(values)
+        if truncated := [prediction.truncated for prediction in predictions if self.recipe.data.has_tokens]:
+            _warn_truncated(truncated, inputs, self.recipe.model.max_positions)
+        return predictions[0] if single else predictions
 
     def forced(self, source: str, target: str) -> Translation:
         """Score a given translation as if the model had made it; its attention is available too."""

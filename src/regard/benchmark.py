@@ -145,7 +145,7 @@ class _TimedLoop:
         device: torch.device,
     ) -> None:
         self.run, self.update, self.stream, self.device = run, update, stream, device
-        self.vocabulary = len(run.tokenizers[1])
+        self.vocabulary = run.vocabulary_sizes[1]
         self.number = 0
         self.reset()
 

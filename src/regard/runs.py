@@ -25,7 +25,7 @@ from regard.models.ensemble import Ensemble
 from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
-from regard.tasks.classes import ClassTask, Prediction
+from regard.tasks.classes import PredictionTask
 from regard.tasks.generator import Generator, generation
 from regard.tasks.glossary import Glossary
 from regard.tasks.mask_filler import MaskFiller
@@ -138,19 +138,16 @@ class LoadedRun:
         """Make a mask filler for many texts: `filler()(texts, top=3)`."""
         return MaskFiller.for_recipe(self.module, self.tokenizers[0], self.recipe)
 
-    # -- classes ------------------------------------------------------------------------------------------------------
+    # -- predictions --------------------------------------------------------------------------------------------------
 
-    def read_input(self, argument: str) -> Any:
-        """The classifier input that a command-line argument stands for: the text itself, or the image in a file."""
-        return self._class_task().read_input(argument)
+    def predictions(self, inputs: Sequence[Any], progress: Callable[[int], None] | None = None) -> list[Any]:
+        """Predict the label of each input: a text or an image, as the run was trained on."""
+        return self.prediction_task().predict(self.run, self.module, inputs, self.device, progress)
 
-    def predict(self, inputs: Sequence[Any], progress: Callable[[int], None] | None = None) -> list[Prediction]:
-        """Predict the class of each input: texts or images, as the run was trained on."""
-        return self._class_task().predict(self.run, self.module, inputs, self.device, progress)
-
-    def _class_task(self) -> ClassTask:
+    def prediction_task(self) -> PredictionTask:
+        """The task of a run whose verb is `predict`."""
         self.require_verb("predict")
-        assert isinstance(self.task, ClassTask)
+        assert isinstance(self.task, PredictionTask)
         return self.task
 
     # -- teacher forcing ----------------------------------------------------------------------------------------------
@@ -188,8 +185,12 @@ def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
     ours, theirs = run.recipe, other.recipe
     for member in (run, other):
         task = tasks.of(member.recipe)
-        if not task.has_source:
+        if not task.has_source and not task.has_labels:
             raise UserError(f"{member.path} was trained on {task.trained_on}: only models on pairs form an ensemble")
+    if tasks.of(ours).name != tasks.of(theirs).name or run.classes != other.classes:
+        raise UserError(f"{other.path} was trained for another task than {run.path}, or has other classes")
+    if not ours.data.has_tokens:
+        return
     if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):
         raise UserError(
             f"{other.path} has another vocabulary than {run.path}, and the members of an ensemble need the same one: "

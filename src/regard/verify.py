@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard import tensor_io
+from regard import tasks, tensor_io
 from regard.data.token_cache import stored
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock
 from regard.run_dir import LOGS, RunDir
+from regard.tasks.text import TextTask
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ def _check_cache(run: RunDir) -> Iterator[Finding]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RegardWarning)  # an edited recipe is another finding
-            folders = stored(run.accepted, *run.tokenizers)
+            task = tasks.of(run.accepted)
+            encoder = task.target_encoder(run) if isinstance(task, TextTask) else run.tokenizers[1]
+            folders = stored(run.accepted, run.tokenizers[0], encoder)
     except (UserError, OSError):
         return
     for folder, whole in folders.items():

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard import tasks
 from regard.data.corpora import held_out, read_pairs
+from regard.data.labelled import ClassIds
 from regard.data.packing import Packer, StreamPosition, fill_ratio
 from regard.data.token_cache import __name__ as STORE
 from regard.data.token_cache import build, learn_tokenizers
@@ -202,18 +202,18 @@ def test_bert_reads_texts_to_classify_between_bos_and_eos(tmp_path):
     (tmp_path / "a.tsv").write_text("good film\tyes\nbad\tno\n")
     settings = {
         "data": {"folder": str(tmp_path), "pairs": "a.tsv"},
-        "text": {"shared": False, "target_unit": "word", "unit": "char"},
+        "text": {"unit": "char"},
         "model": {"family": "bert", "size": "tiny", "task": "classify"},
     }
     plan = Recipe.model_validate(settings)
-    source, target = learn_tokenizers(plan)
-    assert (source.unit, source.tags, target.unit, target.tags) == ("char", ("<mask>",), "word", ())
-    [store] = build(plan, source, target)
+    source, _ = learn_tokenizers(plan, labels=True)
+    assert (source.unit, source.tags) == ("char", ("<mask>",))
+    [store] = build(plan, source, ClassIds(["no", "yes", "not bad"]))
     assert store.source[1].tolist() == [BOS, *source.encode("bad"), EOS]
-    assert store.target[0].tolist() == [*target.encode("yes"), EOS]
-    (tmp_path / "a.tsv").write_text("good film\tnot bad\n")
-    with pytest.raises(UserError, match="a class must be one word, and 'not bad' is not"):
-        build(plan, source, target, check_targets=tasks.of(plan).check_targets)
+    assert store.target[0].tolist() == [1]
+    (tmp_path / "a.tsv").write_text("good film\tnot  bad\n")
+    [store] = build(plan, source, ClassIds(["no", "yes", "not bad"]))
+    assert store.target.ids.tolist() == [2]
 
 
 @pytest.mark.parametrize("unit", ["bpe", "char"])

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from regard import tasks
 from regard.data import token_cache as module
+from regard.data.labelled import ClassIds
 from regard.data.token_cache import build, cache_folder, learn_tokenizers
 from regard.data.token_store import CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
@@ -95,15 +95,16 @@ def test_in_a_shared_context_the_length_of_a_pair_is_the_sum(tmp_path):
 
 
 def test_an_unknown_class_is_an_error(tmp_path):
-    text = {"unit": "word", "shared": False}
-    plan = recipe(tmp_path, "good\tyes\nbad\tno\n", text)
+    plan = recipe(tmp_path, "good\tyes\nbad\tno\n", {"unit": "word"})
     model = {"family": "bert", "size": "tiny", "task": "classify"}
     plan = Recipe.model_validate({**plan.model_dump(), "task": "classification", "model": model})
-    tokenizers, check = learn_tokenizers(plan), tasks.of(plan).check_targets
-    assert len(build(plan, *tokenizers, check_targets=check)[0]) == 2
+    source, classes = learn_tokenizers(plan, labels=True)[0], ClassIds(["no", "yes"])
+    assert [*source.words] == ["bad", "good"]  # nothing is learned from the classes
+    [store] = build(plan, source, classes)
+    assert lists(store.target) == [[1], [0]]
     (tmp_path / "a.tsv").write_text("good\tyes\nsoso\tmaybe\n")
-    with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not one of the model's classes"):
-        build(plan, *tokenizers, check_targets=check)
+    with pytest.raises(UserError, match=r"a\.tsv: 'maybe' is not a class of this model, which has no, yes"):
+        build(plan, source, classes)
 
 
 def test_several_chunks_equal_one_chunk(tmp_path, monkeypatch):

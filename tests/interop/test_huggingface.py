@@ -360,10 +360,10 @@ def test_the_class_of_a_text_is_transformers(made: Callable[[str], Made]) -> Non
     lines = texts(ENGLISH, 6, 12)
     logits = [case.model(**theirs(line, return_tensors="pt")).logits[0] for line in lines]
     wanted = [case.model.config.id2label[int(found.argmax())] for found in logits]
-    assert [answer.text for answer in model.translate(lines)] == wanted
-    scores = model.score(list(zip(lines, wanted, strict=True)))
-    for found, score in zip(logits, scores, strict=True):
-        assert score[0] == pytest.approx(found.log_softmax(-1).max().item(), abs=1e-5)
+    predictions = model.predict(lines)
+    assert [prediction.label for prediction in predictions] == wanted
+    for found, prediction in zip(logits, predictions, strict=True):
+        assert prediction.probability == pytest.approx(found.softmax(-1).max().item(), abs=1e-5)
 
 
 def test_probability_goes_only_to_tokens_of_the_model(made: Callable[[str], Made]) -> None:
@@ -463,8 +463,9 @@ def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> RunDir:
     text = run.recipe.text
     tags = ["<mask>"] if run.recipe.model.family == "bert" else []
     source = train(lines, text.unit, text.vocabulary, tags)
-    target = source if text.shared else train(["good", "bad"], "word", 260)
-    run.save_tokenizers(source, target)
+    run.save_tokenizers(source, source)
+    if run.recipe.task == "classification":
+        run.save_classes(["very good", "bad"])
     model = run.fresh_model()
     spread(model, 9)
     tensor_io.save(run.best, tensor_io.model_tensors(model), {})
@@ -486,7 +487,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "bert classifier": {
         **PAIRS,
-        "text": {"vocabulary": 300, "shared": False, "target_unit": "word"},
+        "text": {"vocabulary": 300},
         "model": {"family": "bert", "task": "classify", "pooling": "first", "layers": 2, **SMALL},
     },
     "transformer": {
@@ -542,6 +543,9 @@ def test_an_exported_run_is_the_same_model_in_transformers(name: str, tmp_path: 
     (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
     _, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    if run.classes:
+        assert json.loads((folder / "config.json").read_text())["id2label"] == {"0": "very good", "1": "bad"}
+        assert import_folder(folder, tmp_path / "again").classes == run.classes
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     (tokenizer, _) = run.tokenizers
     front, back = {"gpt": ([BOS], []), "bert": ([BOS], [EOS])}.get(run.recipe.model.family, ([], [EOS]))

@@ -310,14 +310,13 @@ LINES = ["the cat sat on the mat", "a small bird sang", "the dog ran", "cats and
 
 def made(path: Path, model: dict[str, Any], unit: str = "bpe", tags: Sequence[str] = (), **data: Any) -> Model:
     """A run with large random weights, so that words have different effects."""
-    shared = model.get("task") != "classify"
     sections = {"data": {"corpus": "copy", **data} if "text" not in data else data, "model": model}
-    recipe = Recipe.model_validate(
-        {**sections, "text": {"unit": unit, "shared": shared, "target_unit": None if shared else "word"}}
-    )
+    recipe = Recipe.model_validate({**sections, "text": {"unit": unit}})
     run = RunDir.create(path, recipe)
     tokenizer = learn(LINES * 3, unit, 330 if unit != "word" else 40, tags)
-    run.save_tokenizers(tokenizer, tokenizer if shared else learn(["good bad dull"], "word", 20))
+    run.save_tokenizers(tokenizer, tokenizer)
+    if model.get("task") == "classify":
+        run.save_classes(["bad", "dull", "good"])
     torch.manual_seed(3)
     fresh = run.fresh_model()
     with torch.no_grad():
@@ -491,7 +490,7 @@ def test_text_by_class(tmp_path: Path) -> None:
     model = made(tmp_path / "run", {**BERT, "task": "classify"})
     found = model.explain("the dog ran")
     assert sorted(found.outputs) == ["bad", "dull", "good"] and found.importance.shape == (3, 3)
-    assert model.translate("the dog ran").text == found.outputs[0]
+    assert model.predict("the dog ran").label == found.outputs[0]
     assert (found.overall == found.importance[:, 0]).all()
     bad = model.explain("the dog ran", target="bad")
     assert (bad.overall == bad.importance[:, bad.outputs.index("bad")]).all()
@@ -499,7 +498,7 @@ def test_text_by_class(tmp_path: Path) -> None:
     asked = explain_request(model, "the dog ran")
     scores = np.asarray(asked.box.ask([asked.box.masked([True, False, True])]))
     assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-6)
-    with pytest.raises(UserError, match="no class 'bleak'"):
+    with pytest.raises(UserError, match="'bleak' is not a class"):
         model.explain("the dog ran", target="bleak")
 
 

@@ -22,6 +22,7 @@ from regard.interpret.interventions import parse
 from regard.interpret.recorder import Recorder, intervene
 from regard.interpret.trace import Trace, request_key
 from regard.interpret.trace.stats import describe
+from regard.models.bert import TextClassBatch
 from regard.packed import SeqBatch
 from regard.tasks.aligner import Aligner, AttentionView
 from regard.tasks.translator import Translator
@@ -70,12 +71,14 @@ def test_weights_times_values_equal_the_output_of_the_kernel(model: Get, family:
         torch.testing.assert_close((exact @ value).transpose(0, 1), heads, atol=1e-5, rtol=1e-4)
 
 
-def _by_hand(one: Model, trace: Trace) -> SeqBatch:
+def _by_hand(one: Model, trace: Trace) -> Any:
     """Make the batch of a trace from its tokens."""
     from regard.packed import PackedTokens
 
     source, inputs, target = (ids(trace, side) for side in ("source", "inputs", "target"))
     task = trace.header["model"]["task"]
+    if task == "classify":
+        return TextClassBatch.from_lists([source])
     if task == "fill":
         row = PackedTokens.from_lists([inputs])
         return SeqBatch(row, row, row.ids)
@@ -149,14 +152,16 @@ def test_the_logit_lens_applies_the_output_layer_to_each_stream(model: Get, fami
     assert [{key: layer[key] for key in layer if key != "top"} for layer in trace.layers] == trace.header["layers"]
     assert "top" not in trace.header["layers"][0]
     whole = trace.header["model"]["task"] in ("fill", "classify")
+    classifies = trace.header["model"]["task"] == "classify"
     batch = SeqBatch.from_lists([ids(trace, "source")], [ids(trace, "target")], bos=BOS)
+    batch = TextClassBatch.from_lists([ids(trace, "source")]) if classifies else batch
     for layer in trace.layers:
         stream = torch.from_numpy(trace.array(f"{layer['name']}.stream"))
         with torch.inference_mode():
             p = one.module.logit_lens(stream, batch).float().softmax(-1)
         assert len(layer["top"]) == (len(p) if whole else len(trace.header["tokens"]["inputs"]))
         for row, top in zip(p, layer["top"], strict=True):
-            assert [each["p"] for each in top] == pytest.approx(row.topk(5).values.tolist(), rel=1e-4)
+            assert [each["p"] for each in top] == pytest.approx(row.topk(min(5, len(row))).values.tolist(), rel=1e-4)
             assert [float(row[each["id"]]) for each in top] == pytest.approx([each["p"] for each in top], rel=1e-4)
 
 
@@ -208,12 +213,13 @@ def test_masks_are_filled_as_fill_does(model: Get) -> None:
     )
 
 
-def test_a_class_is_named_as_translate_does(model: Get) -> None:
+def test_a_class_is_that_of_predict(model: Get) -> None:
     one = model("bert (classify)")
-    assert one.trace("Tom was sad.").header["text"]["target"] == one.translate("Tom was sad.").text
+    prediction = one.predict("Tom was sad.")
+    assert one.trace("Tom was sad.").header["text"]["target"] == prediction.label
     happy = one.trace("Tom was sad.", "happy")
     assert happy.header["text"]["target"] == "happy"
-    assert happy.header["output"]["logp"] == pytest.approx(one.score([("Tom was sad.", "happy")])[0], abs=1e-4)
+    assert happy.header["output"]["p"] == [pytest.approx(prediction.probabilities["happy"], rel=1e-4)]
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent (additive)"])
@@ -258,7 +264,7 @@ def test_outputs_that_cannot_be_extended_are_refused(model: Get) -> None:
         one.trace("this cat", "gato " * 100)
     with pytest.raises(UserError, match="takes no target"):
         model("bert (fill)").trace("a [MASK]", "a cat")
-    with pytest.raises(UserError, match="no class"):
+    with pytest.raises(UserError, match="'xyzzy' is not a class"):
         model("bert (classify)").trace("Tom", "xyzzy")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.data.graphs import NodeGraph, pack_graphs
 from regard.models import SequenceModel, build
+from regard.models.bert import TextClassBatch
 from regard.models.graph import GraphBatch
 from regard.models.vit import ImageBatch
 from regard.packed import PackedTokens, SeqBatch
@@ -177,7 +178,7 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "vit": vit,
     "graph": graph,
 }
-NO_SEARCH = ("bert (fill)", "vit", "graph")  # families whose output no search writes
+NO_SEARCH = ("bert", "bert (fill)", "vit", "graph")  # families whose output no search writes
 _OF_SEARCH = (
     "cached = uncached",
     "beam of one = greedy",
@@ -225,6 +226,20 @@ class Case:
     def next_logits(self, source: list[int], history: list[int]) -> Tensor:
         """[V] logits of the token after `history`, which begins with BOS, by one full forward pass."""
         return self.model.logits(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
+
+
+@dataclass(frozen=True)
+class ClassCase(Case):
+    """A tiny classifier of texts; the class of a text is the first token of its target."""
+
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> Any:
+        chosen = range(len(self.sources)) if only is None else only
+        sources, labels = [self.sources[i] for i in chosen], [self.targets[i][0] for i in chosen]
+        source = PackedTokens.from_lists(sources, sum(map(len, sources)) + spare)
+        return TextClassBatch(source, torch.tensor(labels))
+
+    def split(self, batch: Any, values: Tensor) -> list[Tensor]:
+        return list(values.split(1))
 
 
 @dataclass(frozen=True)
@@ -289,7 +304,7 @@ def data_for(model: dict[str, Any]) -> dict[str, Any]:
         return {"data": {"corpus": "citations"}}
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
-    return {"data": {"corpus": "copy"}, "text": {"shared": model["family"] != "bert"}}
+    return {"data": {"corpus": "copy"}}
 
 
 def make(
@@ -325,7 +340,8 @@ def make(
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
 
-    made = Case(model, sentences(source_size), sentences(target_size), target_size, fills)
+    kind = ClassCase if family == "bert" else Case
+    made = kind(model, sentences(source_size), sentences(target_size), target_size, fills)
     if any("running" in name for name, _ in model.named_buffers()):  # running statistics of batch norm
         with torch.no_grad():
             for _ in range(20):

@@ -62,7 +62,7 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
         for file, lines in ((train, 40), (held_out, 3)):
             rows = [random.choices("abcdefgh", k=random.randint(1, 8)) for _ in range(lines)]
             file.write_text("".join(f"{' '.join(letters)}\t{letters[0]}\n" for letters in rows))
-        return {"data": {"pairs": str(train), "valid": [str(held_out)]}, "text": {**words, "shared": False}}
+        return {"data": {"pairs": str(train), "valid": [str(held_out)]}, "text": words}
     files = [folder / "held-out.source", folder / "held-out.target"]
     for file in files:
         file.write_text("".join(f"{' '.join(letters)}\n" for letters in ("abc", "ttsr", "defgh")))

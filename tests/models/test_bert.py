@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from regard.decoding import SearchRequest, search
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder
 from regard.models import SequenceModel, build
-from regard.models.bert import Bert, BertSettings
+from regard.models.bert import Bert, BertSettings, TextClassBatch
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS
@@ -44,8 +43,8 @@ def masked_batch(size: int | None = None, predicted: int = 7) -> SeqBatch:
     return SeqBatch(tokens, tokens, tokens.ids, tokens.ids >= predicted)
 
 
-def classes(size: int | None = None) -> SeqBatch:
-    return SeqBatch.from_lists(TEXTS, [[4, EOS], [5, EOS], [6, EOS]], bos=BOS, target_size=size)
+def classes() -> TextClassBatch:
+    return TextClassBatch.from_lists(TEXTS, [4, 5, 6])
 
 
 # -- against PyTorch ---------------------------------------------------------------------------------------------------
@@ -107,12 +106,11 @@ def test_a_text_is_classified_by_its_first_hidden_state_or_their_mean(pool: str)
     model = bert(target=9, task="classify", pooling=pool)
     pooler, out = model.classifier.pooler, model.classifier.out
     with torch.no_grad():
-        logits = classes().inputs.layout.split(model.logits(classes()))
-        for text, actual in zip(TEXTS, logits, strict=True):
+        for text, actual in zip(TEXTS, model.logits(classes()), strict=True):
             states = pytorch_states(model, text)
             pooled_states = states[0] if pool == "first" else states.mean(0)
             pooled = torch.tanh(pooler.weight @ pooled_states + pooler.bias)
-            torch.testing.assert_close(actual[0], out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(actual, out.weight @ pooled + out.bias, atol=1e-5, rtol=1e-5)
 
 
 def test_every_kind_of_positions_makes_the_encoder_depend_on_order() -> None:
@@ -193,57 +191,31 @@ def test_every_token_attends_to_both_sides() -> None:
         assert (attended.sentence(0) > 0).all()
 
 
-def test_a_masked_lm_cannot_be_searched() -> None:
-    with pytest.raises(UserError, match=r"fill.*generates no text"):
-        search(bert(), SearchRequest(PackedTokens.from_lists(TEXTS), DecodingSettings()))
+@pytest.mark.parametrize("task", ["fill", "classify"])
+def test_bert_writes_no_text(task: str) -> None:
+    with pytest.raises(UserError, match=r"writes no text.*regard fill.*regard predict"):
+        search(bert(task=task), SearchRequest(PackedTokens.from_lists(TEXTS), DecodingSettings()))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def test_after_the_class_eos_is_certain() -> None:
-    model = bert(target=9, task="classify")
-    batch = SeqBatch.from_lists(TEXTS, [[4, EOS], [5, 6, 7, EOS], [EOS]], bos=BOS, target_size=12)
+def test_the_loss_is_the_cross_entropy_of_the_classes() -> None:
+    model, batch = bert(target=9, task="classify"), classes()
     with torch.no_grad():
-        logits = batch.inputs.layout.split(model.logits(batch))
-    assert [len(part) for part in logits] == [2, 4, 1]
-    for part in logits:
-        assert part.isfinite().all()
-        for later in part[1:].double().log_softmax(-1):  # EOS 0, the eight others -30
-            assert later[EOS].item() == pytest.approx(-8 * math.exp(-30), rel=1e-3)
-            assert later.sort().values[:-1].tolist() == pytest.approx([-30.0] * 8)
+        logits = model.logits(batch)
+        expected = F.cross_entropy(logits, torch.tensor([4, 5, 6]), reduction="sum", label_smoothing=0.1)
+        assert model(batch, 0.1).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert logits.shape == (3, 9) and batch.num_targets == 3
 
 
-def test_steps_equal_a_full_pass() -> None:
-    model = bert(target=9, task="classify")
-    batch = SeqBatch.from_lists(TEXTS, [[4, 5, EOS]] * 3, bos=BOS)
-    with torch.no_grad():
-        whole = torch.stack(batch.inputs.layout.split(model.logits(batch)))  # [N, 3, V]
-        state = model.start(batch.source)
-        first, state = model.step(state, torch.full((3, 1), BOS))
-        torch.testing.assert_close(first[:, 0], whole[:, 0])
-        state = state.reorder(torch.zeros(3, 2, dtype=torch.long)).keep(torch.tensor([2, 0]))
-        for index in (1, 2):
-            later, state = model.step(state, torch.full((2, 2), 4))
-            torch.testing.assert_close(later, whole[[2, 0], index][:, None].expand(-1, 2, -1))
-
-
-def test_a_search_returns_the_most_probable_classes_in_order() -> None:
-    model = bert(target=9, task="classify")
-    with torch.no_grad():
-        model.classifier.out.bias[EOS] = -100.0  # as after training, when every text has a class
-    actual = search(
-        model,
-        SearchRequest(
-            PackedTokens.from_lists(TEXTS), DecodingSettings(beam=4, length_penalty=0.0), banned=[0, 1, 3], nbest=3
-        ),
-    )
-    with torch.no_grad():
-        logits = torch.stack([part[0] for part in classes().inputs.layout.split(model.logits(classes()))])
-    for hypotheses, tokens in zip(actual, logits, strict=True):
-        best = (tokens[4:].topk(3).indices + 4).tolist()
-        assert [h.tokens for h in hypotheses] == [(token,) for token in best]
-        assert hypotheses[0].score == pytest.approx(tokens.log_softmax(-1)[best[0]].item(), abs=1e-4)
+def test_the_logit_lens_of_the_last_stream_is_the_logits() -> None:
+    for norm_first in (False, True):
+        model, batch = bert(target=9, task="classify", norm_first=norm_first), classes()
+        with torch.no_grad(), Recorder(model) as seen:
+            logits = model.logits(batch)
+            last = [value for name, value in seen.values.items() if name.endswith("feed_forward_residual.stream")][-1]
+            torch.testing.assert_close(model.logit_lens(last, batch), logits)
 
 
 # -- from masked LM to classifier --------------------------------------------------------------------------------------
@@ -286,23 +258,23 @@ def test_a_model_of_the_same_task_takes_all_tensors() -> None:
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def some_texts(count: int, generator: torch.Generator) -> SeqBatch:
-    """Return texts of 1 to 6 words: all from 10 to 19 (class 4), or one from 20 to 29 (class 5)."""
-    sources, targets = [], []
+def some_texts(count: int, generator: torch.Generator) -> TextClassBatch:
+    """Return texts of 1 to 6 words: all from 10 to 19 (class 0), or one from 20 to 29 (class 1)."""
+    sources, labels = [], []
     for _ in range(count):
         length = int(torch.randint(1, 7, (), generator=generator))
         words = torch.randint(10, 20, (length,), generator=generator)
-        is_class_5 = bool(torch.randint(0, 2, (), generator=generator))
-        if is_class_5:
+        label = int(torch.randint(0, 2, (), generator=generator))
+        if label:
             words[torch.randint(0, length, (), generator=generator)] += 10
         sources.append([BOS, *words.tolist(), EOS])
-        targets.append([5 if is_class_5 else 4, EOS])
-    return SeqBatch.from_lists(sources, targets, bos=BOS)
+        labels.append(label)
+    return TextClassBatch.from_lists(sources, labels)
 
 
 def test_a_tiny_classifier_learns_which_words_matter() -> None:
     torch.manual_seed(0)
-    model = Bert(settings(task="classify", layers=1), 30, 6)
+    model = Bert(settings(task="classify", layers=1), 30, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(150):
@@ -311,12 +283,9 @@ def test_a_tiny_classifier_learns_which_words_matter() -> None:
         (model(batch) / batch.num_targets).backward()
         optimizer.step()
     fresh = some_texts(300, generator)
-    actual = search(model.eval(), SearchRequest(fresh.source, DecodingSettings(beam=1)))
-    right = [
-        h.tokens == (int(label[0]),)
-        for (h,), label in zip(actual, fresh.inputs.layout.split(fresh.labels), strict=True)
-    ]
-    assert sum(right) >= 0.98 * len(right)
+    with torch.no_grad():
+        right = model.eval().logits(fresh).argmax(-1) == fresh.labels
+    assert right.sum() >= 0.98 * len(right)
 
 
 def test_a_tiny_masked_lm_learns_a_rule_that_needs_both_sides() -> None:

@@ -154,11 +154,10 @@ def test_the_first_member_limits_the_length(runs: dict[str, Path]) -> None:
 
 def test_an_ensemble_of_classifiers(tmp_path: Path) -> None:
     one, two = (make_run(tmp_path / str(seed), "bert (classify)", seed=seed).path for seed in (1, 2))
-    pair = [("Tom was sad.", "sad")]
-    alone = [regard.load(run).score(pair)[0] for run in (one, two)]
-    (joint,) = regard.load(one, two).score(pair)
-    expected = [math.log((math.exp(a) + math.exp(b)) / 2) for a, b in zip(*alone, strict=True)]
-    assert joint == pytest.approx(expected, abs=1e-5)
+    alone = [regard.load(run).predict("Tom was sad.").probabilities for run in (one, two)]
+    joint = regard.load(one, two).predict("Tom was sad.").probabilities
+    assert joint == pytest.approx({name: (alone[0][name] + alone[1][name]) / 2 for name in joint}, abs=1e-5)
+    assert [*joint.values()] == sorted(joint.values(), reverse=True)
 
 
 def test_an_ensemble_has_no_attention_to_show(runs: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention import use_backend
 from regard.models import build, flops
+from regard.models.bert import TextClassBatch
 from regard.models.vit import ImageBatch
 from regard.packed import Batch, PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
@@ -31,6 +32,10 @@ def seq_batch(has_source: bool) -> SeqBatch:
     """A batch of equally long sentences: PyTorch also counts padding, and here is none."""
     sources = [[] if not has_source else [5 + i for i in range(SOURCE)] for _ in range(SENTENCES)]
     return SeqBatch.from_lists(sources, [[6 + i for i in range(TARGET)] for _ in range(SENTENCES)], bos=BOS)
+
+
+def class_batch() -> TextClassBatch:
+    return TextClassBatch.from_lists([[5 + i for i in range(SOURCE)] for _ in range(SENTENCES)])
 
 
 def masked_batch() -> SeqBatch:
@@ -89,7 +94,7 @@ CASES: dict[str, tuple[dict[str, Any], Batch]] = {
         seq_batch(True),
     ),
     "bert masked-lm on text": ({"family": "bert", **SMALL, "layers": 2}, masked_batch()),
-    "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, seq_batch(True)),
+    "bert classifies": ({"family": "bert", **SMALL, "layers": 2, "task": "classify"}, class_batch()),
     **{
         f"recurrent {cell} {attention} {score} {feed}": (
             {"family": "recurrent", **RECURRENT, "cell": cell, "attention": attention, "score": score, "feed": feed}
@@ -112,8 +117,8 @@ CASES: dict[str, tuple[dict[str, Any], Batch]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_forward_flops_equal_those_that_pytorch_counts(case: str) -> None:
     model, batch = CASES[case]
-    settings = settings_of(model, batch, case.endswith("on text"), shared="classif" not in case)
-    module = build(settings, VOCABULARY, VOCABULARY, shared="classif" not in case)
+    settings = settings_of(model, batch, case.endswith("on text"), shared=True)
+    module = build(settings, VOCABULARY, VOCABULARY, shared=True)
     with (
         FlopCounterMode(display=False) as counter,
         use_backend("plain"),

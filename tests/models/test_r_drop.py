@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.models import SequenceModel, build
+from regard.models.bert import TextClassBatch
 from regard.nn.losses import cross_entropy, r_drop_loss
 from regard.packed import SeqBatch
 from regard.recipes.schema import TrainingSettings, families
@@ -24,11 +25,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_case(name: str) -> tuple[SequenceModel, SeqBatch]:
+def make_case(name: str) -> tuple[SequenceModel, Any]:
     torch.manual_seed(0)
     settings = families()[KINDS[name]["family"]].model_validate({**KINDS[name], "dropout": 0.3})
     model = build(settings, WORDS, WORDS, name != "bert").train()  # type: ignore[arg-type]
     sources, targets = [[5, 6, 7, 2], [8, 9, 2]], [[7, 2], [6, 2]]
+    if name == "bert":
+        return model, TextClassBatch.from_lists(sources, [7, 6])
     if name != "bert, masked-lm":
         return model, SeqBatch.from_lists(sources, targets, bos=1)
     tokens = SeqBatch.from_lists(sources, sources, bos=1).source
@@ -39,7 +42,7 @@ def make_case(name: str) -> tuple[SequenceModel, SeqBatch]:
 def test_loss_and_gradients_equal_those_of_two_passes(name: str) -> None:
     """The definition is evaluated on two separate passes."""
     model, batch = make_case(name)
-    loss_mask = torch.ones_like(batch.labels, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
+    loss_mask = batch.target_mask
     results = []
     for ours in (True, False):
         torch.manual_seed(3)

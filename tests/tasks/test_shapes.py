@@ -130,7 +130,8 @@ def test_accuracy_is_that_of_the_predictions(run: RunDir, capsys: pytest.Capture
     found = regard.load(run.path, device="cpu").predict([image for image, _ in examples])
     right = sum(prediction.label == label for prediction, (_, label) in zip(found, examples, strict=True))
     entry = json.loads(call(capsys, "evaluate", run.path, "--json", "--device", "cpu"))
-    assert entry == {"examples": 600, "accuracy": pytest.approx(100 * right / 600)}
+    assert entry["examples"] == 600 and entry["accuracy"] == pytest.approx(100 * right / 600)
+    assert sum(map(sum, entry["confusion"])) == 600 and entry["classes"] == list(CLASSES)
     for prediction in found[:20]:
         assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-5)
         assert list(prediction.probabilities.values()) == sorted(prediction.probabilities.values(), reverse=True)
@@ -155,7 +156,7 @@ def test_files_of_images_are_classified_line_by_line(
     np.save(files[0], images[0])
     np.save(files[1], (255 * images[1]).round().astype(np.uint8))
     np.save(files[2], images[2].astype(np.float64))
-    found = LoadedRun.load(run.path, device="cpu").predict(images)
+    found = LoadedRun.load(run.path, device="cpu").predictions(images)
     out = call(capsys, "predict", run.path, *files, "--device", "cpu")
     assert out.splitlines() == [prediction.label for prediction in found]
     out = call(capsys, "predict", run.path, files[0], "--top", 2, "--format", "jsonl", "--device", "cpu")
@@ -215,6 +216,6 @@ def test_settings_that_no_image_fits_are_refused() -> None:
 def test_shapes_are_learnt_in_under_two_minutes(tmp_path: Path) -> None:
     found = train(load("shapes"), tmp_path / "run", device="cpu", quiet=True)
     examples = list(Shapes.images("test"))
-    predictions = LoadedRun.load(found.path, device="cpu").predict([image for image, _ in examples])
+    predictions = LoadedRun.load(found.path, device="cpu").predictions([image for image, _ in examples])
     right = sum(prediction.label == label for prediction, (_, label) in zip(predictions, examples, strict=True))
     assert right / len(examples) >= 0.97

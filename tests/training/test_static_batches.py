@@ -19,6 +19,7 @@ from regard import accelerate, tensor_io
 from regard.accelerate import Bf16Weights, compile
 from regard.accelerate.fused import deferred_biases
 from regard.attention import Causal, PackedQK, StaticPackedLayout, StaticQK, attend
+from regard.data.labelled import LabelledTexts
 from regard.data.masking import MaskingPolicy
 from regard.data.packing import Packer, generator
 from regard.data.token_store import TokenStore
@@ -54,10 +55,9 @@ def texts(static: bool) -> Packer:
     return Packer([store], [1.0], target_budget=48, seed=1, static=static)
 
 
-def classes(static: bool) -> Packer:
-    """Targets of a class and EOS, which fill the packed batch completely."""
-    store = TokenStore.of([[1, *s, 2] for s in sentences(60, 3)], [[FIRST_ID + n % 5, 2] for n in range(60)])
-    return Packer([store], [1.0], target_budget=16, seed=1, static=static)
+def classes(static: bool) -> LabelledTexts:
+    store = TokenStore.of([[1, *s, 2] for s in sentences(60, 3)], [[n % 5] for n in range(60)])
+    return LabelledTexts([store], [1.0], target_budget=48, seed=1, static=static)
 
 
 def windows(static: bool) -> TokenWindows:
@@ -116,10 +116,11 @@ def test_a_static_batch_has_the_loss_and_the_gradients_of_the_batch_it_was_made_
         )
 
 
-def test_a_packed_batch_of_classes_may_be_full_below_its_maximum_number_of_texts() -> None:
+def test_static_batches_of_classes_have_room_for_the_maximum_number_of_texts() -> None:
     _, _, batches = make_case("bert, classes")
-    full = [batch.inputs.layout for batch in batches if batch.inputs.layout.tokens == batch.inputs.layout.size]
-    assert full and all(layout.bounds is not None and len(layout) < layout.bounds[0] for layout in full)
+    for batch in batches:
+        layout = batch.source.layout
+        assert layout.bounds is not None and len(layout) == len(batch.labels) < len(batch.class_ids) == layout.bounds[0]
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:

@@ -14,6 +14,7 @@ from small_runs import CPU, current_weights, equal, metrics, tensors, train_run
 
 from regard import tasks, tensor_io
 from regard.api import load
+from regard.data.labelled import ClassIds
 from regard.data.token_cache import build
 from regard.errors import UserError
 from regard.models import SequenceModel
@@ -22,7 +23,6 @@ from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.tasks.text import pair_batches
 from regard.tasks.validator import Validation, Validator
-from regard.text import EOS
 from regard.text.encode import MASK
 from regard.text.tokenizers import WordPieceTokenizer
 from regard.training.loop import Trainer
@@ -42,11 +42,11 @@ def small(folder: Path, model: dict[str, Any], data: dict[str, Any] | None = Non
     (folder / "a.txt").write_text("".join(f"{line}\n" for line in LINES))
     (folder / "a.tsv").write_text("".join(f"{line}\t{line.split()[1]}\n" for line in LINES))
     texts = {"text": "a.txt", "documents": "line", "held_out": 0.25}
-    shared = data is None or "pairs" not in data
+    plain = data is None or "pairs" not in data
     return Recipe.model_validate(
         {
-            "data": {"folder": str(folder), **(texts if shared else {}), **(data or {})},
-            "text": {"unit": "word", "vocabulary": 260, "shared": shared, "target_unit": None if shared else "word"},
+            "data": {"folder": str(folder), **(texts if plain else {}), **(data or {})},
+            "text": {"unit": "word", "vocabulary": 260},
             "model": model,
             "training": {
                 "steps": 8,
@@ -137,33 +137,42 @@ def test_accuracy_on_masked_tokens_is_that_of_the_predictions(tmp_path: Path) ->
         assert sample["output"] == sample["reference"] in LINES
 
 
-def test_the_loss_of_a_classifier_counts_only_classes(tmp_path: Path) -> None:
-    """EOS after a class is certain: counted as a second token it would halve every loss."""
+def test_the_loss_and_the_accuracy_of_a_classifier_are_those_of_its_predictions(tmp_path: Path) -> None:
     recipe = classes(tmp_path, label_smoothing=0.0, validate_lines=4)
     run = train_run(recipe, tmp_path / "run")
     task = tasks.of(recipe)
     pairs = task.held_out("valid")
     validation = task.validator(run, pairs, CPU).validate(run.model())
-    scores = load(run.path, device="cpu").score(pairs)
-    assert all(len(score) == 2 and score[1] == pytest.approx(0, abs=1e-6) for score in scores)
-    assert validation.loss == pytest.approx(-sum(score[0] for score in scores) / len(pairs), rel=1e-5)
-    assert validation.bleu is None and validation.exact is not None
-    dataset = task.dataset(run)
+    predictions = load(run.path, device="cpu").predict([text for text, _ in pairs])
+    losses = [-math.log(p.probabilities[name]) for p, (_, name) in zip(predictions, pairs, strict=True)]
+    assert validation.loss == pytest.approx(sum(losses) / len(pairs), rel=1e-5) and validation.bleu is None
+    right = sum(p.label == name for p, (_, name) in zip(predictions, pairs, strict=True))
+    assert validation.exact == pytest.approx(100 * right / len(pairs)) and len(validation.samples) == 3
+
+
+def test_every_epoch_visits_every_text_once_with_its_class(tmp_path: Path) -> None:
+    recipe = classes(tmp_path)
+    run = train_run(recipe, tmp_path / "run")
+    task = tasks.of(recipe)
     for static in (False, True):
-        stream = task.stream(run, dataset, static)
-        batch, (again, _) = stream.batch_at(3), list(islice(stream.batches(), 4))[3]
-        assert torch.equal(batch.labels, again.labels) and torch.equal(batch.loss_mask, again.loss_mask)
-        assert batch.num_targets == len(batch.inputs.layout) and not (batch.labels[batch.loss_mask] == EOS).any()
+        stream = task.stream(run, task.dataset(run), static)
+        seen: list[tuple[str, str]] = []
+        for batch, after in stream.batches():
+            if after.epoch:
+                break
+            seen += [(shown["text"], shown["class"]) for shown in task.describe_batch(run, batch)]
+            assert batch.num_targets == len(batch.labels) and batch.source.layout.tokens <= 32
+        assert sorted(seen) == sorted((line, line.split()[1]) for line in LINES)
+        again = list(islice(stream.batches(), 4))[3][0]
+        assert torch.equal(stream.batch_at(3).labels, again.labels)
 
 
-def test_a_classifier_takes_source_vocabulary_and_body_of_its_starting_run(tmp_path: Path) -> None:
+def test_a_classifier_takes_vocabulary_and_body_of_its_starting_run(tmp_path: Path) -> None:
     first = train_run(small(tmp_path, BERT), tmp_path / "first")
     second = train_run(classes(tmp_path), tmp_path / "second", start_from=tmp_path / "first")
-    source, target = second.tokenizers
-    assert source.to_json() == first.tokenizers[0].to_json() and sorted(target.words) == ["cat", "dog", "fox"]
+    assert second.tokenizers[0].to_json() == first.tokenizers[0].to_json()
+    assert second.classes == ("cat", "dog", "fox")
     assert metrics(tmp_path / "second", "valid")[-1].keys() >= {"exact", "loss"}
-    with pytest.raises(UserError, match=r"a vocabulary for each side: set text\.shared = false"):
-        train_run(small(tmp_path, BERT), tmp_path / "third", start_from=tmp_path / "second")
 
 
 @pytest.fixture
@@ -189,9 +198,9 @@ def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
     for names in (["good", "bad"], ["cat", "dog", "hen"]):
         second = train_run(other_classes(tmp_path, names), tmp_path / names[1], start_from=first.path, quiet=False)
         assert "the classifier head is initialised anew" in capsys.readouterr().err
-        assert sorted(second.tokenizers[1].words) == sorted(names)
-        [store] = build(second.recipe, *second.tokenizers)
-        assert set(store.target.ids.tolist()) == {EOS, *range(4, 4 + len(names))}
+        assert second.classes == tuple(sorted(names))
+        [store] = build(second.recipe, second.tokenizers[0], ClassIds(second.classes))
+        assert set(store.target.ids.tolist()) == {*range(len(names))}
         for name, tensor in tensors(first.best).items():
             same = initial_weights[-1][name].shape == tensor.shape and torch.equal(initial_weights[-1][name], tensor)
             # biases start at zero and may have stayed there
@@ -202,12 +211,12 @@ def test_a_classifier_of_other_classes_learns_them_with_a_fresh_head(
 def test_a_classifier_of_the_same_classes_takes_the_head_whatever_their_order(
     tmp_path: Path, initial_weights: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An imported model has its classes in an order of its own."""
     first = train_run(classes(tmp_path), tmp_path / "first")
-    assert first.tokenizers[1].words == ["cat", "dog", "fox"]
-    recipe = other_classes(tmp_path, ["fox", "fox", "dog", "cat"])  # now fox is the most frequent
-    second = train_run(recipe, tmp_path / "second", start_from=first.path, quiet=False)
-    assert second.tokenizers[1].words == ["cat", "dog", "fox"]
-    assert equal(initial_weights[-1], tensors(first.best)) and "afresh" not in capsys.readouterr().err
+    first.save_classes(["fox", "cat", "dog"])
+    second = train_run(classes(tmp_path), tmp_path / "second", start_from=first.path, quiet=False)
+    assert second.classes == ("fox", "cat", "dog")
+    assert equal(initial_weights[-1], tensors(first.best)) and "anew" not in capsys.readouterr().err
 
 
 def test_an_imported_vocabulary_is_kept_and_only_the_classes_are_learnt(tmp_path: Path) -> None:
@@ -217,13 +226,13 @@ def test_an_imported_vocabulary_is_kept_and_only_the_classes_are_learnt(tmp_path
     tokenizer = WordPieceTokenizer([MASK], sorted({word for line in LINES for word in line.split()}), True, None, True)
     run.save_tokenizers(tokenizer, tokenizer)
     tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {})
-    text = {"unit": "wordpiece", "shared": False, "target_unit": "word"}
+    text = {"unit": "wordpiece"}
     second = train_run(
         Recipe.model_validate({**classes(tmp_path).model_dump(), "text": text}),
         tmp_path / "second",
         start_from=run.path,
     )
-    assert second.tokenizers[0].to_json() == tokenizer.to_json() and second.tokenizers[1].words == ["cat", "dog", "fox"]
+    assert second.tokenizers[0].to_json() == tokenizer.to_json() and second.classes == ("cat", "dog", "fox")
 
 
 # -- pairs in one context ----------------------------------------------------------------------------------------------
@@ -235,7 +244,7 @@ def test_a_gpt_trains_on_the_pairs_that_its_context_holds(tmp_path: Path, capsys
     recipe = small(tmp_path, {**GPT, "max_positions": 12}, {"pairs": "a.tsv", "valid": ["a.tsv"]})
     (tmp_path / "a.tsv").write_text("".join(lines))
     run = train_run(recipe, tmp_path / "run", quiet=False)
-    assert "12 pairs, 0 empty and 6 over-long pairs dropped" in capsys.readouterr().err
+    assert "12 pairs, 0 empty and 6 over-long dropped" in capsys.readouterr().err
     assert len(metrics(run.path, "valid")) == 2
     pairs = [(line, line) for line in LINES] + [("the " * 40, "cat " * 40), ("cat", "dog " * 40)]
     for group, batch in pair_batches(pairs, run.tokenizers, recipe):

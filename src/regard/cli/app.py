@@ -26,7 +26,7 @@ VERBS = {
     "translate": "Translate sentences, a file, or standard input, line by line.",
     "generate": "Continue a text, with a language model.",
     "fill": "Predict the token at each [MASK] of a text, with a masked language model.",
-    "predict": "Predict the class of images.",
+    "predict": "Predict the class of texts or images.",
     "evaluate": "Score a run on held-out data, or a file of translations against references.",
     "align": "Link the words of sentence pairs by cross-attention, or score such links against gold ones.",
     "compare": "Score several runs on the same pairs: a table, and a plot of quality by source length.",

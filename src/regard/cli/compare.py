@@ -17,10 +17,12 @@ from regard.cli import decoders, options
 from regard.cli.evaluate import held_out_pairs
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
+from regard.data.labelled import class_name
 from regard.data.lines import read_lines
 from regard.errors import UserError
-from regard.evaluation import moses_tokenize, moses_tokenized_bleu, score_texts
+from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.evaluation.compare import (
+    ACCURACY,
     METRICS,
     Bucket,
     Metric,
@@ -33,7 +35,9 @@ from regard.evaluation.compare import (
 )
 from regard.evaluation.compare import buckets as buckets_by_length
 from regard.files import errno_text
+from regard.metrics.classes import ClassScores
 from regard.run_dir import RunDir
+from regard.tasks.classes import ClassTask
 from regard.viz import charts
 from regard.viz.charts import Chart, Point, Series
 from regard.viz.terminal import capabilities
@@ -52,8 +56,13 @@ def compare(
     ] = None,
     data: options.Data = None,
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="The metric to plot against source length: bleu, chrf or exact.")
-    ] = "bleu",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The metric to plot against source length: bleu, chrf or exact. [default: bleu; of classifiers exact]",
+            show_default=False,
+        ),
+    ] = None,
     buckets: Annotated[
         str,
         typer.Option(
@@ -79,7 +88,8 @@ def compare(
     """Score several runs on the same pairs: a table, and a plot of quality by source length.
 
     The pairs are those of the first run. Perplexity is per token of a run's vocabulary, so it can be compared only
-    between runs with the same vocabulary; BLEU, chrF and exact matches always can.
+    between runs with the same vocabulary; BLEU, chrF and exact matches always can. Classifiers of texts are compared by
+    accuracy and macro-F1; their perplexity is that of the classes.
 
     Examples:
 
@@ -87,13 +97,18 @@ def compare(
 
         regard compare runs/ladder-* --metric exact --buckets 5,10,15 --out ladder.svg
     """
-    if metric not in METRICS:
+    if metric not in (None, *METRICS):
         raise UserError(f"--metric {metric}: must be one of {', '.join(METRICS)}")
     if out is not None and out.suffix.lower() != ".svg":
         raise UserError(f"{out}: the plot can only be written as .svg (it is also shown in the terminal)")
     limits, names = parse_buckets(buckets), distinct_names(runs)
     opened = [RunDir(path) for path in runs]
     _check(opened)
+    classes = tasks.of(opened[0].recipe).output == "class"
+    if classes:
+        options.refuse("for classifiers", beam=beam, length_penalty=length_penalty, moses=moses)
+        options.refuse("for classifiers", metric=None if metric == "exact" else metric)
+    metric = metric or ("exact" if classes else "bleu")
     pairs = held_out_pairs(runs[0], split, source, reference, options.folder(data))
     _make_folder(save)
     moses_references = _moses_references([target for _, target in pairs], moses, moses_reference)
@@ -107,7 +122,7 @@ def compare(
         scored.append(scores)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
-    chart = _chart(scored, groups, metric, _data_name(opened[0], split, source))
+    chart = _chart(scored, groups, ACCURACY if classes else METRICS[metric], _data_name(opened[0], split, source))
     if out is not None:
         with written(out) as file:
             file.write(charts.svg(chart))
@@ -121,9 +136,11 @@ def _check(runs: list[RunDir]) -> None:
         task = tasks.of(run.recipe)
         if "compare" not in task.verbs:
             raise UserError(
-                f"{run.path}: regard compare is for translation; this run was trained for {task.name}: "
-                "use `regard evaluate`"
+                f"{run.path}: regard compare is for translation and for classes of texts; this run was trained for "
+                f"{task.name}: use `regard evaluate`"
             )
+        if task.name != tasks.of(first.recipe).name or run.classes != first.classes:
+            raise UserError(f"{run.path} was trained for another task than {first.path}, or has other classes")
         if run.recipe.data.lowercase != first.recipe.data.lowercase:
             lower, other = (first, run) if first.recipe.data.lowercase else (run, first)
             raise UserError(f"{lower.path} is lower-cased and {other.path} is not: their scores cannot be compared")
@@ -149,20 +166,30 @@ def _score(
     run: RunDir, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
     settings: dict[str, object], device: str, quiet: bool,
 ) -> tuple[list[str], RunScores]:  # fmt: skip
-    """Translate with one run; return the translations and their scores."""
+    """Translate or classify with one run; return the outputs and their scores."""
     model = load(run.path, device=device)
-    logprobs, _ = model.score_pairs(pairs)
+    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
+    scores: TextScores | ClassScores
+    if isinstance(model.task, ClassTask):
+        with progress_bar(f"predicting with {name}", len(pairs), quiet) as progress:
+            predictions = model.predictions(sources, progress)
+        outputs, scores = [each.label for each in predictions], model.task.score(run, predictions, references)
+        right = zip(predictions, references, strict=True)
+        logprobs = [[math.log(max(each.probabilities[class_name(label)], 1e-30))] for each, label in right]
+    else:
+        logprobs, _ = model.score_pairs(pairs)
+        with progress_bar(f"translating with {name}", len(pairs), quiet) as progress:
+            answers = decoders.translator(model, settings)(sources, progress=progress)
+        outputs = [answer.texts[0] for answer in answers]
+        scores = score_texts(outputs, references, lowercase=lowercase)
     tokens = sum(map(len, logprobs))
-    with progress_bar(f"translating with {name}", len(pairs), quiet) as progress:
-        answers = decoders.translator(model, settings)([source for source, _ in pairs], progress=progress)
-    outputs, references = [answer.texts[0] for answer in answers], [target for _, target in pairs]
     return outputs, RunScores(
         name=name,
         model=run.recipe.model.summary(),
         parameters=sum(tensor.numel() for tensor in model.module.parameters()),
         training=TrainingSummary.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),
-        scores=score_texts(outputs, references, lowercase=lowercase),
+        scores=scores,
         by_length=tuple(measure(metric, group.of(outputs), group.of(references), lowercase) for group in groups),
     )
 
@@ -190,7 +217,7 @@ def _data_name(run: RunDir, split: str, source: Path | None) -> str:
     return source.name if source is not None else f"{data.corpus} {split}" if data.corpus else split
 
 
-def _chart(scored: list[RunScores], groups: list[Bucket], metric: str, data_name: str) -> Chart:
+def _chart(scored: list[RunScores], groups: list[Bucket], y_title: str, data_name: str) -> Chart:
     series = tuple(
         Series(s.name, tuple(Point(g.mean, m.score, m.low, m.high) for g, m in zip(groups, s.by_length, strict=True)))
         for s in scored
@@ -200,7 +227,7 @@ def _chart(scored: list[RunScores], groups: list[Bucket], metric: str, data_name
     return Chart(
         title=f"Quality by source length: {data_name}",
         x_title="source length (words)",
-        y_title=METRICS[metric],
+        y_title=y_title,
         series=series,
         x_ticks=tuple((group.mean, group.label) for group in groups),
         note=f"Each point: {size}. Bars: 95 % intervals.",
@@ -210,11 +237,14 @@ def _chart(scored: list[RunScores], groups: list[Bucket], metric: str, data_name
 def _print(
     runs: list[RunDir], scored: list[RunScores], groups: list[Bucket], chart: Chart, metric: str, as_json: bool
 ) -> None:
-    same = len({run.tokenizers[1].to_json() for run in runs}) == 1
     scores, moses = scored[0].scores, scored[0].moses
+    classes = isinstance(scores, ClassScores)
+    same = classes or len({run.tokenizers[1].to_json() for run in runs}) == 1
+    count = sum(len(group.lines) for group in groups)
     if as_json:
-        entry: dict[str, Any] = {"lines": scores.lines, "metric": metric, "same_vocabulary": same}
-        entry |= {"bleu_signature": scores.bleu_signature, "chrf_signature": scores.chrf_signature}
+        entry: dict[str, Any] = {"lines": count, "metric": metric, "same_vocabulary": same}
+        if isinstance(scores, TextScores):
+            entry |= {"bleu_signature": scores.bleu_signature, "chrf_signature": scores.chrf_signature}
         entry |= {"moses_bleu_signature": moses[1]} if moses is not None else {}
         typer.echo(json.dumps(entry | {"runs": [each.as_json(groups) for each in scored]}))
         return
@@ -222,13 +252,15 @@ def _print(
     typer.echo(charts.columned(*rows(scored, same), width=max(width, 80), left=2))
     if not same:
         typer.echo("* per token of the run's vocabulary; the vocabularies differ, so these cannot be compared")
-    typer.echo(f"{scores.lines:,} sentences. tokens/s: target tokens per second of training.")
+    speed = "examples/s: examples" if classes else "tokens/s: target tokens"
+    typer.echo(f"{count:,} sentences. {speed} per second of training.")
     for other, each in zip(runs[1:], scored[1:], strict=True):
         if other.recipe.data.model_copy(update={"folder": None}) != runs[0].recipe.data.model_copy(
             update={"folder": None}
         ):
             typer.echo(f"{each.name} was trained on other data than {scored[0].name}")
-    typer.echo(f"BLEU {scores.bleu_signature}\nchrF {scores.chrf_signature}")
+    if isinstance(scores, TextScores):
+        typer.echo(f"BLEU {scores.bleu_signature}\nchrF {scores.chrf_signature}")
     if moses is not None:
         typer.echo(f"Moses BLEU {moses[1]}")
     typer.echo()

@@ -6,13 +6,14 @@ import json
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
+from regard.cli.evaluate_classes import evaluate_classes
 from regard.cli.evaluate_text import evaluate_text
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
@@ -22,7 +23,6 @@ from regard.errors import UserError
 from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
-from regard.runs import LoadedRun
 
 
 def evaluate(
@@ -75,7 +75,8 @@ def evaluate(
     Language models: perplexity and bits per byte. Text longer than the context is scored in overlapping windows: every
     token is scored once, with at least context - stride tokens before it, except at the start.
 
-    Masked language models and classifiers: accuracy.
+    Masked language models: accuracy. Classifiers: accuracy, macro-F1 (the mean over classes of the harmonic mean of
+    precision and recall), and the confusion matrix.
 
     How well attention aligns words: regard align.
 
@@ -95,10 +96,11 @@ def evaluate(
     task = None if run is None else tasks.of(RunDir(run).recipe)
     if run is not None and task is not None and task.verb == "predict":
         where = f"for a run that was trained for {task.name}"
-        options.refuse(where, source=source, reference=reference, outputs=outputs, save=save, beam=beam, text=text)
+        options.refuse(where, outputs=outputs, save=save, beam=beam, text=text)
         options.refuse(where, length_penalty=length_penalty, lowercase=lowercase or None, stride=stride)
         options.refuse(where, moses=moses, moses_reference=moses_reference)
-        evaluate_classes([run, *(others or [])], split, data, weights, device, precision, as_json, quiet)
+        examples = _examples(run, task, split, source, reference, data)
+        evaluate_classes([run, *(others or [])], examples, weights, device, precision, as_json, quiet)
         return
     if run is not None and task is not None and not task.has_source:
         where = f"for a run that was trained on {task.trained_on}"
@@ -133,10 +135,7 @@ def evaluate(
             moses_tokenize(references, language=moses) if moses_reference is None else list(read_lines(moses_reference))
         )
         tokenized = moses_tokenized_bleu(hypotheses, moses_references, language=moses)
-    if task is not None and task.output == "class":
-        _print_accuracy(scores.exact, scores.lines, "texts", as_json)
-    else:
-        _print(scores, perplexity, tokenized, as_json)
+    _print(scores, perplexity, tokenized, as_json)
 
 
 def _files(outputs: Path | None, source: Path | None, reference: Path | None) -> tuple[list[str], list[str]]:
@@ -199,31 +198,15 @@ def _translate(
     return [answer.texts[0] for answer in answers], perplexity
 
 
-def evaluate_classes(
-    runs: list[Path],
-    split: str,
-    data: Path | None,
-    weights: str,
-    device: str,
-    precision: str,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Print the accuracy of a classifier on a held-out split."""
-    loaded = LoadedRun.load(*runs, weights=weights, device=device, precision=precision)
-    recipe = loaded.recipe.model_copy(update={"data": _data(runs[0], data)})
-    examples = tasks.of(recipe).held_out(split)
-    with progress_bar("predicting", len(examples), quiet) as progress:
-        predictions = loaded.predict([given for given, _ in examples], progress)
-    right = sum(p.label == label for p, (_, label) in zip(predictions, examples, strict=True))
-    _print_accuracy(100 * right / len(examples), len(examples), tasks.of(recipe).members, as_json)
-
-
-def _print_accuracy(accuracy: float, count: int, members: str, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"examples": count, "accuracy": accuracy}))
-    else:
-        typer.echo(f"accuracy    {accuracy:6.2f} % of {count:,} {members}")
+def _examples(
+    run: Path, task: tasks.Task, split: str, source: Path | None, reference: Path | None, data: Path | None
+) -> list[Any]:
+    """The inputs and labels of two files of lines, or of a split of the run's data."""
+    if source is not None or reference is not None:
+        if not task.has_source:
+            raise UserError(f"--source and --reference are files of text, and this run was trained for {task.name}")
+        return held_out_pairs(run, split, source, reference, data)
+    return tasks.of(task.recipe.model_copy(update={"data": _data(run, data)})).held_out(split)
 
 
 def _print(scores: TextScores, perplexity: float | None, tokenized: tuple[float, str] | None, as_json: bool) -> None:

@@ -3,74 +3,114 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from regard.api import Model, load
 from regard.cli import options
-from regard.cli.inputs import Input
-from regard.cli.output import note, text_output
-from regard.runs import LoadedRun
-from regard.tasks.classes import Prediction
+from regard.cli.inputs import Chunk, Input, InputLine
+from regard.cli.output import note, text_output, written
+from regard.errors import UserError
 
 
 def predict(
     run: options.RunPath,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="Image files. [default: those named by the lines of standard input]"),
+        typer.Argument(metavar="INPUT", help="Texts, or image files. [default: the lines of standard input]"),
     ] = None,
     others: options.With = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Show this many classes, most likely first.")] = 1,
+    input: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", metavar="FILE", help="Read the lines of a file (plain, .gz, .xz or .zst)."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file. [default: standard output]"),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Show this many classes with their probabilities, likeliest first. [default: the class alone; all "
+            "with --format jsonl]",
+            show_default=False,
+        ),
+    ] = None,
     form: options.Format = options.OutputFormat.TEXT,
     weights: options.Weights = "best",
     errors: options.Errors = None,
     device: options.Device = "auto",
+    precision: options.Precision = "auto",
     threads: options.Threads = None,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Predict the class of images.
+    """Predict the class of texts or images.
 
     Prints one line for each input: the class or, with --top, the most likely classes and their probabilities, separated
-    by tabs. An image is a .npy array of the size that the model reads or, if Pillow is installed, an image file. For
-    classes of texts, use regard translate.
+    by tabs. Blank lines stay blank. Texts are read line by line; one longer than the model's maximum is truncated, with
+    a warning. An image is a .npy array of the size that the model reads or, if Pillow is installed, an image file.
 
     Examples:
 
-        regard predict runs/shapes image.npy --top 3
+        regard predict runs/moods 'Ivan opened a small box, but it was empty.' --top 2
 
-        regard predict runs/shapes --format jsonl < names-of-files.txt
+        regard predict runs/moods -i texts.txt -o classes.jsonl --format jsonl
+
+        regard predict runs/shapes image.npy --top 3
     """
     for given in inputs or []:
         options.check_utf8(INPUT=given)
-    loaded = LoadedRun.load(run, *(others or []), weights=weights, device=device)
-    loaded.require_verb("predict")
-    source = Input(inputs, on_error=errors)
-    if source.interactive:
-        note("Type the name of a file and press Enter; Ctrl-D ends.")
-    out = text_output()
+    if inputs and input is not None:
+        raise UserError("give either inputs or --input, not both")
+    model = load(run, *(others or []), weights=weights, device=device, precision=precision)
+    model.prediction_task()
+    source = Input([line for given in inputs or [] for line in given.split("\n")], input, errors)
+    if source.interactive and not quiet:
+        note("Type a line and press Enter; Ctrl-D ends.")
+    if output is not None:
+        with written(output) as out:
+            for chunk in source.chunks():
+                out.writelines(line + "\n" for line in _lines(model, chunk, top, form, quiet))
+        return
+    out_stream = text_output()
     for chunk in source.chunks():
+        for line in _lines(model, chunk, top, form, quiet):
+            out_stream.write(line + "\n")
+        out_stream.flush()
+
+
+def _lines(model: Model, chunk: Chunk, top: int | None, form: options.OutputFormat, quiet: bool) -> Iterator[str]:
+    """The lines of output for a chunk of input."""
+    if not quiet:
         chunk.warn()
-        read = [loaded.read_input(text) if text.strip() else None for text in chunk.texts]
-        predictions = iter(loaded.predict([item for item in read if item is not None]))
-        for text, item in zip(chunk.texts, read, strict=True):
-            prediction = None if item is None else next(predictions)
-            as_json = form is options.OutputFormat.JSONL
-            out.write((_json(text, prediction, top) if as_json else _plain(prediction, top)) + "\n")
-        out.flush()
+    task = model.prediction_task()
+    predictions = iter(model.predictions([task.read_input(text) for text in chunk.texts if text.strip()]))
+    for number, line in enumerate(chunk.lines, chunk.first + 1):
+        prediction = next(predictions) if line.to_process.strip() else None
+        if prediction is not None and prediction.truncated and not quiet:
+            limit = model.recipe.model.max_positions
+            note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
+        yield _json(line, prediction, top) if form is options.OutputFormat.JSONL else _plain(prediction, top)
 
 
-def _plain(prediction: Prediction | None, top: int) -> str:
+def _plain(prediction: Any, top: int | None) -> str:
     if prediction is None:  # a blank line stays blank
         return ""
-    if top == 1:
-        return prediction.label
+    if top is None:
+        return str(prediction)
     return "\t".join(f"{label} {probability:.1%}" for label, probability in _top(prediction, top).items())
 
 
-def _json(text: str, prediction: Prediction | None, top: int) -> str:
-    entry = {"input": text, "class": None if prediction is None else prediction.label}
-    return json.dumps({**entry, "probabilities": _top(prediction, top)}, ensure_ascii=False)
+def _json(line: InputLine, prediction: Any, top: int | None) -> str:
+    entry: dict[str, Any] = {"input": line.text, "class": None if prediction is None else prediction.label}
+    entry |= {"probabilities": _top(prediction, top), "truncated": prediction is not None and prediction.truncated}
+    return json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)
 
 
-def _top(prediction: Prediction | None, top: int) -> dict[str, float]:
+def _top(prediction: Any, top: int | None) -> dict[str, float]:
     return {} if prediction is None else {k: round(p, 6) for k, p in list(prediction.probabilities.items())[:top]}

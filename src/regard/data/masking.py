@@ -6,13 +6,14 @@ nothing is masked, so a model that only learned to look at masks would learn not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from regard.data.packing import PlannedBatches, StreamPosition, generator
-from regard.data.transforms import BatchTransform
+from regard.data.packing import START, BatchStream, PlannedBatch, PlannedBatches, StreamPosition, generator
 from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK
@@ -56,12 +57,17 @@ class MaskingPolicy:
 
 
 @dataclass(frozen=True)
-class MaskedBatches(BatchTransform):
+class MaskedBatches(BatchStream):
     """The masked batches of a packer. The masks depend on the seed, the epoch and the batch's number in it."""
 
     packer: PlannedBatches
     seed: int
     policy: MaskingPolicy
 
-    def _alter(self, batch: SeqBatch, after: StreamPosition) -> SeqBatch:
-        return self.policy.mask(batch, generator(self.seed, after.epoch, after.batch))
+    def plan(self, position: StreamPosition = START) -> Iterator[PlannedBatch]:
+        for planned in self.packer.plan(position):
+            yield replace(planned, read=partial(self._read, planned))
+
+    def _read(self, planned: PlannedBatch) -> SeqBatch:
+        random = generator(self.seed, planned.after.epoch, planned.after.batch)
+        return self.policy.mask(planned.read(), random)

@@ -287,7 +287,7 @@ class Packer(PlannedBatches):
         pairs = sources @ sources + targets @ targets / 2 + sources @ targets
         return float(sources.sum() + targets.sum() + self.pair_cost * pairs)
 
-    def _read(self, members: Array) -> SeqBatch:
+    def _read(self, members: Array) -> Any:
         """Read the tokens of a batch from the stores into packed tensors."""
         sources = self._layout(self._source_lengths[members], self.source_budget, self.longest[0])
         targets = self._layout(self._target_lengths[members], self.target_budget, self.longest[1])

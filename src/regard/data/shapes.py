@@ -73,11 +73,17 @@ def read_image(path: str | Path) -> Image:
         raise UserError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
     except (ValueError, EOFError) as error:
         raise UserError(f"{file}: not an image that can be read: {first_line(error)}") from error
+    return check_image(array, str(file))
+
+
+def check_image(given: Any, name: str = "predict") -> Image:
+    """Check an array of pixels, and scale it to numbers from 0 to 1."""
+    array = np.asarray(given)
     if array.shape != (SIZE, SIZE, 3) or array.dtype.kind not in "uif":
-        raise UserError(f"{file}: {array.dtype} of shape {array.shape}, and an image is [{SIZE}, {SIZE}, 3] of numbers")
+        raise UserError(f"{name}: {array.dtype} of shape {array.shape}, and an image is [{SIZE}, {SIZE}, 3] of numbers")
     scaled = array / 255 if array.dtype.kind in "ui" else array
     if not (np.isfinite(scaled).all() and scaled.min() >= 0 and scaled.max() <= 1):
-        raise UserError(f"{file}: pixels are numbers from 0 to 1, or whole numbers from 0 to 255")
+        raise UserError(f"{name}: pixels are numbers from 0 to 1, or whole numbers from 0 to 255")
     return scaled.astype(np.float32)
 
 

@@ -2,7 +2,8 @@
 
 A corpus is tokenized once. A cache entry is a folder of plain arrays and a JSON file:
 
-    source.ids, target.ids              concatenated token ids, uint16 or uint32; every sequence ends with EOS
+    source.ids, target.ids              concatenated token ids, uint16 or uint32; every sequence ends with EOS, except
+                                        labels such as classes, which are one number each
     source.offsets, target.offsets      [n + 1] int64, the start of each sequence
     links.ids, links.offsets            with `training.guided_alignment`: links between the tokens of each pair
     about.json                          dtype of the ids, number of pairs kept and dropped, digests of the arrays,
@@ -34,7 +35,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -56,7 +57,6 @@ CHUNK_PAIRS = 10_000  # encoded at once: enough for the library's threads, few e
 DRAFT_MAX_AGE = 24 * 3600  # seconds
 
 Item = TypeVar("Item")
-TargetCheck = Callable[[str, list[str], list[list[int]]], None]  # called with the corpus's name, targets, their tokens
 Progress = Callable[[str, int], None]  # called with the corpus's name and the number of pairs read so far
 LINKS = "links"
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
@@ -71,16 +71,30 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "regard" / "tokens"
 
 
-def learn_tokenizers(recipe: Recipe) -> tuple[Tokenizer, Tokenizer]:
+class LabelEncoder(Protocol):
+    """Encodes targets that are not texts, such as the names of classes, as numbers."""
+
+    dtype: str  # of the numbers: "uint16" or "uint32"
+
+    def encode(self, corpus: str, targets: Sequence[str]) -> list[list[int]]:
+        """Encode targets; `corpus` is their corpus, for the message of an error."""
+
+    def to_json(self) -> str:
+        """A text that determines the encoding."""
+
+
+def learn_tokenizers(recipe: Recipe, labels: bool = False) -> tuple[Tokenizer, Tokenizer]:
     """Train the source and the target tokenizer; both are the same object if `text.shared` is set.
 
     They are trained on at most `text.sample` pairs, drawn uniformly from all corpora (regardless of their weights). The
-    sample does not depend on the run's seed, so that runs with different seeds have the same vocabulary.
+    sample does not depend on the run's seed, so that runs with different seeds have the same vocabulary. `labels`: the
+    targets are labels, not texts, and nothing is learned from them.
     """
     text, sample = recipe.text, _vocabulary_sample(recipe)
     source_tags, target_tags = tags_of(recipe)
     if text.shared:
-        texts = (pair[1] for pair in sample) if recipe.data.kind == "text" else chain.from_iterable(sample)
+        sides = (0,) if labels else (1,) if recipe.data.kind == "text" else (0, 1)
+        texts = (pair[side] for pair in sample for side in sides)
         both = train(texts, text.unit, text.vocabulary, list(dict.fromkeys(source_tags + target_tags)))
         return both, both
     source = train((pair[0] for pair in sample), text.unit, text.vocabulary, source_tags)
@@ -114,30 +128,29 @@ def tags_of(recipe: Recipe) -> tuple[list[str], list[str]]:
 def build(
     recipe: Recipe,
     source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
+    target_encoder: Tokenizer | LabelEncoder,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
-    check_targets: TargetCheck | None = None,
     links: Path | None = None,
 ) -> list[TokenStore]:
     """Tokenize every corpus of the recipe's mix, or open its cache entry if there is an undamaged one.
 
-    `say` is called with a message when a damaged entry is rebuilt; `check_targets` may refuse encoded targets. `links`
-    is a Pharaoh file with a line for each pair of all corpora, one corpus after the other.
+    `say` is called with a message when a damaged entry is rebuilt. `links` is a Pharaoh file with a line for each pair
+    of all corpora, one corpus after the other.
     """
     stores: list[TokenStore] = []
     for corpus in corpora(recipe.data):
         linked = None if links is None else PairLinks(links, sum(store.report.read for store in stores))
-        job = _CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer, check_targets, linked)
+        job = _CorpusJob(corpus, recipe, source_tokenizer, target_encoder, linked)
         stores.append(_cached(job, progress or (lambda name, pairs: None), say or (lambda line: None)))
     if links is not None:
         PairLinks(links).check_count(sum(store.report.read for store in stores))
     return stores
 
 
-def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Path, bool]:
+def stored(recipe: Recipe, source_tokenizer: Tokenizer, target_encoder: Tokenizer | LabelEncoder) -> dict[Path, bool]:
     """The cache folders of the recipe's corpora that exist, and whether each is undamaged."""
-    jobs = [_CorpusJob(corpus, recipe, source_tokenizer, target_tokenizer) for corpus in corpora(recipe.data)]
+    jobs = [_CorpusJob(corpus, recipe, source_tokenizer, target_encoder) for corpus in corpora(recipe.data)]
     folders = [cache_folder() / job.key() for job in jobs]
     return {folder: _open(folder) is not None for folder in folders if folder.exists()}
 
@@ -149,8 +162,7 @@ class _CorpusJob:
     corpus: Corpus
     recipe: Recipe
     source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
-    check_targets: TargetCheck | None = None
+    target_encoder: Tokenizer | LabelEncoder
     links: PairLinks | None = None
 
     @property
@@ -181,7 +193,7 @@ class _CorpusJob:
         spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
         limits = [self.max_tokens, data.lowercase, asdict(read_options(corpus, data)), prefix_ids(self.recipe)]
         limits += [data.documents, data.held_out] if corpus.plain else [self.max_pair_tokens]
-        tokenizers = [self.source_tokenizer.to_json(), self.target_tokenizer.to_json()]
+        tokenizers = [self.source_tokenizer.to_json(), self.target_encoder.to_json()]
         links = [] if self.links is None else [[_identity(self.links.path), self.links.first]]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers, *links])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -196,20 +208,26 @@ class _CorpusJob:
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in definitions]
 
     def encode(self, pairs: list[TextPair]) -> tuple[list[list[int]], list[list[int]]]:
-        """Encode both sides of `pairs`, with special tokens and tags."""
+        """Encode both sides of `pairs`, with special tokens and tags; labels have neither."""
         prefix = [*prefix_ids(self.recipe), *_tag_ids(self.source_tokenizer, self.corpus.source_tag)]
         sources = [[*prefix, *ids, EOS] for ids in self.source_tokenizer.encode_batch([pair[0] for pair in pairs])]
-        prefix = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
-        targets = [[*prefix, *ids, EOS] for ids in self.target_tokenizer.encode_batch([pair[1] for pair in pairs])]
-        if self.check_targets is not None:
-            self.check_targets(describe(self.corpus), [target for _, target in pairs], targets)
-        return sources, targets
+        targets = [pair[1] for pair in pairs]
+        if not isinstance(self.target_encoder, Tokenizer):
+            return sources, self.target_encoder.encode(describe(self.corpus), targets)
+        prefix = _tag_ids(self.target_encoder, self.corpus.target_tag)
+        return sources, [[*prefix, *ids, EOS] for ids in self.target_encoder.encode_batch(targets)]
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer of targets that are texts, such as the documents of plain text."""
+        assert isinstance(self.target_encoder, Tokenizer)
+        return self.target_encoder
 
     def split_document(self, ids: list[int]) -> list[list[int]]:
         """Split a document's tokens into sequences of at most `max_tokens`, and add the special tokens."""
         if not ids:
             return []
-        tag = _tag_ids(self.target_tokenizer, self.corpus.target_tag)
+        tag = _tag_ids(self.text_tokenizer, self.corpus.target_tag)
         prefix = prefix_ids(self.recipe)
         if prefix:
             return [[*prefix, *part, EOS] for part in chunk([*tag, *ids], self.max_tokens - len(prefix) - 1)]
@@ -272,7 +290,7 @@ def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
     counts: Counter[str] = Counter()
     with ExitStack() as files:
         source = files.enter_context(_SideWriter(folder, "source", _id_dtype(job.source_tokenizer)))
-        target = files.enter_context(_SideWriter(folder, "target", _id_dtype(job.target_tokenizer)))
+        target = files.enter_context(_SideWriter(folder, "target", _id_dtype(job.target_encoder)))
         writers = [source, target]
         if job.links is not None:
             writers.append(files.enter_context(_SideWriter(folder, LINKS, "uint32")))
@@ -332,7 +350,7 @@ def _encode_links(job: _CorpusJob, pairs: list[TextPair], lines: Iterator[list[L
     sides = []
     for tokenizer, tag, texts in (
         (job.source_tokenizer, job.corpus.source_tag, [source for source, _ in kept]),
-        (job.target_tokenizer, job.corpus.target_tag, [target for _, target in kept]),
+        (job.text_tokenizer, job.corpus.target_tag, [target for _, target in kept]),
     ):
         sides.append(split_words(tokenizer, texts, tag=tag, max_len=1 << LINK_BITS, lowercase=False))
     token_links = []
@@ -361,7 +379,7 @@ def _positions(words: list[int]) -> dict[int, list[int]]:
 def _add_documents(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
     """Write documents, split into sequences, with empty sources; return the counts."""
     texts = [text for _, text in pairs if text.strip()]
-    sequences = [part for ids in job.target_tokenizer.encode_batch(texts) for part in job.split_document(ids)]
+    sequences = [part for ids in job.text_tokenizer.encode_batch(texts) for part in job.split_document(ids)]
     source.add([[] for _ in sequences])
     target.add(sequences)
     return {"pairs": len(sequences), "empty": len(pairs) - len(texts), "documents": len(texts)}
@@ -377,16 +395,19 @@ def _add_stream(job: _CorpusJob, source: _SideWriter, target: _SideWriter, progr
             lines += 1
             yield text
 
-    for parts in _chunks(stream_parts(job.target_tokenizer, count_lines())):
-        target.extend(encode_lines(job.target_tokenizer, parts))
+    for parts in _chunks(stream_parts(job.text_tokenizer, count_lines())):
+        target.extend(encode_lines(job.text_tokenizer, parts))
         progress(describe(job.corpus), lines)
     source.end_sequence()
     target.end_sequence()
     return {"documents": lines, "pairs": 1 if target.total else 0}
 
 
-def _id_dtype(tokenizer: Tokenizer) -> str:
-    return "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+def _id_dtype(encoder: Tokenizer | LabelEncoder) -> str:
+    """The type of the ids that an encoder returns."""
+    if not isinstance(encoder, Tokenizer):
+        return encoder.dtype
+    return "uint16" if len(encoder) <= 1 << 16 else "uint32"
 
 
 class _SideWriter:

@@ -102,8 +102,12 @@ class TokenStore:
     @classmethod
     def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> TokenStore:
         """Build a store in memory from token lists that already include their special tokens."""
-        source, target = Ragged.of(sources), Ragged.of(targets)
-        return cls(source, target, CorpusReport(len(sources), 0, 0, len(source.ids), len(target.ids)))
+        return cls.of_ragged(Ragged.of(sources), Ragged.of(targets))
+
+    @classmethod
+    def of_ragged(cls, source: Ragged, target: Ragged) -> TokenStore:
+        """A store of these tokens, from which no pair was dropped."""
+        return cls(source, target, CorpusReport(len(source), 0, 0, len(source.ids), len(target.ids)))
 
     def __len__(self) -> int:
         return len(self.source)

@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from regard.errors import UserError
 from regard.files import parse_json, read_text
+from regard.metrics.classes import ClassScores
 from regard.metrics.text_scores import TextScores
 
 Metric = Literal["bleu", "chrf", "exact"]
 METRICS: dict[str, str] = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact matches (%)"}
+ACCURACY = "accuracy (%)"  # the name of "exact" for classes
 RESAMPLES = 1000  # bootstrap samples for the confidence intervals
 
 
@@ -164,7 +166,7 @@ class RunScores:
     parameters: int
     training: TrainingSummary
     perplexity: float
-    scores: TextScores
+    scores: TextScores | ClassScores
     by_length: tuple[ScoreInterval, ...]  # one per bucket
     moses: tuple[float, str] | None = None  # lower-cased Moses-tokenised BLEU, and its signature
 
@@ -172,7 +174,10 @@ class RunScores:
         """All numbers, unrounded."""
         row: dict[str, Any] = {"run": self.name, "model": self.model, "parameters": self.parameters}
         row |= asdict(self.training) | {"perplexity": self.perplexity}
-        row |= {"bleu": self.scores.bleu, "chrf": self.scores.chrf, "exact": self.scores.exact}
+        if isinstance(self.scores, ClassScores):
+            row |= {"accuracy": self.scores.accuracy, "macro_f1": self.scores.macro_f1}
+        else:
+            row |= {"bleu": self.scores.bleu, "chrf": self.scores.chrf, "exact": self.scores.exact}
         row |= {"moses_bleu": self.moses[0]} if self.moses is not None else {}
         row["by_length"] = [
             {"from": b.low, "to": b.high, "mean_length": b.mean, "sentences": len(b.lines), **asdict(m)}
@@ -199,7 +204,12 @@ def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[st
     """The headings and the cells of the table. Perplexities that cannot be compared get a star."""
     star = "" if same_vocabulary else "*"
     with_moses = any(s.moses is not None for s in standings)
-    heads = ["run", "model", "parameters", "training", "tokens/s", f"perplexity{star}", "BLEU", "chrF", "exact"]
+    heads = ["run", "model", "parameters", "training", "tokens/s", f"perplexity{star}"]
+    classes = isinstance(standings[0].scores, ClassScores)
+    if classes:
+        heads = [*heads[:4], "examples/s", heads[-1], "accuracy", "macro-F1"]
+    else:
+        heads += ["BLEU", "chrF", "exact"]
     heads += ["Moses BLEU"] if with_moses else []
     cells = []
     for s in standings:
@@ -211,7 +221,11 @@ def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[st
             clock(s.training.seconds),
             "–" if speed is None else f"{speed:,.0f}",
         ]
-        row += [f"{s.perplexity:.3f}{star}", f"{s.scores.bleu:.2f}", f"{s.scores.chrf:.2f}", f"{s.scores.exact:.2f} %"]
+        row.append(f"{s.perplexity:.3f}{star}")
+        if isinstance(s.scores, ClassScores):
+            row += [f"{s.scores.accuracy:.2f} %", f"{s.scores.macro_f1:.2f}"]
+        else:
+            row += [f"{s.scores.bleu:.2f}", f"{s.scores.chrf:.2f}", f"{s.scores.exact:.2f} %"]
         row += [("–" if s.moses is None else f"{s.moses[0]:.2f}")] if with_moses else []
         cells.append(row)
     return heads, cells

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from regard.data.labelled import class_name
 from regard.errors import UserError
 from regard.interop.common import (
     Imported,
@@ -36,7 +37,7 @@ from regard.special_tokens import SPECIAL_TOKENS
 from regard.tensor_io import Tensors
 from regard.text import PAD, Tokenizer
 from regard.text.encode import MASK
-from regard.text.tokenizers import ForeignVocabulary, WordPieceTokenizer, WordTokenizer
+from regard.text.tokenizers import WordPieceTokenizer
 
 CLASSES = {"fill": "BertForMaskedLM", "classify": "BertForSequenceClassification"}  # by task
 BODY = "bert."  # prefix of the body's names, unless only the body was saved
@@ -59,26 +60,20 @@ MLM_HEAD = [
     Entry("cls.predictions.transform.LayerNorm.{p}", "mlm_head.norm.{p}"),
 ]
 BIAS = "cls.predictions.bias"
+CLASSIFIER = [
+    Entry("bert.pooler.dense.{p}", "classifier.pooler.{p}"),
+    Entry("classifier.{p}", "classifier.out.{p}"),
+]
 
 
 def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
     settings = cast(BertSettings, recipe.model)
     body = [Entry(EMBEDDING, "embedding.table", VocabularyRows(ids_of(source))), *layered(ENCODER, settings.layers)]
-    return [*body, *(_mlm_head(source) if settings.task == "fill" else _classifier(target))]
+    return [*body, *(_mlm_head(source) if settings.task == "fill" else layered(CLASSIFIER))]
 
 
 def _mlm_head(tokenizer: Tokenizer) -> list[Entry]:
     return [*layered(MLM_HEAD), Entry(BIAS, "mlm_head.bias", VocabularyRows(ids_of(tokenizer), absent=NEG_LOGIT))]
-
-
-def _classifier(classes: Tokenizer) -> list[Entry]:
-    """The classifier's tensors; ours also has rows for the special tokens, which are never a class."""
-    ids = [-1] * classes.first + list(range(len(classes) - classes.first))
-    return [
-        *layered([Entry("bert.pooler.dense.{p}", "classifier.pooler.{p}")]),
-        Entry("classifier.weight", "classifier.out.weight", VocabularyRows(ids)),
-        Entry("classifier.bias", "classifier.out.bias", VocabularyRows(ids, absent=NEG_LOGIT)),
-    ]
 
 
 def ignored(recipe: Recipe) -> IgnoredTensors:
@@ -119,7 +114,7 @@ def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
         raise UserError(f"{folder.path}: {short_repr(kind)} has no counterpart here ({', '.join(tasks)} have)")
     task = tasks[kind]
     source = _tokenizer(folder, rows(folder, "vocab_size", 30522, header, EMBEDDING))
-    target = _classes(folder, header) if task == "classify" else source
+    classes = _classes(folder, header) if task == "classify" else ()
     settings = {
         "family": "bert",
         "task": task,
@@ -135,13 +130,13 @@ def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
     }
     if task == "fill" and settings["activation"] != "gelu":
         raise UserError(f"{folder.path}: hidden_act = {folder.setting('hidden_act')!r}: our head supports gelu only")
-    words = {"shared": False, "target_unit": "word"} if task == "classify" else {}
     recipe = {
         "data": {"imported": "pairs" if task == "classify" else "text"},
-        "text": {"unit": source.unit, "vocabulary": max(260, len(source)), **words},
+        "text": {"unit": source.unit, "vocabulary": max(260, len(source))},
         "model": settings,
     }
-    return Imported(Recipe.model_validate(recipe), source, target, headless=kind == "BertModel")
+    headless = kind == "BertModel"
+    return Imported(Recipe.model_validate(recipe), source, source, headless=headless, classes=classes)
 
 
 def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
@@ -156,8 +151,8 @@ def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
     return read_fast(folder, size, (pad, bos, eos, unk), {MASK: added[mask]} if mask in added else {})
 
 
-def _classes(folder: HFFolder, header: Mapping[str, TensorInfo]) -> WordTokenizer:
-    """The classes in the order of their ids, as words: spaces in a name become underscores."""
+def _classes(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """The names of the classes in the order of their ids."""
     if folder.setting("problem_type") not in (None, "single_label_classification"):
         raise UserError(
             f"{folder.path}: problem_type = {short_repr(folder.setting('problem_type'))} has no counterpart here"
@@ -170,14 +165,12 @@ def _classes(folder: HFFolder, header: Mapping[str, TensorInfo]) -> WordTokenize
     keys = [str(number) for number in range(size)]
     if given.content and given.content.keys() != set(keys):
         raise folder.config.error("id2label", f"must number its classes from 0 to {size - 1}")
-    names = [given.text(key) or f"LABEL_{key}" for key in keys]
+    names = tuple(class_name(given.text(key) or f"LABEL_{key}") for key in keys)
     if len(names) < 2:
         raise UserError(f"{folder.path}: a classifier needs two classes, not {len(names)}")
-    tokenizer = WordTokenizer((), ["_".join(name.split()) for name in names])
-    if len(set(tokenizer.words)) < len(names) or not all(tokenizer.words):
+    if len(set(names)) < len(names) or not all(names):
         raise UserError(f"{folder.path}: two classes have the same name, or one has none")
-    tokenizer.foreign = ForeignVocabulary([-1] * len(SPECIAL_TOKENS) + [*range(size)], [None] * len(SPECIAL_TOKENS))
-    return tokenizer
+    return names
 
 
 def unsupported(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
@@ -192,7 +185,7 @@ def unsupported(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[st
 
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings, ids = cast(BertSettings, recipe.model), ids_of(source)
-    config: dict[str, Any] = {
+    return {
         "architectures": [CLASSES[settings.task]],
         "model_type": "bert",
         "vocab_size": max(ids) + 1,
@@ -210,11 +203,6 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "pad_token_id": ids[PAD],
         "dtype": "float32",
     }
-    if settings.task == "classify":
-        names = target.token_texts(range(target.first, len(target)))
-        labels = {str(number): name.strip() for number, name in enumerate(names)}
-        config |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
-    return config
 
 
 def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:

@@ -17,7 +17,7 @@ from regard.interop.hf_folder import HFFolder, short_repr
 from regard.interop.name_map import inverse
 from regard.interop.vocabularies import ids_of
 from regard.models import SequenceModel
-from regard.models.bert import Bert, BertSettings
+from regard.models.bert import Bert, BertSettings, TextClassBatch
 from regard.models.gpt import GPTSettings
 from regard.packed import PackedTokens, SeqBatch
 from regard.run_dir import RunDir
@@ -119,10 +119,9 @@ def _logits(
     if isinstance(settings, BertSettings):
         if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # it has no head: compare hidden states
             return theirs(**inputs).last_hidden_state[0], ours.encode(packed)
-        decoder_inputs = packed if settings.task == "fill" else PackedTokens.from_lists([[BOS]])
-        logits = ours.logits(SeqBatch(packed, decoder_inputs, decoder_inputs.ids))
         if settings.task == "classify":
-            columns = range(target.first, len(target))
+            return theirs(**inputs).logits, ours.logits(TextClassBatch.from_lists([tokens]))
+        logits = ours.logits(SeqBatch(packed, packed, packed.ids))
     elif isinstance(settings, GPTSettings):
         logits = ours.logits(SeqBatch(PackedTokens.from_lists([[]]), packed, packed.ids))
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
+from regard.models import SequenceModel, build
 from regard.recipes.schema import Recipe, SizedSettings
 from regard.text import Tokenizer
 
@@ -24,12 +25,18 @@ ACTIVATIONS = {  # theirs -> ours
 
 @dataclass(frozen=True)
 class Imported:
-    """The recipe and tokenizers of an imported folder."""
+    """The recipe, the tokenizers and the classes of an imported folder."""
 
     recipe: Recipe
     source: Tokenizer
     target: Tokenizer
     headless: bool = False  # the folder has only the body: our head is newly initialised
+    classes: tuple[str, ...] = ()
+
+    def build(self) -> SequenceModel:
+        """A new model of the recipe."""
+        outputs = len(self.classes) or len(self.target)
+        return build(self.recipe.model, len(self.source), outputs, self.recipe.text.shared and not self.classes)
 
 
 def activation(folder: HFFolder, name: str, default: str) -> str:

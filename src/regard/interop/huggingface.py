@@ -19,7 +19,6 @@ from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pe
 from regard.interop.common import Imported
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors
-from regard.models import build
 from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
@@ -89,13 +88,15 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
     about = f"imported from {folder.path.resolve().name} ({kind})" + ("; its head is new" if imported.headless else "")
     recipe = imported.recipe.model_copy(update={"about": about})
     loaded = _load(folder, converter, header, imported)
-    model = build(recipe.model, len(imported.source), len(imported.target), recipe.text.shared)
+    model = imported.build()
     if imported.headless:
         loaded = {name: t for name, t in tensor_io.model_tensors(model).items() if name.startswith(HEAD)} | loaded
     with torch.no_grad():
         tensor_io.load_into_model(model, loaded, folder.path)
     run = RunDir.create(out, recipe)  # last, so that a failed import leaves nothing behind
     run.save_tokenizers(imported.source, imported.target)
+    if imported.classes:
+        run.save_classes(imported.classes)
     tensor_io.save(run.best, tensor_io.model_tensors(model), {"step": 0, "weights": "imported"})
     return run
 
@@ -121,7 +122,7 @@ def _load(
         table = [entry for entry in table if not entry.ours.startswith(HEAD)]
     ignored = converter.ignored(recipe)
     with torch.device("meta"):  # shapes only
-        model = build(recipe.model, len(imported.source), len(imported.target), recipe.text.shared)
+        model = imported.build()
         ours = {entry.ours for entry in table}
         shapes = {name: tensor for name, tensor in tensor_io.model_tensors(model).items() if name in ours}
         expected = name_map.to_theirs(shapes, table, ignored, folder.path)
@@ -160,6 +161,9 @@ def export_run(run: RunDir, path: str | Path) -> Path:
         raise UserError("; ".join(problems[closest]))
     converter = converters[closest]
     config, files = converter.config(recipe, source, target), converter.files(recipe, source, target)
+    if run.classes:
+        config["id2label"] = {str(number): name for number, name in enumerate(run.classes)}
+        config["label2id"] = {name: number for number, name in enumerate(run.classes)}
     if not run.best.exists():
         raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
     loaded, _ = tensor_io.load(run.best)

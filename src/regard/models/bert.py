@@ -1,12 +1,13 @@
 """BERT (Devlin et al. 2019): a Transformer encoder that predicts masked tokens, or the class of a text.
 
-Its input is [BOS, w1 .. wn, EOS]. Shapes: S tokens of a packed batch, N texts, K beams, D width, V vocabulary.
+Its input is [BOS, w1 .. wn, EOS]. Shapes: S tokens of a packed batch, N texts, D width, V vocabulary, C classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,14 +22,39 @@ from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
-from regard.packed import PackedLayout, PackedTokens, SeqBatch
+from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
-from regard.special_tokens import EOS
 
 TOKEN_TYPES = 2  # BERT distinguishes the two texts of a pair; here all tokens have the first type
 INIT_STD = 0.02  # standard deviation of initial embeddings, as in BERT
-NEG_LOGIT = -30.0  # of impossible tokens, beside 0 for the certain one; finite, so that all scores are finite
+NEG_LOGIT = -30.0  # bias of tokens that an imported model does not have; finite, so that all scores are finite
+
+
+@dataclass(frozen=True)
+class TextClassBatch(Batch):
+    """N texts and the ids of their classes; of static batches `class_ids` is padded to the maximum number of texts."""
+
+    source: PackedTokens
+    class_ids: Tensor
+
+    @classmethod
+    def from_lists(cls, texts: list[list[int]], labels: Sequence[int] | None = None) -> TextClassBatch:
+        """Create a batch from token lists; without labels, all ids are 0."""
+        ids = torch.zeros(len(texts), dtype=torch.long) if labels is None else torch.tensor(list(labels))
+        return cls(PackedTokens.from_lists(texts), ids)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.class_ids[: len(self.source.layout)]
+
+    @property
+    def target_mask(self) -> Tensor:
+        return self.source.layout.length > 0
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.source.layout)
 
 
 class BertSettings(SizedSettings):
@@ -87,10 +113,9 @@ class BertSettings(SizedSettings):
     def encoder_decoder_layers(self) -> tuple[int, int]:
         return self.layers, 0
 
-    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
+    def forward_flops(self, batch: SeqBatch | TextClassBatch, target_size: int) -> int:
         encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), batch.source.layout.lengths)
-        vectors = batch.num_targets if self.task == "fill" else len(batch.source.layout)  # that the head reads
-        return encoder + 2 * vectors * self.width * (self.width + target_size)
+        return encoder + 2 * batch.num_targets * self.width * (self.width + target_size)
 
     def summary(self) -> str:
         return "BERT"
@@ -155,27 +180,12 @@ class ClassifierHead(nn.Module):
         return self.out(dropout(pooled, self.dropout, self.training))
 
 
-class ClassState:
-    """The class logits of N texts, and the number of tokens that every beam has been fed."""
-
-    def __init__(self, classes: Tensor) -> None:
-        self.classes = classes  # [N, V]
-        self.fed = 0
-
-    def reorder(self, parents: Tensor) -> ClassState:
-        return self  # all beams of a text are equal
-
-    def keep(self, sentences: Tensor) -> ClassState:
-        self.classes = self.classes[sentences]
-        return self
-
-
 @MODELS.register("bert")
 class Bert(SequenceModel):
     """A stack of encoder blocks over the whole text, with a head for the task.
 
-    `fill`: logits [S, V] of every source token. `classify`: the class is the only token of a target, so that search
-    applies: after BOS the logits of the classes, and after the class EOS with probability 1.
+    `fill`: logits [S, V] of every token, for a `SeqBatch`. `classify`: logits [N, C] of the class of every text, for a
+    `TextClassBatch`.
     """
 
     Settings = BertSettings
@@ -201,25 +211,18 @@ class Bert(SequenceModel):
         x = self.encoder(x, pack(layout, layout), is_token=layout.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
-    def logits(self, batch: SeqBatch) -> Tensor:
-        """Logits [S, V] of the source tokens to fill masks, or [T, V] of the target tokens to classify."""
+    def logits(self, batch: SeqBatch | TextClassBatch) -> Tensor:
+        """Logits [S, V] of the tokens to fill masks, or [N, C] of the classes."""
         if self.settings.task == "fill":
             return super().logits(batch)
-        return self._target_logits(self._classes(self.encode(batch.source), batch.source.layout), batch)
+        return taps.tap(self, "logits", self._classes(self.encode(batch.source), batch.source.layout))
 
-    def _target_logits(self, classes: Tensor, batch: SeqBatch) -> Tensor:
-        """Class logits [N, V] -> logits [T, V] of the target tokens: the class, then EOS."""
-        layout = batch.inputs.layout
-        is_first = (layout.is_token & (layout.position == 0))[:, None]
-        logits = classes.index_select(0, layout.segment_ids.clamp(max=len(classes) - 1))
-        return taps.tap(self, "logits", torch.where(is_first, logits, self._ended(classes)))
-
-    def logit_lens(self, stream: Tensor, batch: SeqBatch) -> Tensor:
+    def logit_lens(self, stream: Tensor, batch: SeqBatch | TextClassBatch) -> Tensor:
         """As `logits`, from the residual stream [S, D] after any block."""
         x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
             return self.project(self.mlm_head(x))
-        return self._target_logits(self._classes(x, batch.source.layout), batch)
+        return self._classes(x, batch.source.layout)
 
     def features(self, batch: SeqBatch) -> Tensor:
         x = self.encode(batch.source)
@@ -231,39 +234,24 @@ class Bert(SequenceModel):
     def project(self, hidden: Tensor) -> Tensor:
         return taps.tap(self, "logits", self.linear(hidden, self.embedding.table, self.mlm_head.bias))
 
-    def forward(self, batch: SeqBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
-        """The training loss; logits are computed for masked positions only."""
-        whole = self.settings.task == "classify" or batch.loss_mask is None or r_drop > 0
-        if whole or isinstance(batch.source.layout, StaticPackedLayout):
-            # With static shapes, nothing may depend on the number of masked positions.
+    def forward(self, batch: SeqBatch | TextClassBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+        """The training loss; to fill masks, logits are computed for masked positions only."""
+        static = isinstance(batch.source.layout, StaticPackedLayout)  # nothing may depend on the number of masks
+        if isinstance(batch, TextClassBatch) or batch.loss_mask is None or r_drop > 0 or static:
             return super().forward(batch, smoothing, r_drop)
         hidden = self.mlm_head(self.encode(batch.source)[batch.loss_mask])
         labels = batch.labels[batch.loss_mask]
         return losses.cross_entropy(self.project(hidden), labels, torch.ones_like(labels, dtype=torch.bool), smoothing)
 
     def _classes(self, x: Tensor, layout: PackedLayout) -> Tensor:
-        """x [S, D] -> the class logits of each text, [N, V]."""
+        """x [S, D] -> the class logits of each text, [N, C]."""
         if self.settings.pooling == "mean":
             return self.classifier(layout.mean(x))
         first = layout.offsets[:-1].clamp(max=len(x) - 1)  # clamped for the unused entries of static layouts
         return self.classifier(x.index_select(0, first))
 
-    @staticmethod
-    def _ended(classes: Tensor) -> Tensor:
-        """[V] the logits after a class: EOS."""
-        logits = classes.new_full(classes.shape[-1:], NEG_LOGIT)
-        logits[EOS] = 0.0
-        return logits
-
-    def start(self, source: PackedTokens) -> ClassState:
-        if self.settings.task == "fill":
-            raise UserError('a model with task = "fill" generates no text: it predicts masked tokens (regard fill)')
-        return ClassState(self._classes(self.encode(source), source.layout))
-
-    def step(self, state: ClassState, tokens: Tensor) -> tuple[Tensor, ClassState]:
-        logits = self._ended(state.classes) if state.fed else state.classes[:, None].clone()
-        state.fed += 1
-        return taps.tap(self, "logits", logits.expand(*tokens.shape, -1)), state
+    def start(self, source: PackedTokens) -> Any:
+        raise UserError("BERT writes no text: it predicts masked tokens (regard fill) or a class (regard predict)")
 
     def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
         """Load another run's weights. A classifier may take the body of a model for another task or other classes.

@@ -309,7 +309,9 @@ class TrainingSettings(SettingsModel):
     """Training: batches, optimizer, learning rate, validation, checkpoints."""
 
     steps: int = Field(10000, ge=1, description="total number of optimizer steps, also of a resumed run")
-    batch_tokens: int = Field(4096, ge=16, description="target tokens per batch (images: number of images)")
+    batch_tokens: int = Field(
+        4096, ge=16, description="target tokens per batch; tokens of texts or number of images to classify"
+    )
     sort_buffer: int = Field(
         64,
         ge=1,

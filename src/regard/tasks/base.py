@@ -61,7 +61,8 @@ class Task(ABC):
     verb: str  # the command that uses a trained model, which is also the method of `regard.Model`
     usage: str  # an example of the arguments after `regard VERB RUN`
     verbs: frozenset[str]  # all commands that apply to a run of this task
-    has_source: bool  # whether an example is a pair (source, target) of texts; if not, `source` is empty
+    has_source: bool  # whether the input is the first of a pair of texts; if not, the first is empty
+    has_labels = False  # whether the second of a pair is a label, such as a class, not a text
     output: Output  # a sequence of tokens, guesses for masked tokens of the input, or a class
     scores_pairs: bool  # whether a model gives (source, target) a log-probability
     trace: TraceSpec | None  # None: its models cannot be traced

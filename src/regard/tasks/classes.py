@@ -1,18 +1,19 @@
-"""What all tasks that predict a class have in common: class names, prediction, accuracy."""
+"""Tasks that predict one thing for each input, in one pass without a search; and those that predict a class."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard import distributed
-from regard.devices import autocast
-from regard.errors import UserError
+from regard.data.labelled import class_id
+from regard.metrics.classes import ClassScores
 from regard.models import SequenceModel
 from regard.packed import Batch
 from regard.run_dir import RunDir
@@ -27,6 +28,7 @@ class Prediction:
     label: str
     probability: float
     probabilities: dict[str, float]
+    truncated: bool = False  # whether the input was longer than the model reads
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,33 +37,44 @@ class Prediction:
         return self.label
 
 
-class ClassTask(Task):
-    """A task whose examples are pairs of an input and the name of its class."""
+@dataclass(frozen=True)
+class InputBatch:
+    """A batch of inputs, the index of each, and the indices of those that were truncated."""
 
-    measures: tuple[str, ...] = ("loss", "exact")
+    indices: list[int]
+    batch: Batch
+    truncated: frozenset[int] = frozenset()
+
+
+class PredictionTask(Task):
+    """A task whose examples are pairs of an input and a label, which the model predicts in one pass.
+
+    A subclass defines how inputs become batches, and what a row of the model's output means.
+    """
+
     verb = "predict"
-    output: Output = "class"
+    has_labels = True
     scores_pairs = False
 
     @abstractmethod
-    def batches(
-        self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None
-    ) -> Iterator[tuple[list[int], Batch]]:
-        """Batches of inputs, each with the indices of its inputs. `labels` are class ids, where they are known."""
+    def batches(self, run: RunDir, inputs: Sequence[Any], labels: Sequence[Any] | None = None) -> Iterator[InputBatch]:
+        """Batches of inputs. `labels` are encoded as the batch has them, where they are known."""
 
     @abstractmethod
     def read_input(self, argument: str) -> Any:
         """The input that an argument of the command line stands for."""
 
     @abstractmethod
+    def input_list(self, given: Any) -> tuple[list[Any], bool]:
+        """The inputs that an argument of `Model.predict` stands for, and whether it is a single one."""
+
+    @abstractmethod
     def show_input(self, index: int, given: Any) -> str:
         """A held-out input in words, for the samples of a validation."""
 
-    def class_id(self, run: RunDir, name: str) -> int:
-        if name not in run.classes:
-            known = ", ".join(run.classes[:10]) + (", ..." if len(run.classes) > 10 else "")
-            raise UserError(f"there is no class {name[:60]!r} in {run.path}, which has {known}")
-        return run.classes.index(name)
+    @abstractmethod
+    def prediction(self, run: RunDir, row: Tensor) -> Any:
+        """What a row of the model's output predicts for an input, as a dataclass with a field `truncated`."""
 
     def predict(
         self,
@@ -70,26 +83,46 @@ class ClassTask(Task):
         inputs: Sequence[Any],
         device: torch.device,
         progress: Callable[[int], None] | None = None,
-    ) -> list[Prediction]:
-        """Predict the class of each input; which inputs share a batch does not matter."""
-        found: list[Prediction | None] = [None] * len(inputs)
+    ) -> list[Any]:
+        """A prediction for each input; which inputs share a batch does not matter."""
+        predictions: list[Any] = [None] * len(inputs)
         with torch.inference_mode():
-            for indices, batch in self.batches(run, inputs):
-                probabilities = model.logits(batch.to(device)).float().softmax(-1).cpu()
-                for i, row in zip(indices, probabilities, strict=True):
-                    values, ids = row.sort(descending=True, stable=True)
-                    named = {run.classes[c]: p for c, p in zip(ids.tolist(), values.tolist(), strict=True)}
-                    found[i] = Prediction(next(iter(named)), float(values[0]), named)
+            for some in self.batches(run, inputs):
+                rows = model.logits(some.batch.to(device)).float().cpu()
+                for i, row in zip(some.indices, rows, strict=True):
+                    predictions[i] = replace(self.prediction(run, row), truncated=i in some.truncated)
                 if progress is not None:
-                    progress(len(indices))
-        return [prediction for prediction in found if prediction is not None]
-
-    def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> ClassValidator:
-        return ClassValidator(self, run, examples, device)
+                    progress(len(some.indices))
+        return predictions
 
     def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
         device = next(model.parameters()).device
         return "predictions", lambda: len(self.predict(run, model, inputs, device)) * 0  # no tokens are written
+
+
+class ClassTask(PredictionTask):
+    """A task whose labels are the names of classes; the model gives each class a logit."""
+
+    measures: tuple[str, ...] = ("loss", "exact")
+    output: Output = "class"
+
+    def class_ids(self, run: RunDir, names: Sequence[str], what: str) -> list[int]:
+        """The ids of classes; `what` they are the classes of, for the message if the model does not have one."""
+        ids = {name: number for number, name in enumerate(run.classes)}
+        return [class_id(name, ids, what) for name in names]
+
+    def prediction(self, run: RunDir, row: Tensor) -> Prediction:
+        values, ids = row.softmax(-1).sort(descending=True, stable=True)
+        named = {run.classes[c]: p for c, p in zip(ids.tolist(), values.tolist(), strict=True)}
+        return Prediction(next(iter(named)), float(values[0]), named)
+
+    def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> ClassValidator:
+        return ClassValidator(self, run, examples, device)
+
+    def score(self, run: RunDir, predictions: Sequence[Prediction], names: Sequence[str]) -> ClassScores:
+        """Compare predictions with the names of the right classes."""
+        predicted = self.class_ids(run, [prediction.label for prediction in predictions], "the predictions")
+        return ClassScores.of(predicted, self.class_ids(run, names, "the held-out data"), run.classes)
 
 
 class ClassValidator(Validator):
@@ -98,28 +131,27 @@ class ClassValidator(Validator):
     def __init__(self, task: ClassTask, run: RunDir, examples: Sequence[Any], device: torch.device) -> None:
         super().__init__(task.recipe, device)
         self.task, self.run, self.examples = task, run, list(examples)
+        # Here, so that an unknown class is reported before training.
+        self.labels = task.class_ids(run, [name for _, name in self.examples], "the held-out data")
 
     @cached_property
     def _batches(self) -> list[tuple[list[int], Batch]]:
-        labels = [self.task.class_id(self.run, name) for _, name in self.examples]
-        batches = self.task.batches(self.run, [given for given, _ in self.examples], labels)
-        return [(indices, batch.to(self.device)) for indices, batch in batches]
+        batches = self.task.batches(self.run, [given for given, _ in self.examples], self.labels)
+        return [(some.indices, some.batch.to(self.device)) for some in batches]
 
     def _measure(self, model: SequenceModel) -> Validation:
         def scored(part: tuple[list[int], Batch]) -> tuple[float, list[int]]:
             return model(part[1]).item(), model.logits(part[1]).argmax(-1).tolist()
 
         loss, predicted = 0.0, [0] * len(self.examples)
-        with autocast(self.recipe.training.precision, self.device):
-            scores = distributed.spread(scored, self._batches)
-        for (indices, _), (batch_loss, labels) in zip(self._batches, scores, strict=True):
+        results = distributed.spread(scored, self._batches)
+        for (indices, _), (batch_loss, labels) in zip(self._batches, results, strict=True):
             loss += batch_loss
             for i, label in zip(indices, labels, strict=True):
                 predicted[i] = label
-        names = [self.run.classes[label] for label in predicted]
-        right = sum(name == reference for name, (_, reference) in zip(names, self.examples, strict=True))
+        scores = ClassScores.of(predicted, self.labels, self.run.classes)
         samples = [
-            {"source": self.task.show_input(i, given), "reference": reference, "output": names[i]}
-            for i, (given, reference) in enumerate(self.examples[: min(SAMPLES, self.recipe.training.validate_lines)])
+            {"source": self.task.show_input(i, given), "reference": name, "output": self.run.classes[predicted[i]]}
+            for i, (given, name) in enumerate(self.examples[: min(SAMPLES, self.recipe.training.validate_lines)])
         ]
-        return Validation(loss / len(self.examples), exact=100 * right / len(self.examples), samples=samples)
+        return Validation(loss / len(self.examples), exact=scores.accuracy, samples=samples)

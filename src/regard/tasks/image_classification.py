@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ import torch
 
 from regard.data.corpora import corpora
 from regard.data.packing import BatchStream
-from regard.data.shapes import CLASSES, SIZE, Image, ImageBatches, Shapes, read_image
+from regard.data.shapes import CLASSES, SIZE, Image, ImageBatches, Shapes, check_image, read_image
 from regard.models.vit import ImageBatch, ViTSettings
 from regard.packed import Batch
 from regard.recipes.schema import Recipe
 from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset
-from regard.tasks.classes import ClassTask
+from regard.tasks.classes import ClassTask, InputBatch
 
 BATCH = 256  # images in a batch of prediction
 
@@ -77,7 +78,7 @@ class ImageClassificationTask(ClassTask):
         assert isinstance(dataset, ImageDataset)
         images, names = zip(*dataset.examples, strict=True)
         settings = self.recipe.training
-        labels = [self.class_id(run, name) for name in names]
+        labels = self.class_ids(run, names, "the training data")
         return ImageBatches(images, labels, settings.batch_tokens, settings.seed)
 
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
@@ -92,16 +93,20 @@ class ImageClassificationTask(ClassTask):
             for image, label in zip(batch.images, batch.labels.tolist(), strict=True)
         ]
 
-    def batches(
-        self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None
-    ) -> Iterator[tuple[list[int], ImageBatch]]:
+    def batches(self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None) -> Iterator[InputBatch]:
         for begin in range(0, len(inputs), BATCH):
             indices = range(begin, min(begin + BATCH, len(inputs)))
             images = torch.from_numpy(np.stack([inputs[i] for i in indices]))
-            yield list(indices), ImageBatch(images, torch.tensor([0 if labels is None else labels[i] for i in indices]))
+            classes = torch.tensor([0 if labels is None else labels[i] for i in indices])
+            yield InputBatch(list(indices), ImageBatch(images, classes))
 
     def read_input(self, argument: str) -> Image:
         return read_image(argument)
+
+    def input_list(self, given: Any) -> tuple[list[Any], bool]:
+        single = isinstance(given, str | Path) or getattr(given, "ndim", 4) == 3
+        images = [given] if single else list(given)
+        return [read_image(image) if isinstance(image, str | Path) else check_image(image) for image in images], single
 
     def show_input(self, index: int, given: Any) -> str:
         return f"held-out image {index + 1}"

@@ -18,7 +18,7 @@ from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset
-from regard.tasks.classes import ClassTask
+from regard.tasks.classes import ClassTask, InputBatch
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ class NodeClassificationTask(ClassTask):
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         assert isinstance(dataset, GraphDataset)
         nodes, names = zip(*dataset.nodes, strict=True)
-        ((_, batch),) = self.batches(run, nodes, [self.class_id(run, name) for name in names])
-        return WholeGraph(batch)
+        (whole,) = self.batches(run, nodes, self.class_ids(run, names, "the graph"))
+        assert isinstance(whole.batch, GraphBatch)
+        return WholeGraph(whole.batch)
 
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
         graph = self.graph
@@ -105,12 +106,10 @@ class NodeClassificationTask(ClassTask):
             for node, label in zip(batch.nodes.tolist(), batch.labels.tolist(), strict=True)
         ]
 
-    def batches(
-        self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None
-    ) -> Iterator[tuple[list[int], GraphBatch]]:
+    def batches(self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None) -> Iterator[InputBatch]:
         asked = torch.tensor(list(inputs), dtype=torch.long)
         given = torch.zeros_like(asked) if labels is None else torch.tensor(labels)
-        yield list(range(len(inputs))), GraphBatch(self._packed(run), given, asked)
+        yield InputBatch(list(range(len(inputs))), GraphBatch(self._packed(run), given, asked))
 
     def _packed(self, run: RunDir) -> Any:
         """The graph as tensors, whose features must be those of the run."""
@@ -127,6 +126,10 @@ class NodeClassificationTask(ClassTask):
             last = self.graph.nodes[-1]
             raise UserError(f"there is no node {argument[:60]!r}: the nodes are {self.graph.nodes[0]} to {last}")
         return self.graph.number[argument]
+
+    def input_list(self, given: Any) -> tuple[list[Any], bool]:
+        single = isinstance(given, str)
+        return [self.read_input(str(node)) for node in ([given] if single else given)], single
 
     def show_input(self, index: int, given: Any) -> str:
         return f"node {self.graph.nodes[given]}"

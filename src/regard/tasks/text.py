@@ -14,7 +14,7 @@ import torch
 
 from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, held_out_files, locate
 from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
-from regard.data.token_cache import build
+from regard.data.token_cache import LabelEncoder, build
 from regard.data.token_store import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
@@ -67,9 +67,8 @@ class TextTask(Task):
         progress: Callable[[str, int], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> TokenDataset:
-        links = self.links(run.path)
-        stores = build(self.recipe, *run.tokenizers, progress, say, self.check_targets, links)
-        return TokenDataset(stores)
+        encoder = self.target_encoder(run)
+        return TokenDataset(build(self.recipe, run.tokenizers[0], encoder, progress, say, self.links(run.path)))
 
     def links(self, run: Path) -> Path | None:
         """The file of links that guided alignment learns, for a run in this folder; None: no guided alignment."""
@@ -78,8 +77,9 @@ class TextTask(Task):
             return None if guided is None else run / OWN_LINKS
         return locate(guided, self.recipe.data.folder)
 
-    def check_targets(self, corpus: str, targets: list[str], encoded: list[list[int]]) -> None:
-        """Raise a UserError if the task cannot be trained on these targets of a corpus; `encoded` are their tokens."""
+    def target_encoder(self, run: RunDir) -> Tokenizer | LabelEncoder:
+        """What encodes the targets in the token cache."""
+        return run.tokenizers[1]
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         return self.packer(dataset, static)
@@ -130,9 +130,9 @@ class TextTask(Task):
         stores = dataset.stores
         counts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}
         empty, long = counts["dropped_empty"], counts["dropped_long"] + packer.dropped_long
-        if self.members == "pairs":
-            dropped = f"{empty:,} empty and {long:,} over-long pairs dropped" if empty or long else "none dropped"
-            return f"{counts['pairs'] - packer.dropped_long:,} pairs, {dropped}"
+        if self.data == "pairs":
+            dropped = f"{empty:,} empty and {long:,} over-long dropped" if empty or long else "none dropped"
+            return f"{counts['pairs'] - packer.dropped_long:,} {self.members}, {dropped}"
         chunked = self.members == "documents" and counts["pairs"] > counts["documents"]
         chunks = f" in {counts['pairs']:,} chunks" if chunked else ""
         return f"{counts['documents']:,} {self.members}{chunks}, {_rounded(counts['target_tokens'])} tokens"

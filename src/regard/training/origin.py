@@ -37,13 +37,11 @@ NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # nor does what
 def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of another run, with new tags added; without another run, newly trained ones.
 
-    Where that run had one for both sides and this one has two, the target's is trained. Classes are always read from
-    the data; if they are that run's classes, they keep its order, so that its head fits.
+    Where that run had one for both sides and this one has two, the target's is trained.
     """
-    classes = _predicts_classes(recipe)
     if origin is None:
         reporter.say("learning the vocabulary")
-        return learn_tokenizers(recipe)
+        return learn_tokenizers(recipe, labels=tasks.of(recipe).has_labels)
     if recipe.text.shared and not origin.recipe.text.shared:
         raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
     _say_whose(recipe, origin, reporter)
@@ -53,12 +51,16 @@ def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tup
         both = _tagged(source, [*source_tags, *target_tags], recipe, reporter)
         return both, both.target_side()
     source = _tagged(source, source_tags, recipe, reporter)
-    if not origin.recipe.text.shared and not classes:
+    if not origin.recipe.text.shared:
         return source, _tagged(theirs, target_tags, recipe, reporter)
     reporter.say("learning the target's vocabulary")
-    target = learn_target_tokenizer(recipe)
-    same = _predicts_classes(origin.recipe) and _words(theirs) == _words(target)
-    return source, theirs if same else target
+    return source, learn_target_tokenizer(recipe)
+
+
+def class_order(names: list[str], origin: RunDir | None) -> list[str]:
+    """Class names in the order of another run, if it has the same classes, so that its head fits."""
+    theirs = [] if origin is None else list(origin.classes)
+    return theirs if sorted(theirs) == sorted(names) else names
 
 
 def _say_whose(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
@@ -86,11 +88,6 @@ def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: R
     return tokenizer.with_tags(new)
 
 
-def _words(tokenizer: Tokenizer) -> tuple[tuple[str, ...], list[str]]:
-    """The tags and the sorted tokens of a tokenizer."""
-    return tokenizer.tags, sorted(tokenizer.decode([token]) for token in range(tokenizer.first, len(tokenizer)))
-
-
 def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
     """Load another run's weights, for other classes without its head; return whether all of them were loaded."""
     theirs, ours = origin.recipe, run.recipe
@@ -100,7 +97,7 @@ def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Repo
         raise UserError(f"the weights of {origin.path} do not fit this model: {family}")
     classes, their_classes = _predicts_classes(ours), _predicts_classes(theirs)
     tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
-    if classes and their_classes and _class_names(run) != _class_names(origin):
+    if classes and their_classes and run.classes != origin.classes:
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
         tensors = model.body(tensors)
     try:
@@ -123,11 +120,6 @@ def _predicts_classes(recipe: Recipe) -> bool:
     return tasks.of(recipe).output == "class"
 
 
-def _class_names(run: RunDir) -> object:
-    """What tells the classes of one run from those of another."""
-    return run.classes or run.tokenizers[1].to_json()
-
-
 def _listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} is {shown(there)} there and {shown(here)} here" for key, (there, here) in changed.items())
 
@@ -138,9 +130,8 @@ def _with_tags(tensors: Mapping[str, Tensor], origin: RunDir, run: RunDir) -> di
     A new tag then carries no information at first, and the model computes what it did before.
     """
     grown = dict(tensors)
-    source_only = _predicts_classes(run.recipe)  # then the target vocabulary has no embedding
     for name in grown.keys() & set(VOCABULARY_TENSORS):
-        side = 0 if name.startswith("source_") or source_only else 1
+        side = 0 if name.startswith("source_") else 1
         before, now = origin.tokenizers[side], run.tokenizers[side]
         new, rows = len(now.tags) - len(before.tags), grown[name]
         if new > 0 and now.tags[: len(before.tags)] == before.tags and len(rows) == len(before):

@@ -72,7 +72,7 @@ def _train(
         run = _open(recipe, lock.folder, None if given is None else given.path, reporter)
         origin = _origin(run, given, reporter)
         if not run.classes and (names := task.class_names()):
-            run.save_classes(names)
+            run.save_classes(origins.class_order(names, origin))
         if not run.features and (names := task.feature_names()):
             run.save_features(names)
         if not run.has_tokenizers():

@@ -19,8 +19,10 @@ from regard.errors import UserError
 from regard.interpret.cross_attention import answer_attention
 from regard.interpret.explain.rise import BlackBox, Explanation, Numbers, Progress, explain
 from regard.interpret.recorder import Recorder
+from regard.models.bert import TextClassBatch
 from regard.packed import PackedTokens, SeqBatch
 from regard.runs import LoadedRun
+from regard.tasks.classification import ClassificationTask
 from regard.text import BOS, EOS, UNK, Tokenizer, encode_stream
 from regard.text.display import labels, space_at
 from regard.text.encode import MASK
@@ -79,7 +81,24 @@ class MaskedInput:
         return [UNK if i in hidden else token for i, token in enumerate(self.tokens)]
 
 
-def group(tokens: Sequence[int], tokenizer: Tokenizer, unit: Unit) -> list[list[int]]:
+@dataclass(frozen=True)
+class ClassVocabulary:
+    """The classes of a run where others have the tokens of an output: an id is that of a class."""
+
+    names: Sequence[str]
+    first = 0  # there are no special tokens
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        return [self.names[number] for number in ids]
+
+
+Vocabulary = Tokenizer | ClassVocabulary
+
+
+def group(tokens: Sequence[int], tokenizer: Vocabulary, unit: Unit) -> list[list[int]]:
     """Group the positions of the tokens by word (or one by one), without special tokens.
 
     A token begins a word if it is the first, begins with white space, or is or follows a special token, as in
@@ -212,31 +231,27 @@ def _continuation(loaded: LoadedRun, text: str, target: str | None, masking: Mas
 
 
 def _classification(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMode) -> ExplainRequest:
-    classes = loaded.tokenizers[1]
-    sources, truncated = loaded.translator().encode([text])
-    masked = MaskedInput.of(sources[0], loaded.tokenizers[0], masking)
+    task, classes = loaded.prediction_task(), loaded.run.classes
+    assert isinstance(task, ClassificationTask)
+    tokens, (truncated,) = task.encode(loaded.run, [text])
+    masked = MaskedInput.of(tokens[0], loaded.tokenizers[0], masking)
 
-    def all_scores(sources: list[list[int]]) -> Numbers:
+    def all_scores(texts: list[list[int]]) -> Numbers:
         """Log-probabilities [B, classes]."""
-        batch = SeqBatch.from_lists(sources, [[classes.first, EOS]] * len(sources), bos=BOS).to(loaded.device)
         with torch.inference_mode():
-            logits = loaded.module.logits(batch)[batch.inputs.layout.offsets[:-1], classes.first :]
+            logits = loaded.module.logits(TextClassBatch.from_lists(texts).to(loaded.device))
             return functional.log_softmax(logits.float(), -1).double().cpu().numpy()
 
-    shown = np.argsort(-all_scores(sources)[0], kind="stable")[:MAX_CLASSES].tolist()
+    shown = np.argsort(-all_scores(tokens)[0], kind="stable")[:MAX_CLASSES].tolist()
     explained = shown[0]
     if target is not None:
-        ids = classes.encode(target)
-        if len(ids) != 1 or ids[0] < classes.first:
-            known = ", ".join(classes.decode([classes.first + i]) for i in sorted(shown))
-            raise UserError(f"there is no class {target!r}: among them are {known}")
-        explained = ids[0] - classes.first
+        (explained,) = task.class_ids(loaded.run, [target], "the target")
         shown = shown if explained in shown else [explained, *shown[:-1]]
-    outputs = tuple(classes.decode([classes.first + i]) for i in shown)
+    outputs = tuple(classes[i] for i in shown)
     weights = tuple(float(i == explained) for i in shown)
     box = BlackBox(lambda inputs: all_scores(inputs)[:, shown], masked.names, masked.masked, outputs, weights, SCORE)
-    name = classes.decode([classes.first + explained])
-    return ExplainRequest(box, name, f"log-probability of {name}", lambda: None, truncated[0], masking)
+    name = classes[explained]
+    return ExplainRequest(box, name, f"log-probability of {name}", lambda: None, truncated, masking)
 
 
 def _fills(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMode) -> ExplainRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +17,19 @@ from torch import Tensor
 from regard.decoding import Hypothesis
 from regard.decoding.constraints import max_length
 from regard.errors import UserError
-from regard.interpret.explain.models import CONTINUATION_TOKENS
+from regard.interpret.explain.models import CONTINUATION_TOKENS, ClassVocabulary, Vocabulary
 from regard.interpret.trace.tokens import TokenSide, TokenSpan, is_special
+from regard.models.bert import TextClassBatch
 from regard.packed import PackedTokens, SeqBatch
 from regard.runs import LoadedRun
 from regard.tasks import TraceSpec
+from regard.tasks.classification import ClassificationTask
 from regard.text import BOS, EOS, PAD, Tokenizer, encode_side, encode_stream
 from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
 
 EXTRA_TOKENS = 8  # a translation under an intervention has at most twice as many tokens as the original, and these
-Forward = Callable[[SeqBatch], Tensor]  # one forward pass: logits [T, V]
+Forward = Callable[[Any], Tensor]  # one forward pass over a batch: logits [T, V]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class TraceAdapter(ABC):
         self.spec = spec
         self.source, self.target = loaded.tokenizers
 
+    @property
+    def outputs(self) -> Vocabulary:
+        """What the columns of the logits are: tokens of the target, or classes."""
+        return self.target
+
     @abstractmethod
     def encode(self, text: str) -> tuple[list[int], bool]:
         """Encode the input, and say whether it was truncated."""
@@ -85,7 +93,7 @@ class TraceAdapter(ABC):
         """The most tokens of an output that is written under an intervention; the `original` output has so many."""
 
     @abstractmethod
-    def batch(self, tokens: list[int], output: Sequence[int]) -> SeqBatch:
+    def batch(self, tokens: list[int], output: Sequence[int]) -> Any:
         """Make the batch of one teacher-forced pass."""
 
     @abstractmethod
@@ -148,16 +156,49 @@ class TranslationAdapter(TraceAdapter):
         return self.translator.forbidden
 
 
-class ClassificationAdapter(TranslationAdapter):
-    """Classification: the output is one class and EOS."""
+class ClassificationAdapter(TraceAdapter):
+    """Classification: the text is read as a whole, and the output is one class."""
 
-    encoder_only = True
+    encoder_only, extends = True, False
+
+    def __init__(self, loaded: LoadedRun, spec: TraceSpec) -> None:
+        super().__init__(loaded, spec)
+        assert isinstance(loaded.task, ClassificationTask)
+        self.task, self.run = loaded.task, loaded.run
+        self.classes = ClassVocabulary(loaded.run.classes)
+
+    @property
+    def outputs(self) -> Vocabulary:
+        return self.classes
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        (tokens,), (truncated,) = self.task.encode(self.run, [text])
+        return tokens, truncated
+
+    def decode(self, tokens: list[int], forward: Forward) -> Output:
+        best = int(forward(self.batch(tokens, ()))[0].argmax())
+        return Output((best,), self.run.classes[best])
 
     def encode_target(self, tokens: list[int], target: str) -> Output:
-        ids = self.target.encode(target)
-        if len(ids) != 1 or ids[0] < self.target.first:
-            raise UserError(f"there is no class {target!r}")
-        return Output((*ids, EOS), target)
+        (label,) = self.task.class_ids(self.run, [target], "the target")
+        return Output((label,), self.run.classes[label])
+
+    def extend(self, tokens: list[int], prefix: Sequence[int], forward: Forward) -> Output:
+        raise UserError("a classifier predicts one class: its output cannot be continued")
+
+    def max_output(self, tokens: list[int], original: int) -> int:
+        return original
+
+    def batch(self, tokens: list[int], output: Sequence[int]) -> TextClassBatch:
+        return TextClassBatch.from_lists([tokens])
+
+    def sides(self, tokens: list[int], output: Output) -> TokenSides:
+        source = TokenSide((TokenSpan(tokens, self.source),))
+        one = TokenSide((TokenSpan([BOS], self.source),))  # the position that the class is predicted at
+        return TokenSides(source, one, TokenSide((TokenSpan(output.tokens, self.classes),)))
+
+    def forbidden(self) -> list[int]:
+        return []
 
 
 class DecoderOnlyAdapter(TranslationAdapter):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.interpret.explain.models import Vocabulary
 from regard.interpret.recorder import RecordedAttention
 from regard.interpret.trace.adapters import TraceAdapter
 from regard.interpret.trace.forward import ForwardPass, shape_of
@@ -23,9 +24,7 @@ from regard.interpret.trace.stats import significant
 from regard.interpret.trace.tokens import TokenTexts
 from regard.interpret.trace.trace import MAX_FLOAT16, MakeArray, describe_array
 from regard.models import SequenceModel
-from regard.packed import SeqBatch
 from regard.registry import POSITIONS
-from regard.text import Tokenizer
 
 TOP, LAYER_TOP = 10, 5  # most probable tokens listed: of the output, and of each layer
 LENS_MULTIPLICATIONS = 2e10  # budget of the logit lens; of a long text only the last positions are computed
@@ -101,7 +100,7 @@ def mask_number(attention: RecordedAttention, masks: list[list[list[int]]]) -> i
     return masks.index(mask)
 
 
-def vocabulary(tokenizer: Tokenizer) -> list[str]:
+def vocabulary(tokenizer: Vocabulary) -> list[str]:
     """The texts of all tokens of the output's vocabulary, by id."""
     return list(map(TokenTexts(tokenizer), range(len(tokenizer))))
 
@@ -216,10 +215,10 @@ class LogitLens:
     to the model, which is passed at each call.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     all_positions: bool  # whether the output layer needs all positions at once
     streams: Sequence[ResidualTrace]
-    batch: SeqBatch
+    batch: Any
     rows: int  # of the logits
     vocabulary: int
 
@@ -251,7 +250,7 @@ def output(adapter: TraceAdapter, now: ForwardPass, arrays: Arrays) -> Entry:
     """Describe the probability of each target token, the most probable tokens there, and all logits."""
     return {
         **probabilities(adapter, now),
-        "top": most_probable(now.logits, TOP, TokenTexts(adapter.target)),
+        "top": most_probable(now.logits, TOP, TokenTexts(adapter.outputs)),
         "logits": arrays.add("output.logits", now.logits, "float32"),
         "forbidden": list(adapter.forbidden()),
     }
@@ -259,7 +258,7 @@ def output(adapter: TraceAdapter, now: ForwardPass, arrays: Arrays) -> Entry:
 
 def probabilities(adapter: TraceAdapter, one: ForwardPass) -> Entry:
     """The probabilities of the target tokens in order; None for a token of another vocabulary than the output's."""
-    logp = one.logp(adapter.target)
+    logp = one.logp(adapter.outputs)
     return {
         "p": [None if value is None else significant(math.exp(value)) for value in logp],
         "logp": [None if value is None else significant(value) for value in logp],

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from regard import cancel
+from regard.interpret.explain.models import Vocabulary
 from regard.interpret.interventions import Intervention, ReplaceRow, apply, mask_tokens
 from regard.interpret.recorder import RecordedAttention, Recorder
 from regard.interpret.trace.adapters import Output, TokenSides, TraceAdapter
-from regard.packed import SeqBatch
 from regard.runs import LoadedRun
-from regard.text import Tokenizer
 
 
 @dataclass(frozen=True)
 class ForwardPass:
     """One teacher-forced pass over one example, with the values at its taps."""
 
-    batch: SeqBatch
+    batch: Any
     sides: TokenSides
     output: Output
     recorder: Recorder
     logits: Tensor  # [target tokens, V]
 
-    def logp(self, tokenizer: Tokenizer) -> list[float | None]:
+    def logp(self, tokenizer: Vocabulary) -> list[float | None]:
         """The log-probability of each target token; None for tokens of another vocabulary than the output's."""
         ids = self.sides.target.ids_of(tokenizer)
         index = torch.tensor([token or 0 for token in ids], device=self.logits.device)[:, None]
@@ -95,7 +95,7 @@ def run_passes(loaded: LoadedRun, adapter: TraceAdapter, tokens: list[int], requ
     return Forwards(forward(loaded, adapter, changed, output, request.changes), before, held)
 
 
-def _logits(loaded: LoadedRun, batch: SeqBatch) -> Tensor:
+def _logits(loaded: LoadedRun, batch: Any) -> Tensor:
     cancel.check()
     logits: Tensor = loaded.module.logits(batch.to(loaded.device))
     return logits.float()

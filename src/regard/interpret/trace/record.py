@@ -96,8 +96,8 @@ def _trace(
         "free": None if free is None else {"text": free.output.text, **_score(loaded, adapter, free)},
         "arrays": arrays.about,
     }
-    lens = entries.LogitLens(adapter.target, adapter.encoder_only, layers, now.batch, *now.logits.shape)
-    trace = Trace(header, arrays.made, lambda: lens(reload().module), partial(entries.vocabulary, adapter.target))
+    lens = entries.LogitLens(adapter.outputs, adapter.encoder_only, layers, now.batch, *now.logits.shape)
+    trace = Trace(header, arrays.made, lambda: lens(reload().module), partial(entries.vocabulary, adapter.outputs))
     pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if adapter.spec.has_alignment else None
     cross: dict[str, np.ndarray] = {}
     flags = {
@@ -129,7 +129,7 @@ def _about(loaded: LoadedRun, adapter: TraceAdapter, run: str) -> Entry:
         "layers": layers_of(settings),
         "heads": heads_of(settings),
         "width": settings.width,
-        "vocabulary": len(adapter.target),
+        "vocabulary": len(adapter.outputs),
         "parameters": sum(parameter.numel() for parameter in loaded.module.parameters()),
         "positions": getattr(settings, "positions", "none"),
     }
@@ -154,7 +154,7 @@ def target_is_forced(request: Mapping[str, Any]) -> bool:
 
 def _score(loaded: LoadedRun, adapter: TraceAdapter, one: ForwardPass) -> Entry:
     """The score of the output, as the search computes it, and its log-probability."""
-    each = zip(one.logp(adapter.target), one.sides.target.given, strict=True)
+    each = zip(one.logp(adapter.outputs), one.sides.target.given, strict=True)
     written = [logp for logp, given in each if logp is not None and not given]
     total, score = sum(written), one.output.score
     if score is None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regard.interpret.explain.models import group
-from regard.text import UNK, Tokenizer
+from regard.interpret.explain.models import Vocabulary, group
+from regard.text import UNK
 from regard.text.display import labels
 
 
@@ -17,7 +17,7 @@ class TokenSpan:
     """Consecutive tokens of one vocabulary; `given`: they are part of the input, not written by the model."""
 
     ids: Sequence[int]
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     given: bool = False
 
 
@@ -34,7 +34,7 @@ class TokenSide:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def ids_of(self, tokenizer: Tokenizer) -> list[int | None]:
+    def ids_of(self, tokenizer: Vocabulary) -> list[int | None]:
         """The ids in this vocabulary, and None for tokens of another one."""
         return [token if span.tokenizer is tokenizer else None for span in self.spans for token in span.ids]
 
@@ -86,7 +86,7 @@ def _merge(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
     return merged
 
 
-def is_special(token: int, tokenizer: Tokenizer) -> bool:
+def is_special(token: int, tokenizer: Vocabulary) -> bool:
     """Whether a token is BOS, EOS, a tag or a mask; decided by its id, since ordinary text may look the same."""
     return token < tokenizer.first and token != UNK
 
@@ -104,7 +104,7 @@ def is_punctuation(text: str) -> bool:
 class TokenTexts:
     """The text of single tokens of a vocabulary, as they are written inside a text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Vocabulary) -> None:
         self.tokenizer = tokenizer
         self._cache: dict[int, str] = {}
 
