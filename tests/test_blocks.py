@@ -230,7 +230,7 @@ def test_normalised_queries_and_keys_have_the_root_mean_square_of_their_gains() 
         attention.q_norm.weight.fill_(2.0)
         attention.k_norm.weight.fill_(0.5)
     before = attention(x, PackedQK(layout, layout))
-    query, key, _ = attention._project(attention.qkv_proj, x, 3)
+    query, key, _ = attention._project(attention.qkv_proj, x, *[attention.heads] * 3)
     for norm, projected, gain in ((attention.q_norm, query, 2.0), (attention.k_norm, key, 0.5)):
         expected = gain * projected / projected.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(norm(projected), expected, atol=1e-5, rtol=1e-5)

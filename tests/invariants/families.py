@@ -107,8 +107,33 @@ def gpt(seed: int) -> dict[str, Any]:
         "memory_size": random.randint(0, 4),
         "tie_embeddings": seed % 4 < 2,
         "scale_embeddings": seed % 2 == 1,
+        "kv_heads": [0, 1, 1][seed % 3],
+        "head_width": [0, 6, 0, 4][seed % 4],
+        "norm_place": ["before", "output", "both", "before"][seed % 4],
+        "qk_norm": seed % 3 == 1,
+        "qk_norm_all": seed % 2 == 1,
+        "qkv_bias": seed % 3 != 1,
+        "out_bias": seed % 2 == 0,
+        "ffn_bias": seed % 3 != 2,
+        "norm_bias": seed % 4 != 2,
+        "softcap": [0, 0, 0, 2.0][seed % 4],
+        "logit_softcap": [0, 0, 3.0][seed % 3],
+        "global_layers": [0] if seed % 2 else [],
+        **ROTARY.get(seed, {}),
         "max_positions": 64,
     }
+
+
+ROTARY: dict[int, dict[str, Any]] = {
+    1: {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original": 16, "local_base": 100.0},
+    5: {
+        "rope_scaling": "yarn",
+        "rope_factor": 2.0,
+        "rope_original": 16,
+        "rope_attention": 1.2,
+        "unrotated_layers": [1],
+    },
+}
 
 
 def bert(seed: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from regard.accelerate import fused
 from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
 from regard.accelerate.linear_relu import linear_relu
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
-from regard.attention.backends import plain
+from regard.attention.backends import plain, repeat_heads
 from regard.attention.static_layout import SegmentMask, StaticPackedLayout
 from regard.dropout import hashed, new_seeds
 from regard.interpret.recorder import Recorder
@@ -228,16 +228,19 @@ def test_varlen_attention_reads_views_of_one_projection() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("beams", "length"), [(1, 5), (4, 150), (12, 70)])
-def test_decode_attention(beams: int, length: int, shared: bool, dtype: torch.dtype) -> None:
-    """Beams have different masks over the cached keys, or share one (cross-attention); one may attend to nothing."""
+@pytest.mark.parametrize(("beams", "length", "group"), [(1, 5, 1), (4, 150, 1), (12, 70, 1), (1, 70, 4), (3, 9, 6)])
+def test_decode_attention(beams: int, length: int, group: int, shared: bool, dtype: torch.dtype) -> None:
+    """Beams have different masks over the cached keys, or share one (cross-attention); one may attend to nothing.
+
+    A head of keys serves a group of query heads.
+    """
     from regard.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)
-    q, k, v = (drawn(3, 2, n, 24, dtype=dtype) for n in (beams, length, length))
+    q, k, v = (drawn(3, heads, n, 24, dtype=dtype) for heads, n in ((2 * group, beams), (2, length), (2, length)))
     table = torch.rand(3, 1, 1 if shared else beams, length, device=DEVICE) < 0.4
     table[0, 0, 0] = False
-    expected = plain(q, k, v, MaskTable(table), ScaledDot())
+    expected = plain(q, *(repeat_heads(x, 2 * group) for x in (k, v)), MaskTable(table), ScaledDot())
     bias = torch.zeros(table.shape, dtype=dtype, device=DEVICE).masked_fill(~table, -torch.inf)
     close(decode_attention(q, k, v, bias, 24**-0.5), expected, dtype)
 

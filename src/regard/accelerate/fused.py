@@ -105,7 +105,12 @@ def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
     if isinstance(x, PendingResidual):
         return True
     first = block.self_attn_residual
-    return not first.norm_first and can_fuse(x, first.norm)
+    return not first.norm_first and not first.norms_output and can_fuse(x, first.norm)
+
+
+def _norms_input(module: nn.Module) -> bool:
+    """Whether a residual connection can be computed with the norm of the next one; true of any other module."""
+    return not isinstance(module, Residual) or (module.norm_first and isinstance(module.norm, LayerNorm | RMSNorm))
 
 
 class FusedFeedForward(FeedForward):
@@ -165,7 +170,7 @@ class FusedBlockStack(BlockStack):
         is_token: Tensor | None = None,
         **inputs: Tensor,
     ) -> Tensor:
-        if self.norm is None or not can_fuse(x, self.norm):
+        if self.norm is None or not can_fuse(x, self.norm) or not all(map(_norms_input, self.modules())):
             return super().forward(x, *layouts, is_token=is_token, **inputs)
         pending = start_pending(x, self[0])
         for block, block_layouts in zip(self, self._per_block(layouts), strict=False):

@@ -17,7 +17,7 @@ from regard.attention.masks import (
     Window,
 )
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.positional_scores import Relative, Rotary
+from regard.attention.positional_scores import Relative, RopeScaling, Rotary, SoftCapped
 from regard.attention.scores import Additive, Bilinear, Dot, GraphAdditive, ScaledDot, Score
 from regard.attention.static_layout import StaticPackedLayout
 
@@ -39,12 +39,14 @@ __all__ = [
     "MultiHeadAttention",
     "PackedQK",
     "Relative",
+    "RopeScaling",
     "Rotary",
     "SameSegment",
     "ScaledDot",
     "Score",
     "SegmentPositions",
     "Segments",
+    "SoftCapped",
     "SourceCache",
     "StaticPackedLayout",
     "StaticQK",

@@ -43,10 +43,11 @@ def plain(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: Score) -> Tensor:
     """PyTorch's `scaled_dot_product_attention`, for scores that are dot products."""
-    return fused_dot(*score.as_dot(query, key), value, allowed)
+    q, k, scale = score.as_dot(query, key)
+    return fused_dot(q, k, value, scale, allowed)
 
 
-def fused_dot(q: Tensor, k: Tensor, scale: float, value: Tensor, allowed: MaskTable) -> Tensor:
+def fused_dot(q: Tensor, k: Tensor, value: Tensor, scale: float, allowed: MaskTable) -> Tensor:
     """`fused` for the score scale * q @ k^T."""
     without_table = allowed.table is None and allowed.sparse is None
     if without_table and not (allowed.causal and q.shape[-2] != k.shape[-2]):
@@ -69,16 +70,35 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
     """
     q, k, scale = score.as_dot(query, key)
     if not allowed.no_empty_rows:
-        return fused_dot(q, k, scale, value, allowed)
+        return fused_dot(q, repeat_heads(k, q.shape[-3]), repeat_heads(value, q.shape[-3]), scale, allowed)
     if _can_use_decode_kernel(q, value, allowed):
         from regard.kernels import decode_attention as ours
 
         assert allowed.bias is not None
         return ours.decode_attention(q.to(value.dtype), k.to(value.dtype), value, allowed.bias, scale)
-    scores, bias = (q * scale) @ k.transpose(-2, -1), allowed.bias
+    bias = allowed.bias
     if bias is None:
         bias = MaskTable.with_bias(allowed.to_dense(q.shape[-2], k.shape[-2], q.device), q.dtype).bias
-    return _softmax(scores if bias is None else scores + bias) @ value
+    queries = q.shape[-2]
+    scores = _per_query(_per_key(q * scale, k) @ k.transpose(-2, -1), queries)
+    weights = _softmax(scores if bias is None else scores + bias)
+    return _per_query(_per_key(weights, value) @ value, queries)
+
+
+def _per_key(x: Tensor, key: Tensor) -> Tensor:
+    """[..., H, Q, D] -> [..., G, H/G * Q, D]: the queries that share a head of the keys, side by side."""
+    groups = key.shape[-3]
+    return x if x.shape[-3] == groups else x.unflatten(-3, (groups, -1)).flatten(-3, -2)
+
+
+def _per_query(x: Tensor, queries: int) -> Tensor:
+    """The inverse of `_per_key`."""
+    return x if x.shape[-2] == queries else x.unflatten(-2, (-1, queries)).flatten(-4, -3)
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values [..., G, K, D] of groups of queries -> [..., heads, K, D], one for each query."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -173,9 +193,10 @@ def attend(
 ) -> Tensor:
     """Attention: each query gets the mean of the values that it may attend to, weighted by softmax(score(query, key)).
 
-    Queries [T, H, D], keys [S, H, D] and values [S, H, E] -> [T, H, E]; keys and values are None if the layout caches
-    them. The layout defines how tensors are stored and which pairs are allowed. `owner` is the module whose tap offers
-    the weights; if a listener replaces them, the result is `weights @ values`.
+    Queries [T, H, D], keys [S, G, D] and values [S, G, E] -> [T, H, E]; keys and values are None if the layout caches
+    them. Usually G = H; else each key serves H / G queries (grouped-query attention, Ainslie et al. 2023). The layout
+    defines how tensors are stored and which pairs are allowed. `owner` is the module whose tap offers the weights; if a
+    listener replaces them, the result is `weights @ values`.
     """
     positions = layout.positions(query)
     if key is not None:
@@ -183,13 +204,17 @@ def attend(
         if positions is not None:
             query, key, score = score.at(query, key, positions)
     q, k, v, allowed = layout.open(query, key, value)
+    heads = q.shape[-3]
     if owner is not None and taps.has_listeners():
-        replaced = taps.offer(owner, "weights", AttentionWeights(q, k, v, allowed, score, layout))
+        shared = repeat_heads(k, heads), repeat_heads(v, heads)
+        replaced = taps.offer(owner, "weights", AttentionWeights(q, *shared, allowed, score, layout))
         if replaced is not None:
-            return layout.close(replaced.to(v.dtype) @ v)
+            return layout.close(replaced.to(v.dtype) @ shared[1])
     name = requested_backend()
     if not score.is_dot and name != "plain":
         name = "edges" if isinstance(allowed.sparse, EdgeMask) else "plain"
     elif name == "auto":
         name = _select_backend(allowed, q, k.shape[-2])
+    if name != "small":  # which reads each key once for all queries that share it
+        k, v = repeat_heads(k, heads), repeat_heads(v, heads)
     return layout.close(BACKENDS[name](q, k, v, allowed, score))

@@ -24,7 +24,7 @@ class BeamTree:
     The entries of a sentence are its prompt, then K per step, one per beam. Entries never move when beams are
     reordered: `seen` [N, K, E] marks those that a beam attends to (None: all of them, while there is one beam). Prompts
     are padded on the left: `padding` [N] counts the empty entries before the first token. `mask` restricts attention to
-    earlier tokens (None: causal).
+    earlier tokens (None: causal), in the layers whose caches ask for it.
 
     A tree grows with every token. `fixed` returns one with static shapes and addresses, as CUDA graphs require, in
     which the index of the next entry (`cursor`) and the tokens of a sentence (`fed`) are tensors: sentences may have
@@ -44,12 +44,12 @@ class BeamTree:
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
         self.used: int | None = None  # entries in use, unless only the device knows
         self._queries = 1
-        self._allowed: MaskTable | None = None
+        self._allowed: dict[bool, MaskTable] = {}  # by whether `mask` applies
         self._levels: Tensor | None = None  # 0 and -inf
 
     def enter(self, tokens: int | None, device: torch.device) -> None:
         """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam."""
-        self.turn, self._allowed = self.turn + 1, None
+        self.turn, self._allowed = self.turn + 1, {}
         if self.cursor is not None:
             return self._enter_fixed()
         count = 1 if tokens is None else tokens
@@ -84,31 +84,33 @@ class BeamTree:
         self.cursor.add_(self.beams)
         self.fed.add_(1)
 
-    def allowed(self, dtype: torch.dtype) -> MaskTable:
-        """The mask of the tokens fed last; computed once for all layers, whose scores have this dtype."""
-        if self._allowed is None:
-            self._allowed = self._prompt() if self._queries > 1 else self._step(dtype)
-        return self._allowed
+    def allowed(self, dtype: torch.dtype, masked: bool = True) -> MaskTable:
+        """The mask of the tokens fed last; computed once for all layers of a kind, whose scores have this dtype."""
+        masked = masked and self.mask is not None
+        if masked not in self._allowed:
+            mask = self.mask if masked else None
+            self._allowed[masked] = self._prompt(mask) if self._queries > 1 else self._step(dtype, mask)
+        return self._allowed[masked]
 
-    def _prompt(self) -> MaskTable:
-        if self.mask is None and self.seen is None:
+    def _prompt(self, sparse: Mask | None) -> MaskTable:
+        if sparse is None and self.seen is None:
             return MaskTable(causal=True, no_empty_rows=True)
         index = torch.arange(self.length - self.entries, self.length, device=self.position.index.device)
         position = index[None] if self.padding is None else index - self.padding[:, None]
         positions = SegmentPositions(position, torch.where(position < 0, NO_POSITION, 0))
-        mask = Causal() if self.mask is None else self.mask & Causal()
+        mask = Causal() if sparse is None else sparse & Causal()
         table = (mask & SameSegment()).table(positions[:, -self._queries :], positions)
         return MaskTable(table.unsqueeze(1))  # [N or 1, 1, Q, E]
 
-    def _step(self, dtype: torch.dtype) -> MaskTable:
+    def _step(self, dtype: torch.dtype, sparse: Mask | None) -> MaskTable:
         table = None if self.seen is None else self.seen[..., : self.used]
-        if self.mask is not None:
+        if sparse is not None:
             assert self.index is not None
             keys = self.index[..., : self.used]
             keys = keys[None] if self.padding is None else keys - self.padding[:, None]
             here = self.position.index.flatten()  # [N * K], or [1] for all
             here = here.view(len(keys), -1)[:, :1] if len(keys) > 1 else here[:1, None]
-            visible = self.mask.table(
+            visible = sparse.table(
                 SegmentPositions(here, torch.zeros_like(here)), SegmentPositions(keys, torch.zeros_like(keys))
             )
             table = visible if table is None else table & visible  # [N, K, E] & [N or 1, 1, E]
@@ -134,7 +136,7 @@ class BeamTree:
     def keep(self, sentences: Tensor) -> BeamTree:
         """Return a tree with these sentences only, [M] indices into the present N."""
         kept = copy.copy(self)
-        kept.sentences, kept._allowed = len(sentences), None
+        kept.sentences, kept._allowed = len(sentences), {}
         for name in ("seen", "padding", "fed", "cursor", *(() if self.cursor is None else ("index",))):
             rows = getattr(self, name)
             setattr(kept, name, None if rows is None else rows.index_select(0, sentences))
@@ -146,7 +148,7 @@ class BeamTree:
         It has `prompt` entries for prompts; unused ones are masked.
         """
         made = copy.copy(self)
-        made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, None
+        made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, {}
         made.seen = torch.zeros(self.sentences, beams, prompt + beams * capacity, dtype=torch.bool, device=device)
         made.seen[..., : self.entries] = True if self.seen is None else self.seen
         made.cursor = torch.full((self.sentences,), prompt, device=device)
@@ -162,7 +164,7 @@ class BeamTree:
         """Return a tree with static shapes and capacity for this many tokens, after prompts of this length."""
         assert self.seen is not None
         made = copy.copy(self)
-        made.entries, made._allowed = max(self.entries, prompt), None
+        made.entries, made._allowed = max(self.entries, prompt), {}
         more = made.entries + self.beams * capacity - self.seen.shape[-1]
         made.seen = F.pad(self.seen, (0, more))
         made.index = None if self.index is None else F.pad(self.index, (0, more))
@@ -190,8 +192,11 @@ class KVCache:
     when it is exhausted, unless the tree is fixed.
     """
 
-    def __init__(self, tree: BeamTree, key: Tensor | None = None, value: Tensor | None = None) -> None:
-        self.tree, self.key, self.value = tree, key, value
+    def __init__(
+        self, tree: BeamTree, key: Tensor | None = None, value: Tensor | None = None, *, masked: bool = True
+    ) -> None:
+        """`masked`: whether the tree's mask applies to this layer; if not, it attends to all earlier tokens."""
+        self.tree, self.key, self.value, self.masked = tree, key, value, masked
         self._turn = tree.turn
         self._prompt = self._announced = False
 
@@ -222,7 +227,7 @@ class KVCache:
             for store, new in ((self.key, k), (self.value, v)):
                 store.transpose(1, 2)[rows, tree.write] = new.transpose(1, 2).to(store.dtype)
             k, v = self.key[:, :, : tree.used], self.value[:, :, : tree.used]
-        return q, k, v, tree.allowed(q.dtype)
+        return q, k, v, tree.allowed(q.dtype, self.masked)
 
     def _folded(self, x: Tensor) -> Tensor:
         """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
@@ -238,7 +243,7 @@ class KVCache:
     def keep(self, sentences: Tensor, tree: BeamTree) -> KVCache:
         """Return a cache with these sentences only, for a tree that has them."""
         kept = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
-        return KVCache(tree, *kept)
+        return KVCache(tree, *kept, masked=self.masked)
 
     def fixed(self, tree: BeamTree, like: tuple[Tensor, Tensor]) -> KVCache:
         """Return a cache with static shapes for a fixed tree; `like` has the right heads, widths and dtype."""
@@ -249,13 +254,13 @@ class KVCache:
             if kept is not None:
                 store[:, :, : self.tree.entries] = kept[:, :, : self.tree.entries]
             stores.append(store)
-        return KVCache(tree, *stores)
+        return KVCache(tree, *stores, masked=self.masked)
 
     def grown(self, tree: BeamTree) -> KVCache:
         """Return a cache with the capacity of a tree that has grown."""
         assert tree.seen is not None and self.key is not None and self.value is not None
         more = tree.seen.shape[-1] - self.key.shape[2]
-        return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)))
+        return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)), masked=self.masked)
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` entries only. The caller trims the tree after the caches of all layers."""

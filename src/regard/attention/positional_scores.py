@@ -1,8 +1,9 @@
-"""Attention scores that depend on the positions of query and key: rotary and relative positions."""
+"""Attention scores that depend on the positions of query and key: rotary and relative positions, and bounded scores."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,49 @@ from regard.errors import UserError
 _DOT, _SCALED_DOT = Dot(), ScaledDot()
 
 
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are changed for contexts that are longer than those of the first training.
+
+    A frequency makes `original` / wavelength turns within the `original` context. With kind "linear", every frequency
+    is divided by `factor`. With "llama3" and "yarn", only those with fewer turns than `turns[0]` are; those with more
+    than `turns[1]` stay; between the two, the frequency is interpolated, by the number of turns (llama3) or by the
+    index of the frequency (yarn, Peng et al. 2023). `attention` multiplies queries and keys.
+    """
+
+    kind: str
+    factor: float
+    original: int = 0
+    turns: tuple[float, float] = (1.0, 4.0)
+    attention: float = 1.0
+
+    def scaled(self, frequencies: Tensor, base: float, width: int) -> Tensor:
+        """frequencies [F] -> [F]."""
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "llama3":
+            low, high = self.turns
+            turns = self.original * frequencies / (2 * math.pi)
+            kept = ((turns - low) / (high - low)).clamp(0, 1)
+        else:
+            # the index f at which base^(2f/D) has so many turns
+            high, low = (
+                width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in self.turns
+            )
+            low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+            index = torch.arange(len(frequencies), dtype=torch.float64, device="cpu")
+            kept = 1 - ((index - low) / ((high - low) or 0.001)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
 class RotaryTable:
     """cos and sin of position / base^(2f/D), [L, F] each for F frequencies: computed in float64, extended on demand."""
 
-    def __init__(self, width: int, base: float) -> None:
-        self._settings = width, base
+    def __init__(self, width: int, base: float, scaling: RopeScaling | None = None) -> None:
+        self._settings = width, base, scaling
         self.frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+        if scaling is not None:
+            self.frequencies = scaling.scaled(self.frequencies, base, width)
         self._table: tuple[Tensor, Tensor] | None = None
         self._on_device: dict[torch.device, Tensor] = {}  # with constant addresses, as CUDA graphs require
 
@@ -53,26 +91,50 @@ class Rotary(Score):
     position / base^(2f/D). The last query is at the position of the last key: query i of Q is at K - Q + i, key j at j.
     """
 
-    def __init__(self, width: int, base: float = 10000.0) -> None:
+    def __init__(self, width: int, base: float = 10000.0, scaling: RopeScaling | None = None) -> None:
         super().__init__()
         if width % 2:
             raise UserError(f"rotary positions rotate pairs of features: the width of a head, {width}, must be even")
-        self.table = RotaryTable(width, base)
+        self.table = RotaryTable(width, base, scaling)
+        self.amplitude = 1.0 if scaling is None else scaling.attention**2  # of the score
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         cos, sin = self.table(key.shape[-2], key)
         first = key.shape[-2] - query.shape[-2]
-        return _rotate(query, cos[first:], sin[first:]), _rotate(key, cos, sin), 1.0 / math.sqrt(query.shape[-1])
+        scale = self.amplitude / math.sqrt(query.shape[-1])
+        return _rotate(query, cos[first:], sin[first:]), _rotate(key, cos, sin), scale
 
     def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         cos, sin = self.table.at(positions, query)
-        return _rotate(query, cos, sin), _rotate(key, cos, sin), _SCALED_DOT
+        query = _rotate(query, cos, sin)
+        return query if self.amplitude == 1 else query * self.amplitude, _rotate(key, cos, sin), _SCALED_DOT
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (a, b) = (x_f, x_(f + D/2)) of x [..., L, D] by its angle, with cos and sin [L, D/2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class SoftCapped(Score):
+    """c tanh(s / c) for another score s, which bounds it by c (Gemma 2)."""
+
+    def __init__(self, score: Score, cap: float) -> None:
+        super().__init__()
+        self.inner, self.cap = score, cap
+
+    def project_keys(self, key: Tensor) -> Tensor:
+        return self.inner.project_keys(key)
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.cap * torch.tanh(self.inner.compare(query, key) / self.cap)
+
+    def cached_width(self, width: int) -> int:
+        return self.inner.cached_width(width)
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        query, key, score = self.inner.at(query, key, positions)
+        return query, key, SoftCapped(score, self.cap)
 
 
 class Relative(Score):

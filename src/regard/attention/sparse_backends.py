@@ -25,7 +25,7 @@ def block_sparse(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, 
     for block in allowed.sparse.blocks:
         queries, keys, values = _select(q, block.queries), _select(k, block.keys), _select(value, block.keys)
         mask = MaskTable(block.table, no_empty_rows=block.no_empty_rows)
-        outputs.append(fused_dot(queries, keys, scale, values, mask))
+        outputs.append(fused_dot(queries, keys, values, scale, mask))
     inverse_order = allowed.sparse.pattern.inverse_order
     out = torch.cat(outputs, dim=-2)
     return out if inverse_order is None else out.index_select(-2, inverse_order)

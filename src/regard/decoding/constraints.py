@@ -59,6 +59,8 @@ class Constraints:
     prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NONE
     prompt: Tensor  # [N, Q] tokens that the repetition penalty counts as generated, padded with NONE
     banned: Tensor  # [B] ids that are never generated
+    ends: Tensor  # [E] ids that end an output as EOS does
+    samples: bool  # whether tokens are drawn
     min_length: int
     no_repeat: int  # size of n-grams that may not be repeated; 0: none
     repetition: float  # repetition penalty; 1: none
@@ -97,7 +99,9 @@ class Constraints:
             limit=torch.tensor(limits, dtype=torch.long, device=device),
             prefix=_padded(prefixes, device),
             prompt=_padded(prompts, device),
-            banned=torch.tensor(list(banned), dtype=torch.long, device=device),
+            banned=torch.tensor(sorted({*banned, *settings.stop_ids}), dtype=torch.long, device=device),
+            ends=torch.tensor(settings.stop_ids, dtype=torch.long, device=device),
+            samples=settings.method == "sample",
             min_length=settings.min_length,
             no_repeat=settings.no_repeat_ngram,
             repetition=settings.repetition_penalty,
@@ -111,7 +115,7 @@ class Constraints:
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        own = self.limit, self.prefix, self.prompt, self.banned
+        own = self.limit, self.prefix, self.prompt, self.banned, self.ends
         return own if self.terms is None else (*own, *self.terms.tensors())
 
     def of_sentences(self) -> tuple[Tensor, ...]:
@@ -190,6 +194,9 @@ class Constraints:
 
     def mask(self, logits: Tensor, step: Tensor, history: Tensor) -> None:
         """Put -inf in place where a token may not follow; `step` [N] is the number of tokens so far."""
+        if len(self.ends):  # EOS stands for all of them: for the likeliest in a search, for their sum in a draw
+            ends = torch.cat([logits[..., EOS, None], logits.index_select(-1, self.ends)], -1)
+            logits[..., EOS] = ends.logsumexp(-1) if self.samples else ends.amax(-1)
         logits.index_fill_(-1, self.banned, -math.inf)
         if self.min_length:
             logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)

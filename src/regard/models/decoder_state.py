@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -62,9 +62,15 @@ class DecoderState:
 
     @classmethod
     def start(
-        cls, layers: int, tree: BeamTree, cross_kv: Sequence[SourceCache] = (), length: Tensor | None = None
+        cls,
+        layers: int,
+        tree: BeamTree,
+        cross_kv: Sequence[SourceCache] = (),
+        length: Tensor | None = None,
+        unmasked: Collection[int] = (),
     ) -> Self:
-        return cls(tree, [KVCache(tree) for _ in range(layers)], cross_kv, length)
+        """`unmasked` are the layers that ignore the tree's mask."""
+        return cls(tree, [KVCache(tree, masked=i not in unmasked) for i in range(layers)], cross_kv, length)
 
     def reorder(self, parents: Tensor) -> Self:
         self.tree.follow(parents)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps
@@ -21,81 +20,16 @@ from regard.attention import BeamTree, Causal, Mask, Segments, StaticPackedLayou
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
-from regard.nn import flops
+from regard.models.gpt_settings import GPTSettings
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
-from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
-from regard.registry import MASKS, MODELS, NameIn
+from regard.registry import MASKS, MODELS
+
+__all__ = ["GPT", "GPTSettings"]
 
 NEG_LOGIT = -1e4  # of tokens that are never predicted; finite, so that losses with label smoothing are finite
 INIT_STD = 0.02  # standard deviation of initial weights, as in GPT-2
-
-
-class GPTSettings(SizedSettings):
-    """A decoder-only language model. With pairs, it continues the source with the target."""
-
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        # gpt2 and larger as in "Language Models are Unsupervised Multitask Learners", table 2
-        "nano": dict(width=128, heads=4, layers=4, ffn_width=512, max_positions=64, dropout=0.0),
-        "mini": dict(width=384, heads=6, layers=6, ffn_width=1536, max_positions=256, dropout=0.2),
-        "gpt2": dict(width=768, heads=12, layers=12, ffn_width=3072, max_positions=1024, dropout=0.1),
-        "gpt2-medium": dict(width=1024, heads=16, layers=24, ffn_width=4096, max_positions=1024, dropout=0.1),
-        "gpt2-large": dict(width=1280, heads=20, layers=36, ffn_width=5120, max_positions=1024, dropout=0.1),
-        "gpt2-xl": dict(width=1600, heads=25, layers=48, ffn_width=6400, max_positions=1024, dropout=0.1),
-    }
-    DEFAULT_SIZE: ClassVar[str] = "mini"
-    TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
-    shares_context: ClassVar[bool] = True
-
-    family: Literal["gpt"] = Field("gpt", description="model family")
-    size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(
-        "mini", description="preset for the sizes below; each can be set separately"
-    )
-    width: int = Field(..., ge=2, description="embedding and hidden size")
-    heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
-    layers: int = Field(..., ge=1, description="number of layers")
-    ffn_width: int = Field(..., ge=1, description="hidden size of the feed-forward layers")
-    dropout: float = Field(
-        ..., ge=0, lt=1, description="dropout probability, on embeddings and on the output of each sub-layer"
-    )
-    activation: Activation = Field("gelu-tanh", description="activation of the feed-forward layers")
-    norm: TokenNorm = Field("layer", description="normalisation layer, before each sub-layer")
-    score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
-    positions: PositionsName = Field(
-        "learned", description="position encoding; rotary and relative are applied in attention"
-    )
-    position_base: float = Field(
-        10000.0, gt=1, description="base of sinusoidal and rotary positions: the longest wavelength is 2 pi times this"
-    )
-    max_positions: int = Field(..., ge=2, description="context length in tokens")
-    tie_embeddings: bool = Field(True, description="output projection = token embedding")
-    scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(width)")
-    mask: Annotated[str, NameIn(MASKS)] = Field(
-        "causal", description="attention mask: all earlier tokens (causal), or a sparse pattern of them"
-    )
-    mask_size: int = Field(
-        128, ge=1, description="sparse masks: size in tokens of the window, stride, block or segment"
-    )
-    memory_size: int = Field(
-        0, ge=0, description='mask = "segments": tokens before a segment that it attends to (Transformer-XL)'
-    )
-    unused: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="token ids that are never predicted, because an imported model does not have them"
-    )
-
-    @property
-    def encoder_decoder_layers(self) -> tuple[int, int]:
-        return 0, self.layers
-
-    def forward_flops(self, batch: SeqBatch, target_size: int) -> int:
-        target = batch.inputs.layout.lengths
-        joint = [s + t for s, t in zip(batch.source.layout.lengths, target, strict=True)]
-        decoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), joint)
-        return decoder + 2 * sum(target) * self.width * target_size
-
-    def summary(self) -> str:
-        return "GPT"
 
 
 def sparse_mask(settings: GPTSettings) -> Mask | None:
@@ -134,6 +68,8 @@ class Concatenated:
 class GPT(SequenceModel):
     """p(next token) = softmax(W · decoder(source and target so far)), with norms before each sub-layer and at the end.
 
+    The settings also describe Llama and its relatives: grouped queries, RMS norms, gated layers, scaled rotary
+    positions, windows in some of the layers.
     If embeddings are tied, W is the embedding table. A source with a separate vocabulary has a separate embedding.
     """
 
@@ -149,7 +85,7 @@ class GPT(SequenceModel):
         self.embedding = TokenEmbedding(target_size, settings)
         self.source_embedding = self.embedding if shared else TokenEmbedding(source_size, settings)
         self.source_embedding.positions = self.embedding.positions  # positions continue from source to target
-        self.decoder = BlockStack.of(block, EncoderBlock, settings.layers)
+        self.decoder = BlockStack.of(block, EncoderBlock, settings.layers, settings.layer_changes)
         self.static_shapes = self.mask is None and block.only_dot_scores  # sparse masks are computed on the host
         if not settings.tie_embeddings:
             self.output = nn.Parameter(torch.empty(target_size, settings.width))
@@ -186,8 +122,12 @@ class GPT(SequenceModel):
 
     def _decode(self, x: Tensor, layout: PackedLayout) -> Tensor:
         """All blocks and the last norm, [T, D] -> [T, D]."""
-        self_layout = pack(layout, layout, Causal() if self.mask is None else self.mask)
-        return self.decoder(x, self_layout, is_token=layout.is_token)
+        causal = pack(layout, layout, Causal())
+        if self.mask is None:
+            return self.decoder(x, causal, is_token=layout.is_token)
+        sparse, full = pack(layout, layout, self.mask), self.settings.global_layers
+        layouts = [causal if i in full else sparse for i in range(len(self.decoder))]
+        return self.decoder(x, layouts, is_token=layout.is_token)
 
     def _check_length(self, layout: PackedLayout) -> None:
         if not isinstance(layout, StaticPackedLayout):  # whose `max_len` is only a bound
@@ -202,10 +142,12 @@ class GPT(SequenceModel):
         return self.embedding.table if self.settings.tie_embeddings else self.output
 
     def lm_head(self) -> tuple[Tensor, None] | None:
-        return None if self.settings.unused else (self._table(), None)
+        return None if self.settings.unused or self.settings.logit_softcap else (self._table(), None)
 
     def project(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden, self._table())
+        logits, cap = self.linear(hidden, self._table()), self.settings.logit_softcap
+        if cap:
+            logits = cap * torch.tanh(logits / cap)
         if self.settings.unused:
             logits = logits.index_fill(-1, self.unused, NEG_LOGIT)
         return taps.tap(self, "logits", logits)
@@ -217,7 +159,8 @@ class GPT(SequenceModel):
         """Prefill: all prompts at once, padded on the left, so that all end at the same position."""
         layout = source.layout
         padding = None if layout.equal_lengths else layout.max_len - layout.length
-        state = DecoderState.start(len(self.decoder), BeamTree(len(layout), self.mask, padding))
+        tree = BeamTree(len(layout), self.mask, padding)
+        state = DecoderState.start(len(self.decoder), tree, unmasked=self.settings.global_layers)
         if layout.max_len:
             state.tree.enter(layout.max_len, layout.device)
             position = state.tree.position.index.clamp(min=0)

@@ -7,7 +7,7 @@ Shapes: T tokens of a packed batch, S source tokens, D width, F inner width of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice, repeat
 from typing import Any
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import AttentionLayout, MultiHeadAttention, PackedQK, Score
+from regard.attention import AttentionLayout, MultiHeadAttention, PackedQK, RopeScaling, Score, SoftCapped
+from regard.attention.multihead import QK_NORM_EPS, AttentionOptions
 from regard.attention.squeeze_excite import SqueezeExcite
 from regard.dropout import dropout
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
@@ -35,14 +36,25 @@ class BlockConfig:
     activation: str = "relu"
     norm: str = "layer"
     norm_first: bool = True
+    norm_place: str = ""  # see `Residual`; "": before or after, as `norm_first` says
+    norm_bias: bool = True
     norm_eps: float = 1e-5
     se_dim: int = 0  # squeezed features of the gate after an encoder's feed-forward layer; 0: no gate
+    kv_heads: int = 0  # these seven: see `AttentionOptions`
+    head_width: int = 0
+    qkv_bias: bool = True
+    out_bias: bool = True
     qk_norm: bool = False
+    qk_norm_all: bool = False
+    qk_norm_eps: float = QK_NORM_EPS
+    ffn_bias: bool = True
     zero_init: bool = False
     score: str = "scaled-dot"
     cross_score: str | None = None  # of cross-attention; None: as `score`
     positions: str = "none"  # rotary and relative positions replace the score of self-attention
     position_base: float = 10000.0
+    rope: RopeScaling | None = None
+    softcap: float = 0.0  # scores s of self-attention become c tanh(s / c); 0: they stay
 
     @classmethod
     def from_settings(cls, settings: object) -> BlockConfig:
@@ -53,28 +65,45 @@ class BlockConfig:
     @property
     def only_dot_scores(self) -> bool:
         """Whether all scores are dot products, as the fused kernels require."""
+        if self.softcap or not POSITIONS[self.positions].is_dot:
+            return False
         return all(SCORES[name].is_dot for name in (self.score, self.cross_score or self.score))
 
+    @property
+    def head_features(self) -> int:
+        """Features of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def has_last_norm(self) -> bool:
+        """Whether a stack of blocks ends with a norm: unless each block does."""
+        return (self.norm_place or ("before" if self.norm_first else "after")) != "after"
+
     def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
-        return NORMS[self.norm](self.width, eps=self.norm_eps)
+        without = {} if self.norm_bias or self.norm != "layer" else {"bias": False}
+        return NORMS[self.norm](self.width, eps=self.norm_eps, **without)
 
     def make_self_attn(self) -> MultiHeadAttention:
-        return self._make_attn(self._positional_score() or self._make_score(self.score))
+        score = self._positional_score() or self._make_score(self.score)
+        return self._make_attn(SoftCapped(score, self.softcap) if self.softcap else score)
 
     def make_cross_attn(self, source_width: int) -> MultiHeadAttention:
         return self._make_attn(self._make_score(self.cross_score or self.score), source_width)
 
     def _make_attn(self, score: Score, source_width: int | None = None) -> MultiHeadAttention:
+        options = AttentionOptions(**{field.name: getattr(self, field.name) for field in fields(AttentionOptions)})
         return MultiHeadAttention(
-            self.width, self.heads, source_width, score, qk_norm=self.qk_norm, zero_init=self.zero_init
+            self.width, self.heads, source_width, score, options=options, zero_init=self.zero_init
         )
 
     def _make_score(self, name: str) -> Score:
-        score: Score = SCORES[name](self.width // self.heads, self.width // self.heads, self.heads)
+        score: Score = SCORES[name](self.head_features, self.head_features, self.heads)
         return score
 
     def _positional_score(self) -> Score | None:
-        score: Score | None = POSITIONS[self.positions].score(self.width // self.heads, self.heads, self.position_base)
+        score: Score | None = POSITIONS[self.positions].score(
+            self.head_features, self.heads, self.position_base, self.rope
+        )
         return score
 
 
@@ -82,11 +111,15 @@ ACTIVATIONS.register("relu")(F.relu)
 ACTIVATIONS.register("gelu")(F.gelu)
 ACTIVATIONS.register("gelu-tanh")(partial(F.gelu, approximate="tanh"))
 ACTIVATIONS.register("silu")(F.silu)
-ACTIVATIONS.register("gated")(F.silu)  # of a gate beside the hidden features (SwiGLU, Shazeer 2020)
+GATED = "gated"  # prefix of the activations of a gate beside the hidden features (Shazeer 2020)
+ACTIVATIONS.register("gated")(F.silu)  # SwiGLU
+ACTIVATIONS.register("gated-gelu")(F.gelu)  # GEGLU
+ACTIVATIONS.register("gated-gelu-tanh")(partial(F.gelu, approximate="tanh"))
+ACTIVATIONS.register("gated-relu")(F.relu)
 
 
 class FeedForward(nn.Module):
-    """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (silu(W_g x) * W_1 x).
+    """W_2 f(W_1 x): f is ReLU, GELU or SiLU; gated: W_2 (f(W_g x) * W_1 x).
 
     With `se_dim`, the output passes a squeeze-and-excite gate over its features, one per sentence.
     """
@@ -94,13 +127,15 @@ class FeedForward(nn.Module):
     def __init__(self, config: BlockConfig, se_dim: int = 0) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.gated = config.activation == "gated"
+        self.gated = config.activation.startswith(GATED)
         self.squeeze_excite = SqueezeExcite(config.width, se_dim) if se_dim else None
-        self.w_in = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1))  # gated: W_g, then W_1
-        self.w_out = nn.Linear(config.ffn_width, config.width)
+        rows = config.ffn_width * (2 if self.gated else 1)  # gated: W_g, then W_1
+        self.w_in = nn.Linear(config.width, rows, bias=config.ffn_bias)
+        self.w_out = nn.Linear(config.ffn_width, config.width, bias=config.ffn_bias)
         for linear in (self.w_in, self.w_out):
             nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+            if config.ffn_bias:
+                nn.init.zeros_(linear.bias)
         if config.zero_init:
             nn.init.zeros_(self.w_out.weight)
 
@@ -122,22 +157,35 @@ class Residual(nn.Module):
     """A residual connection around a sub-layer f.
 
     x + dropout(f(norm(x))) if `norm_first`, which trains more stably; else, as in "Attention Is All You Need",
-    norm(x + dropout(f(x))).
+    norm(x + dropout(f(x))). `norm_place` can also be "output", x + dropout(norm(f(x))), as in OLMo 2, or "both",
+    x + dropout(norm_2(f(norm(x)))), as in Gemma 2.
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.norm = config.make_norm()
-        self.norm_first = config.norm_first
+        self.norm: nn.Module = config.make_norm()
+        place = config.norm_place or ("before" if config.norm_first else "after")
+        self.norm_first = place == "before"
+        self.output_norm: nn.Module | None = config.make_norm() if place == "both" else None
+        self.norms_output = place in ("output", "both")
         self.dropout = config.dropout
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], is_token: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]; `is_token` [T] is False for padding."""
         if self.norm_first:
             x = x + dropout(f(self.norm(x, is_token)), self.dropout, self.training)
+        elif self.norms_output:
+            added = self.norm(f(x), is_token) if self.output_norm is None else self._between(x, f, is_token)
+            x = x + dropout(added, self.dropout, self.training)
         else:
             x = self.norm(x + dropout(f(x), self.dropout, self.training), is_token)
         return taps.tap(self, "stream", x)
+
+    def _between(self, x: Tensor, f: Callable[[Tensor], Tensor], is_token: Tensor | None) -> Tensor:
+        """norm_2(f(norm(x)))."""
+        assert self.output_norm is not None
+        normed: Tensor = self.output_norm(f(self.norm(x, is_token)), is_token)
+        return normed
 
 
 class EncoderBlock(nn.Module):
@@ -202,10 +250,19 @@ class BlockStack(nn.Module):
         self.norm = norm
 
     @classmethod
-    def of(cls, config: BlockConfig, block: type[EncoderBlock] | type[DecoderBlock], depth: int) -> BlockStack:
-        """Create `depth` blocks. If norms come first, the output of the last block still needs one."""
-        blocks = [block(config) for _ in range(depth)]
-        return cls(blocks, config.make_norm() if config.norm_first else None)
+    def of(
+        cls,
+        config: BlockConfig,
+        block: type[EncoderBlock] | type[DecoderBlock],
+        depth: int,
+        changes: Callable[[int], dict[str, Any]] = lambda layer: {},
+    ) -> BlockStack:
+        """Create `depth` blocks; `changes` are the fields of `config` in which a block differs.
+
+        If norms come first, the output of the last block still needs one.
+        """
+        blocks = [block(replace(config, **changes(layer))) for layer in range(depth)]
+        return cls(blocks, config.make_norm() if config.has_last_norm else None)
 
     def __len__(self) -> int:
         return self.depth

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regard.attention import Relative, Score
-from regard.nn.blocks import BlockConfig
+from regard.nn.blocks import GATED, BlockConfig
 from regard.registry import SCORES
 
 
@@ -21,7 +21,7 @@ def num_pairs(lengths: Sequence[int], key_lengths: Sequence[int]) -> int:
 def attention(
     score: type[Score], width: int, heads: int, lengths: Sequence[int], key_lengths: Sequence[int] | None = None
 ) -> int:
-    """Scores and weighted sums of all heads, without the projections of the attention layer itself."""
+    """Scores and weighted sums of all heads, of `width` features together, without the projections of the layer."""
     key_lengths = lengths if key_lengths is None else key_lengths
     return attention_on_pairs(score, width, heads, sum(lengths), sum(key_lengths), num_pairs(lengths, key_lengths))
 
@@ -34,18 +34,27 @@ def attention_on_pairs(score: type[Score], width: int, heads: int, queries: int,
 
 def _self_attn(config: BlockConfig, lengths: Sequence[int]) -> int:
     score = Relative if config.positions == "relative" else SCORES[config.score]
-    projections = 8 * sum(lengths) * config.width**2  # queries, keys, values, output
-    return projections + attention(score, config.width, config.heads, lengths)
+    queries, keys = _rows(config)
+    projections = 4 * sum(lengths) * config.width * (queries + keys)  # queries, keys, values, output
+    return projections + attention(score, queries, config.heads, lengths)
+
+
+def _rows(config: BlockConfig) -> tuple[int, int]:
+    """The features of all queries of a token, and of all its keys."""
+    return config.heads * config.head_features, (config.kv_heads or config.heads) * config.head_features
 
 
 def _cross_attn(config: BlockConfig, lengths: Sequence[int], source_lengths: Sequence[int]) -> int:
     score = SCORES[config.cross_score or config.score]
-    projections = 4 * (sum(lengths) + sum(source_lengths)) * config.width**2  # queries, output; keys, values
-    return projections + attention(score, config.width, config.heads, lengths, source_lengths)
+    queries, keys = _rows(config)
+    projections = (
+        4 * (sum(lengths) * queries + sum(source_lengths) * keys) * config.width
+    )  # queries, output; keys, values
+    return projections + attention(score, queries, config.heads, lengths, source_lengths)
 
 
 def _feed_forward(config: BlockConfig, tokens: int) -> int:
-    return 2 * tokens * config.width * config.ffn_width * (3 if config.activation == "gated" else 2)
+    return 2 * tokens * config.width * config.ffn_width * (3 if config.activation.startswith(GATED) else 2)
 
 
 def encoder_block(config: BlockConfig, lengths: Sequence[int]) -> int:

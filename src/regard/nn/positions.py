@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention import Relative, Rotary, Score
+from regard.attention import Relative, RopeScaling, Rotary, Score
 from regard.registry import POSITIONS
 
 
@@ -27,13 +27,14 @@ class PositionEncoding(nn.Module):
 
     needs_length: ClassVar[bool] = False  # whether `forward` reads `length`, which only an encoder-decoder has
     adds_vectors: ClassVar[bool] = True  # False: `forward` returns zeros
+    is_dot: ClassVar[bool] = True  # False: `score` is not a dot product
 
     def __init__(self, width: int, base: float = 10000.0, longest: int = 1024) -> None:
         super().__init__()
         self.width = width
 
     @staticmethod
-    def score(width: int, heads: int, base: float) -> Score | None:
+    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score | None:
         """The score of self-attention (with `heads` of `width` features) if positions act there; else None."""
         return None
 
@@ -126,8 +127,8 @@ class RotaryPositions(NoPositions):
     """Queries and keys are rotated by angles proportional to their positions (`regard.attention.Rotary`)."""
 
     @staticmethod
-    def score(width: int, heads: int, base: float) -> Score:
-        return Rotary(width, base)
+    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score:
+        return Rotary(width, base, rope)
 
 
 @POSITIONS.register("relative")
@@ -135,7 +136,7 @@ class RelativePositions(NoPositions):
     """Scores depend on the distance between query and key (`regard.attention.Relative`)."""
 
     @staticmethod
-    def score(width: int, heads: int, base: float) -> Score:
+    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score:
         return Relative(width, heads, base)
 
 

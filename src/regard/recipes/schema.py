@@ -184,15 +184,13 @@ class DataSettings(Corpus):
         return self.kind in ("pairs", "text")
 
 
-Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece"]
+Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece", "huggingface"]
 
 
 class TextSettings(SettingsModel):
     """How text becomes tokens."""
 
-    unit: Unit = Field(
-        "bpe", description="byte-level BPE, characters or words; wordpiece and sentencepiece only in imported models"
-    )
+    unit: Unit = Field("bpe", description="byte-level BPE, characters or words; other units only in imported models")
     vocabulary: int = Field(8000, ge=260, description="maximum size of a vocabulary, special tokens included")
     shared: bool = Field(True, description="one vocabulary for source and target")
     target_unit: Unit | None = Field(
@@ -268,14 +266,13 @@ class SizedSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _check_heads(self) -> SizedSettings:
-        width, heads = getattr(self, "width", 1), getattr(self, "heads", 1)
-        if width % heads:
+        width, heads, head_width = getattr(self, "width", 1), getattr(self, "heads", 1), getattr(self, "head_width", 0)
+        if not head_width and width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        positions = getattr(self, "positions", "none")
-        if positions == "rotary" and (width // heads) % 2:
-            raise ValueError(
-                f"rotary positions need an even width of a head, which is width / heads = {width // heads}"
-            )
+        positions, features = getattr(self, "positions", "none"), head_width or width // heads
+        if positions == "rotary" and features % 2:
+            name = "head_width" if head_width else "width / heads"
+            raise ValueError(f"rotary positions need an even width of a head, which is {name} = {features}")
         if positions in ("rotary", "relative") and getattr(self, "score", None) != "scaled-dot":
             raise ValueError(f'positions = "{positions}" needs score = "scaled-dot"')
         return self
@@ -411,6 +408,9 @@ class DecodingSettings(SettingsModel):
     top_k: int = Field(0, ge=0, description="sampling: only the k most likely tokens; 0: all")
     top_p: float = Field(
         1.0, gt=0, le=1, description="sampling: only the most likely tokens whose probabilities add up to this"
+    )
+    stop_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="token ids that end an output as EOS does, in imported models"
     )
     batch_tokens: int = Field(
         4096, ge=1, description="source tokens per batch; affects speed and memory, not the results"

@@ -73,8 +73,8 @@ def linear_weights(model: nn.Module) -> dict[nn.Parameter, int]:
     stacked: dict[nn.Parameter, int] = {}
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            parts = {"kv_proj": 2} if module.is_cross else {"qkv_proj": 3}
-            stacked |= {getattr(module, name).weight: count for name, count in parts.items()}
+            for name, rows in module.matrices.items():  # unequal ones (grouped queries) are taken as one
+                stacked[getattr(module, name).weight] = len(rows) if len(set(rows)) == 1 else 1
     linear = [cast(nn.Parameter, module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
     return {weight: stacked.get(weight, 1) for weight in linear}
 
