@@ -230,12 +230,17 @@ def model_tensors(model: nn.Module) -> Tensors:
 def load_into_model(model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:
     """Copy tensors into a model; a missing or unknown tensor, or one of the wrong shape, is an error that names it."""
     targets = model_tensors(model)
+    check_names(targets, tensors, origin)  # before copying, so that an error leaves the model unchanged
+    for name, target in targets.items():
+        fill(target, tensors[name])
+
+
+def check_names(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], origin: object) -> None:
+    """Raise an error for a missing or unknown tensor, or one of another shape than its target."""
     lacking, unknown = targets.keys() - tensors.keys(), tensors.keys() - targets.keys()
     for what, names in (("lacks", lacking), ("has an unknown", unknown)):
         if names:
             raise UserError(f"{origin} {what} tensor {min(names)} ({len(names)} in all)")
-    for name, target in targets.items():  # check all before copying, so that an error leaves the model unchanged
+    for name, target in targets.items():
         if target.shape != tensors[name].shape:
             raise UserError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, not {tuple(target.shape)}")
-    for name, target in targets.items():
-        fill(target, tensors[name])

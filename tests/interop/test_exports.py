@@ -146,7 +146,8 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
     assert run_command(["import", str(folder), "--out", str(run), "--check", "-q"], debug=True) == 0
     out = tmp_path / "out"
     stored = load_file(run / "model.safetensors")
-    assert stored["encoder.0.feed_forward.w_in.weight"].dtype == torch.float32
+    assert stored["encoder.0.feed_forward.w_in.weight"].dtype == torch.float16, "half the space"
+    assert {parameter.dtype for parameter in RunDir(run).model().parameters()} == {torch.float32}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
     capsys.readouterr()

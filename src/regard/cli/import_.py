@@ -24,7 +24,10 @@ CHECK = typer.Option(
 def import_(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="A Hugging Face model directory of the type gpt2, bert or marian."),
+        typer.Argument(
+            metavar="FOLDER",
+            help="A Hugging Face model directory: GPT-2, Llama and its relatives, BERT, Marian; docs/formats.md lists all.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run directory to make.", show_default=False)],
     check: Annotated[bool, CHECK] = False,

@@ -75,7 +75,7 @@ def _load(path: Path) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         # In float32 from the start: position tables computed in half precision would stay rounded.
         model = getattr(transformers, kind).from_pretrained(
-            path, use_safetensors=True, local_files_only=True, torch_dtype=torch.float32
+            path, use_safetensors=True, local_files_only=True, torch_dtype=torch.float32, attn_implementation="eager"
         )
     except Exception as error:  # transformers raises many types
         raise UserError(f"transformers could not load {path}: {first_line(error)}") from error

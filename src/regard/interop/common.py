@@ -9,6 +9,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
+from regard.interop.name_map import TensorMap
 from regard.models import SequenceModel, build
 from regard.recipes.schema import Recipe, SizedSettings
 from regard.text import Tokenizer
@@ -32,6 +33,7 @@ class Imported:
     target: Tokenizer
     headless: bool = False  # the folder has only the body: our head is newly initialised
     classes: tuple[str, ...] = ()
+    tensors: TensorMap | None = None  # None: as the converter's functions say
 
     def build(self) -> SequenceModel:
         """A new model of the recipe."""

@@ -11,8 +11,8 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from regard.errors import UserError, first_line
 from regard.files import atomic_write, errno_text
@@ -29,6 +30,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MAX_FILE_BYTES = 16 * 2**20  # for each file except the weights, and for their header
+LARGER = {"tokenizer.json": 64 * 2**20}  # of 250,000 tokens it has 35 MB
 
 
 class Fields:
@@ -104,16 +106,17 @@ class HFFolder:
         return True
 
     def read(self, name: str) -> bytes:
+        limit = LARGER.get(name, MAX_FILE_BYTES)
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise UserError(f"{self.path / name} is not a regular file")
-                content = file.read(MAX_FILE_BYTES + 1)
+                content = file.read(limit + 1)
         except OSError as error:
             raise UserError(f"{self.path / name} could not be read: {errno_text(error)}") from error
-        if len(content) > MAX_FILE_BYTES:
-            raise UserError(f"{self.path / name} is larger than {MAX_FILE_BYTES >> 20} MiB, the limit for such a file")
+        if len(content) > limit:
+            raise UserError(f"{self.path / name} is larger than {limit >> 20} MiB, the limit for such a file")
         return content
 
     def text(self, name: str) -> str:
@@ -202,16 +205,30 @@ class HFFolder:
         code = f"from transformers import {kind} as M; M.from_pretrained({path}).save_pretrained({path})"
         return f"python -c {shlex.quote(code)}"
 
-    def load(self, wanted: Iterable[TensorInfo]) -> Tensors:
-        """Load the given tensors, by their names in the file."""
-        by_file: dict[Path, list[str]] = {}
-        for info in wanted:
-            by_file.setdefault(info.file, []).append(info.name)
-        tensors: Tensors = {}
-        for path, names in by_file.items():
-            with _open(path) as file:
-                tensors |= {name: file.get_tensor(name) for name in names}
-        return tensors
+    @contextmanager
+    def opened(self, wanted: Mapping[str, TensorInfo]) -> Iterator[Mapping[str, Tensor]]:
+        """The given tensors by name; each is read when it is looked up."""
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(_open(path)) for path in {info.file for info in wanted.values()}}
+            yield _LazyTensors(wanted, files)
+
+
+class _LazyTensors(Mapping[str, Tensor]):
+    """Tensors of open files, read when they are looked up."""
+
+    def __init__(self, wanted: Mapping[str, TensorInfo], files: Mapping[Path, Any]) -> None:
+        self.wanted, self.files = wanted, files
+
+    def __getitem__(self, name: str) -> Tensor:
+        info = self.wanted[name]
+        tensor: Tensor = self.files[info.file].get_tensor(info.name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.wanted)
+
+    def __len__(self) -> int:
+        return len(self.wanted)
 
 
 @contextmanager

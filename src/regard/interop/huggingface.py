@@ -5,20 +5,24 @@ A model that is imported and exported again is unchanged, bit for bit: the token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from regard import tensor_io
 from regard.errors import UserError
 from regard.files import errno_text
 from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus
 from regard.interop.common import Imported
+from regard.interop.decoders import DECODERS
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
-from regard.interop.name_map import Entry, IgnoredTensors
+from regard.interop.name_map import Entry, IgnoredTensors, TensorMap
 from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
@@ -26,14 +30,18 @@ from regard.tensor_io import Tensors
 from regard.text import Tokenizer
 
 
-class Converter(Protocol):
-    """What the module of a model type defines."""
+class Importer(Protocol):
+    """What reads a model type."""
 
     def read(self, folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
-        """Convert config.json and the tokenizer's files to a recipe and tokenizers."""
+        """Convert config.json and the tokenizer's files to a recipe and tokenizers, with a map of the tensors."""
 
     def canonical(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """The tensors of a file by the names in the table."""
+
+
+class Converter(Importer, Protocol):
+    """What the module of a model type defines that is also exported."""
 
     def entries(self, recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
         """The table of tensor names."""
@@ -57,13 +65,14 @@ class Converter(Protocol):
         """All files except the weights and config.json."""
 
 
-BY_TYPE: dict[str, Converter] = {  # by model_type of config.json
+CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
     "bert": bert,
     "marian": marian,
     "pegasus": pegasus,
 }
+IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS}
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "gpt": [gpt2, gpt_neox],
     "bert": [bert],
@@ -76,35 +85,37 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
     """Convert a Hugging Face directory to a run: `import_folder("gpt2", "runs/gpt2")`."""
     folder = HFFolder(path)
     kind = folder.setting("model_type")
-    if not isinstance(kind, str) or kind not in BY_TYPE:
+    if not isinstance(kind, str) or kind not in IMPORTERS:
         raise UserError(
-            f"{folder.path}: model_type = {short_repr(kind)} has no counterpart here ({', '.join(BY_TYPE)} have)"
+            f"{folder.path}: model_type = {short_repr(kind)} has no counterpart here ({', '.join(IMPORTERS)} have)"
         )
-    converter = BY_TYPE[kind]
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose another --out")
-    header = converter.canonical(folder.header)
-    imported = _read(folder, converter, header)
+    importer = IMPORTERS[kind]
+    header = importer.canonical(folder.header)
+    imported = _read(folder, importer, header)
     about = f"imported from {folder.path.resolve().name} ({kind})" + ("; its head is new" if imported.headless else "")
     recipe = imported.recipe.model_copy(update={"about": about})
-    loaded = _load(folder, converter, header, imported)
-    model = imported.build()
-    if imported.headless:
-        loaded = {name: t for name, t in tensor_io.model_tensors(model).items() if name.startswith(HEAD)} | loaded
-    with torch.no_grad():
-        tensor_io.load_into_model(model, loaded, folder.path)
-    run = RunDir.create(out, recipe)  # last, so that a failed import leaves nothing behind
-    run.save_tokenizers(imported.source, imported.target)
-    if imported.classes:
-        run.save_classes(imported.classes)
-    tensor_io.save(run.best, tensor_io.model_tensors(model), {"step": 0, "weights": "imported"})
+    tensors = imported.tensors or _tensor_map(CONVERTERS[kind], imported)
+    with _converted(folder, tensors, header, imported) as ours:
+        run = RunDir.create(out, recipe)  # last, so that a failed import leaves nothing behind
+        run.save_tokenizers(imported.source, imported.target)
+        if imported.classes:
+            run.save_classes(imported.classes)
+        tensor_io.save(run.best, ours, {"step": 0, "weights": "imported"})
     return run
 
 
-def _read(folder: HFFolder, converter: Converter, header: Mapping[str, TensorInfo]) -> Imported:
+def _tensor_map(converter: Converter, imported: Imported) -> TensorMap:
+    recipe, source, target = imported.recipe, imported.source, imported.target
+    table = converter.entries(recipe, source, target), converter.ignored(recipe)
+    return TensorMap(*table, converter.defaults(target), converter.constants(recipe))
+
+
+def _read(folder: HFFolder, importer: Importer, header: Mapping[str, TensorInfo]) -> Imported:
     """Read the settings of a folder; those that a recipe refuses are an error in one line."""
     try:
-        return converter.read(folder, header)
+        return importer.read(folder, header)
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in detail["loc"])
@@ -112,36 +123,44 @@ def _read(folder: HFFolder, converter: Converter, header: Mapping[str, TensorInf
         raise UserError(f"{folder.path / 'config.json'}: {where}: {message}") from error
 
 
-def _load(
-    folder: HFFolder, converter: Converter, header: Mapping[str, TensorInfo], imported: Imported
-) -> tensor_io.Tensors:
-    """Load our tensors from a folder, after comparing its header with the shapes that the settings imply."""
-    recipe, defaults = imported.recipe, converter.defaults(imported.target)
-    table = converter.entries(recipe, imported.source, imported.target)
+@contextmanager
+def _converted(
+    folder: HFFolder, tensors: TensorMap, header: Mapping[str, TensorInfo], imported: Imported
+) -> Iterator[Tensors]:
+    """Convert the tensors of a folder, after comparing its header with the shapes that the settings imply.
+
+    Tensors that are not changed stay in the files, which are mapped into memory and open as long as the context lasts.
+    """
+    table, ignored = tensors.entries, tensors.ignored
     if imported.headless:
         table = [entry for entry in table if not entry.ours.startswith(HEAD)]
-    ignored = converter.ignored(recipe)
     with torch.device("meta"):  # shapes only
         model = imported.build()
-        ours = {entry.ours for entry in table}
-        shapes = {name: tensor for name, tensor in tensor_io.model_tensors(model).items() if name in ours}
-        expected = name_map.to_theirs(shapes, table, ignored, folder.path)
+        ours, shapes = {entry.ours for entry in table}, tensor_io.model_tensors(model)
+        expected = name_map.to_theirs({n: t for n, t in shapes.items() if n in ours}, table, ignored, folder.path)
     missing = {
         name: TensorInfo(folder.path, name, "F32", tuple(tensor.shape))
-        for name, tensor in defaults.items()
+        for name, tensor in tensors.defaults.items()
         if name not in header
     }
     name_map.check_header({**missing, **header}, table, ignored, expected, folder.path)
-    constants = converter.constants(recipe)
-    names = {name for entry in table for name in entry.sources()} | ignored.copies.keys() | constants.keys()
-    present = {name: header[name] for name in names if name in header}
-    raw = folder.load(present.values())
-    tensors = {**defaults, **{name: raw[info.name] for name, info in present.items()}}
+    names = {name for entry in table for name in entry.sources()} | ignored.copies.keys() | tensors.constants.keys()
+    with folder.opened({name: header[name] for name in names if name in header}) as raw:
+        _check_constants(folder, raw, tensors.constants)
+        defaults = {name: tensor for name, tensor in tensors.defaults.items() if name not in header}
+        made = name_map.to_ours(ChainMap(defaults, raw), table, ignored, folder.path) | tensors.extra  # type: ignore[arg-type]
+        if imported.headless:
+            fresh = tensor_io.model_tensors(imported.build())
+            made = {name: tensor for name, tensor in fresh.items() if name.startswith(HEAD)} | made
+        tensor_io.check_names(shapes, made, folder.path)
+        yield made
+
+
+def _check_constants(folder: HFFolder, raw: Mapping[str, Tensor], constants: Tensors) -> None:
     for name, constant in constants.items():
-        stored = tensors.pop(name, constant).float()
+        stored = raw[name].float() if name in raw else constant
         if stored.shape != constant.shape or not torch.allclose(stored, constant, atol=1e-2):  # also half precision
             raise UserError(f"{folder.path}: {name} is not the table that config.json implies")
-    return name_map.to_ours(tensors, table, ignored, folder.path)
 
 
 @EXPORTERS.register("huggingface")
@@ -166,7 +185,7 @@ def export_run(run: RunDir, path: str | Path) -> Path:
         config["label2id"] = {name: number for number, name in enumerate(run.classes)}
     if not run.best.exists():
         raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
-    loaded, _ = tensor_io.load(run.best)
+    loaded = {name: tensor.float() for name, tensor in tensor_io.load(run.best)[0].items()}
     table, ignored = converter.entries(recipe, source, target), converter.ignored(recipe)
     tensors = name_map.to_theirs(loaded, table, ignored, run.best) | converter.constants(recipe)
     try:

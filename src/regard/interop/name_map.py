@@ -33,7 +33,7 @@ class Stack:
     """Concatenates several tensors along the first axis; a single one is unchanged."""
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
     def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
         return whole.chunk(count)
@@ -127,6 +127,21 @@ class IgnoredTensors:
     written: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class TensorMap:
+    """How the tensors of a folder become those of a model.
+
+    `defaults` are their tensors that a file may lack, `constants` those that our model computes, `extra` are ours that
+    have no counterpart.
+    """
+
+    entries: Sequence[Entry]
+    ignored: IgnoredTensors
+    defaults: Tensors = field(default_factory=dict)
+    constants: Tensors = field(default_factory=dict)
+    extra: Tensors = field(default_factory=dict)
+
+
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that weights may have
 
 
@@ -148,14 +163,22 @@ def check_header(
 
 
 def to_ours(tensors: Mapping[str, Tensor], table: Sequence[Entry], ignored: IgnoredTensors, origin: object) -> Tensors:
-    """Convert their tensors to ours; the header must have been checked."""
+    """Convert their tensors to ours; the header must have been checked.
+
+    16-bit tensors stay so: they take half the space, and a model converts them when it is loaded. Each is converted on
+    its own, so that no more than one copy of the weights is in memory, if `tensors` reads them when they are asked for.
+    """
     for copy, original in ignored.copies.items():
         if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
             raise UserError(f"{origin}: {copy} differs from {original}, but config.json says that they are the same")
-    return {
-        entry.ours: entry.transform.ours([tensors[name].float() for name in entry.sources()]).contiguous()
-        for entry in table
-    }
+    return {entry.ours: _converted(entry, [tensors[name] for name in entry.sources()]) for entry in table}
+
+
+def _converted(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
+    kinds = {part.dtype for part in parts}
+    if len(kinds) > 1 or not kinds <= {torch.float16, torch.bfloat16}:
+        parts = [part.float() for part in parts]
+    return entry.transform.ours(parts).contiguous()
 
 
 def to_theirs(

@@ -70,7 +70,7 @@ class VocabularyLayout:
         return ForeignVocabulary(ids, [by_id.get(theirs) for theirs in reserved])
 
 
-def _vocabulary(given: Fields, rows: int) -> Vocabulary:
+def checked_vocabulary(given: Fields, rows: int) -> Vocabulary:
     """Check an object of spellings and ids; each id must be a row of the embedding."""
     for spelling, theirs in given.content.items():
         if not isinstance(theirs, int) or isinstance(theirs, bool) or theirs < 0:
@@ -82,7 +82,7 @@ def _vocabulary(given: Fields, rows: int) -> Vocabulary:
 
 def added_tokens(folder: HFFolder, rows: int) -> Vocabulary:
     """Read the added tokens of a vocabulary from any of the files that may hold them."""
-    vocabulary = _vocabulary(folder.json("added_tokens.json"), rows)
+    vocabulary = checked_vocabulary(folder.json("added_tokens.json"), rows)
     decoder = folder.json("tokenizer_config.json").object("added_tokens_decoder")
     tokens: list[tuple[Fields, Any]] = [(decoder.object(theirs), theirs) for theirs in decoder.content]
     whole = folder.json("tokenizer.json")
@@ -94,7 +94,7 @@ def added_tokens(folder: HFFolder, rows: int) -> Vocabulary:
         content = fields.text("content")
         if content is None or not re.fullmatch("[0-9]{1,9}", str(theirs)):
             raise UserError(f"{fields.where}: a token needs an id and its content")
-        vocabulary |= _vocabulary(Fields(fields.where, {content: int(theirs)}), rows)
+        vocabulary |= checked_vocabulary(Fields(fields.where, {content: int(theirs)}), rows)
     return vocabulary
 
 
@@ -126,7 +126,7 @@ def read_bpe(
         merges = [merge if isinstance(merge, str) else _spaced(model, merge) for merge in model.items("merges")]
     else:
         raise UserError(f"{folder.path} has no tokenizer: neither vocab.json with merges.txt nor tokenizer.json")
-    vocabulary = _vocabulary(given, rows) | added_tokens(folder, rows)
+    vocabulary = checked_vocabulary(given, rows) | added_tokens(folder, rows)
     for merge in merges:
         if merge.count(" ") != 1 or merge.replace(" ", "") not in vocabulary:
             raise UserError(f"{folder.path}: the merge {short_repr(merge)} makes no token of the vocabulary")
@@ -212,7 +212,7 @@ def read_wordpiece(folder: HFFolder, rows: int) -> WordPieceTokenizer:
         accents = cleaning.boolean("strip_accents")
     else:
         raise UserError(f"{folder.path} has no tokenizer: neither vocab.txt nor tokenizer.json")
-    vocabulary, added = _vocabulary(given, rows), added_tokens(folder, rows)
+    vocabulary, added = checked_vocabulary(given, rows), added_tokens(folder, rows)
     everything = vocabulary | added
     spellings = {role: folder.specials.get(role, default) for role, default in BERT_SPECIAL_TOKENS.items()}
     pad, bos, eos, unk = (id_of(folder, spelling, everything) for spelling in spellings.values())
@@ -262,7 +262,7 @@ def read_sentencepiece(
     for name in (*files, vocabulary):
         if not folder.has(name):
             raise UserError(f"{folder.path} has no {name}, which is part of Marian's tokenizer")
-    ids = _vocabulary(folder.json(vocabulary), rows) | added_tokens(folder, rows)
+    ids = checked_vocabulary(folder.json(vocabulary), rows) | added_tokens(folder, rows)
     layout = VocabularyLayout(ids, rows, (*specials, ids.get(folder.specials.get("unk_token", "<unk>"))), {})
     words = [
         word
@@ -317,7 +317,7 @@ def read_fast(
     if pre.content.get("type") != "WhitespaceSplit" or whole.content.get("normalizer"):
         raise whole.error("pre_tokenizer", "must be WhitespaceSplit alone")
     added = added_tokens(folder, rows)
-    vocabulary = _vocabulary(model.object("vocab"), rows) | added
+    vocabulary = checked_vocabulary(model.object("vocab"), rows) | added
     layout = VocabularyLayout(vocabulary, rows, specials, named or {})
     words = sorted((word for word in vocabulary if word not in added), key=vocabulary.__getitem__)
     tags = layout.tags(words)

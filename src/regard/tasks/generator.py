@@ -225,7 +225,7 @@ class Generator:
     def _text(self, draft: _Draft, generated: Sequence[int]) -> str:
         """Decode tokens that follow the draft's prompt."""
         if not self._eos_is_newline:
-            text = self.tokenizer.decode(generated)
+            text = self.tokenizer.decode_continuation(generated)
         else:
             ends = [index for index, token in enumerate(generated) if token == EOS]
             begins = [0, *(end + 1 for end in ends)]

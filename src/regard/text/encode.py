@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from regard.errors import UserError
 from regard.special_tokens import BOS, EOS
+from regard.text.fast_tokenizer import FastTokenizer
 from regard.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MASK = "<mask>"  # the tag in place of a masked token
 TARGET_SHARE = 4  # in a shared context, one position in this many is reserved for the target
+BEFORE_WORDS, NOWHERE = re.compile(r"(?<=\n)(?=[A-Za-z])"), re.compile(r"(?!)")
 AFTER_LINES, BEFORE_LINES = re.compile(r"(?<=\n)"), re.compile(r"(?<=\S)(?=\n)")
 
 
@@ -92,9 +94,12 @@ def stream_parts(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
 
     The parts are lines with their line feeds. GPT-2 merges consecutive white space, except for the last character if
     more text follows: a part for an imported model ends before the line feeds that follow a word, the only position
-    where encoding the parts surely gives the tokens of the whole text.
+    where encoding the parts surely gives the tokens of the whole text. Newer byte-level tokenizers merge punctuation
+    with the line feeds after it: there, a part begins with a letter after a line feed.
     """
     boundaries = AFTER_LINES if tokenizer.foreign is None else BEFORE_LINES
+    if isinstance(tokenizer, FastTokenizer):
+        boundaries = BEFORE_WORDS if tokenizer.splits_at_lines else NOWHERE
     pending = ""
     for text in texts:
         *complete, pending = boundaries.split(pending + text)

@@ -106,6 +106,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text; special tokens and tags are skipped."""
 
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Decode ids that continue a text: the space before the first word stays, where tokens hold it."""
+        return self.decode(ids)
+
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, for display.
 
@@ -190,7 +194,7 @@ class _ByteLevelTokenizer(Tokenizer):
         return text.decode("utf-8", errors="replace")
 
     def _token_text(self, index: int, at_start: bool) -> str:
-        return _display(self._bytes[index])
+        return display(self._bytes[index])
 
     def _line_breaks(self) -> list[int]:
         return [self.first + index for index, token in enumerate(self._bytes) if b"\n" in token or b"\r" in token]
@@ -208,7 +212,7 @@ class BytePairTokenizer(_ByteLevelTokenizer):
     def __init__(self, tags: Sequence[str], merges: Sequence[str]) -> None:
         self.merges = list(merges)
         spellings = bpe_vocabulary(self.merges)
-        super().__init__(tags, (bytes(_BYTE_OF[character] for character in token) for token in spellings[256:]))
+        super().__init__(tags, (bytes(BYTE_OF[character] for character in token) for token in spellings[256:]))
         # The library has no special tokens, and a vocabulary whose ids start at `first`: its ids are ours.
         vocabulary = {spelling: self.first + index for index, spelling in enumerate(spellings)}
         self._library = _byte_level(library.models.BPE(vocab=vocabulary, merges=[_pair(merge) for merge in merges]))
@@ -217,7 +221,7 @@ class BytePairTokenizer(_ByteLevelTokenizer):
         try:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
         except TypeError as error:  # raised by the library for a lone surrogate
-            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
 
     def _content(self) -> dict[str, Any]:
         return {"merges": self.merges}
@@ -238,7 +242,7 @@ class CharacterTokenizer(_ByteLevelTokenizer):
         try:
             return [[token for character in text for token in self._character(character)] for text in texts]
         except UnicodeEncodeError as error:
-            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
 
     def _character(self, character: str) -> list[int]:
         return self._ids.get(character) or [self.first + value for value in character.encode()]
@@ -261,7 +265,7 @@ class WordTokenizer(Tokenizer):
         try:
             "".join(texts).encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
         return [[self._ids.get(word, UNK) for word in text.split()] for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -305,7 +309,7 @@ class WordPieceTokenizer(Tokenizer):
         try:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
         except TypeError as error:  # raised by the library for a lone surrogate
-            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         indices = [token - self.first for token in ids if token >= self.first]
@@ -340,11 +344,13 @@ class SentencePieceTokenizer(Tokenizer):
         self.words, self.model, self.target_model = list(words), model, target_model
         super().__init__(tags, len(self.words))
         self._ids = {word: self.first + index for index, word in enumerate(self.words)}
-        self._bytes = [self._to_bytes(word) for word in self.words]
+        self._bytes = [self.to_bytes(word) for word in self.words]
 
-    def _to_bytes(self, word: str) -> bytes:
+    @classmethod
+    def to_bytes(cls, word: str) -> bytes:
+        """The text of a subword: `▁` is a space, and <0x0A> a byte."""
         byte = re.fullmatch("<0x([0-9A-F]{2})>", word)
-        return bytes.fromhex(byte[1]) if byte else word.replace(self.space, " ").encode()
+        return bytes.fromhex(byte[1]) if byte else word.replace(cls.space, " ").encode()
 
     @cached_property
     def _library(self) -> Any:
@@ -370,7 +376,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             split = self._library.encode([t[len(c) :] for t, c in zip(texts, codes, strict=True)], out_type=str)
         except (UnicodeEncodeError, TypeError) as error:
-            raise UserError(f"text that is not valid Unicode: {_invalid(texts)}") from error
+            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
         tags = [[self.tag(code)] if code else [] for code in codes]
         return [[*tag, *(self._ids.get(word, UNK) for word in words)] for tag, words in zip(tags, split, strict=True)]
 
@@ -384,7 +390,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text.decode("utf-8", errors="replace").strip()
 
     def _token_text(self, index: int, at_start: bool) -> str:
-        text = _display(self._bytes[index])
+        text = display(self._bytes[index])
         return text.removeprefix(" ") if at_start else text
 
     def _line_breaks(self) -> list[int]:
@@ -401,7 +407,7 @@ UNITS: dict[str, Any] = {kind.unit: kind for kind in (*LEARNED_UNITS, WordPieceT
 _STRAY = re.compile("⟨([89a-f][0-9a-f])⟩".encode())  # how an incomplete character's byte is displayed
 
 
-def _display(text: bytes) -> str:
+def display(text: bytes) -> str:
     """Decode bytes for display; bytes that are not valid UTF-8 are shown in hexadecimal."""
     decoded = text.decode("utf-8", errors="surrogateescape")  # stray bytes become U+DC80..U+DCFF
     return re.sub("[\udc80-\udcff]", lambda stray: f"⟨{ord(stray[0]) - 0xDC00:02x}⟩", decoded)
@@ -419,7 +425,7 @@ def join_tokens(texts: Sequence[str]) -> str:
     if len(texts) < 2:
         return "".join(texts)
     encoded = (text.encode("utf-8", errors="surrogatepass") for text in texts)
-    return _display(b"".join(_STRAY.sub(lambda stray: bytes.fromhex(stray[1].decode()), text) for text in encoded))
+    return display(b"".join(_STRAY.sub(lambda stray: bytes.fromhex(stray[1].decode()), text) for text in encoded))
 
 
 def train(texts: Iterable[str], unit: str, size: int, tags: Sequence[str] = ()) -> Tokenizer:
@@ -494,10 +500,10 @@ def _byte_spellings() -> list[str]:
 
 
 _BYTE_SPELLINGS = _byte_spellings()
-_BYTE_OF = {character: value for value, character in enumerate(_BYTE_SPELLINGS)}
+BYTE_OF = {character: value for value, character in enumerate(_BYTE_SPELLINGS)}
 
 
-def _invalid(texts: Iterable[str]) -> str:
+def invalid(texts: Iterable[str]) -> str:
     """The start of the first text with a lone surrogate, in ASCII."""
     text = next((text for text in texts if re.search("[\ud800-\udfff]", text)), "")
     return ascii(text)[:60]

@@ -1,0 +1,223 @@
+"""Imported decoders of the Llama family compute what transformers computes: logits, tokens of searches, tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import locally_trained as trained
+import pytest
+import torch
+from test_huggingface import spread, transformers
+
+from regard.interop import import_folder
+from regard.interop.check import largest_difference
+from regard.interop.vocabularies import ids_of
+from regard.run_dir import RunDir
+from regard.runs import LoadedRun
+from regard.text import EOS
+
+BOUND = 1e-4
+ROPE5 = int(transformers.__version__.split(".")[0]) >= 5
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def llama2() -> Any:
+    return trained.byte_fallback(["<unk>", "<s>", "</s>"], "<s>", prepend=True)
+
+
+def llama3() -> Any:
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    return trained.byte_level(names, trained.LLAMA3, bos=names[0])
+
+
+def qwen() -> Any:
+    return trained.byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], trained.QWEN2, nfc=True)
+
+
+def gemma() -> Any:
+    return trained.byte_fallback(["<pad>", "<eos>", "<bos>", "<unk>"], "<bos>", prepend=False)
+
+
+def gpt_neox() -> Any:
+    return trained.byte_level(["<|padding|>", "<|endoftext|>"])
+
+
+LLAMA2 = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+LLAMA3 = dict(bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
+QWEN = dict(eos_token="<|endoftext|>", pad_token="<|endoftext|>", add_bos_token=False)
+GEMMA = dict(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+NEOX = dict(eos_token="<|endoftext|>", pad_token="<|padding|>")
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str  # prefix of the classes of transformers
+    tokenizer: Callable[[], Any]
+    specials: dict[str, Any]
+    changes: dict[str, Any] = field(default_factory=dict)
+    rope: dict[str, Any] = field(default_factory=dict)
+    everyday: bool = False
+
+
+CASES = {
+    "llama 2": Case("Llama", llama2, LLAMA2, {"num_key_value_heads": 4}, everyday=True),
+    "llama 3": Case(
+        "Llama",
+        llama3,
+        LLAMA3,
+        {"tie_word_embeddings": True, "head_dim": 12},
+        {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 16},
+        everyday=True,
+    ),
+    "llama with biases": Case("Llama", llama3, LLAMA3, {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear": Case("Llama", llama2, LLAMA2, {}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
+    "llama, dynamic": Case("Llama", llama2, LLAMA2, {}, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+    "llama, yarn": Case(
+        "Llama",
+        llama2,
+        LLAMA2,
+        {},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
+    "llama, yarn with settings": Case(
+        "Llama",
+        llama2,
+        LLAMA2,
+        {"head_dim": 16},
+        {"rope_type": "yarn", "rope_theta": 1e5, "factor": 8.0, "original_max_position_embeddings": 32}
+        | {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.2},
+    ),
+    "mistral": Case("Mistral", llama2, LLAMA2, {"sliding_window": 5, "num_key_value_heads": 1}, everyday=True),
+    "mistral without a window": Case("Mistral", llama2, LLAMA2, {"sliding_window": None, "head_dim": 16}),
+    "qwen2": Case("Qwen2", qwen, QWEN, {"tie_word_embeddings": True}, everyday=True),
+    "qwen2 with windows": Case(
+        "Qwen2", qwen, QWEN, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    ),
+    "qwen3": Case("Qwen3", qwen, QWEN, {"head_dim": 16}, everyday=True),
+    "gemma": Case("Gemma", gemma, GEMMA, {"head_dim": 16, "num_key_value_heads": 1}, everyday=True),
+    "gemma 2": Case(
+        "Gemma2",
+        gemma,
+        GEMMA,
+        {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 4.0}
+        | {"final_logit_softcapping": 5.0},
+        everyday=True,
+    ),
+    "gemma 3": Case(
+        "Gemma3Text", gemma, GEMMA, {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7}, everyday=True
+    ),
+    "smollm3": Case("SmolLM3", llama3, LLAMA3, {"num_hidden_layers": 5, "pad_token_id": None}, everyday=True),
+    "olmo": Case("Olmo", gpt_neox, NEOX, {"num_key_value_heads": 4}, everyday=True),
+    "olmo 2": Case("Olmo2", gpt_neox, NEOX, {}, everyday=True),
+    "olmo 3": Case("Olmo3", gpt_neox, NEOX, {"num_hidden_layers": 5, "sliding_window": 4}),
+}
+CHOSEN = [
+    pytest.param(name, marks=[] if case.everyday else pytest.mark.slow)
+    for name, case in CASES.items()
+    if hasattr(transformers, f"{case.kind}Config")
+]
+
+
+def folder_of(case: Case, path: Path, seed: int = 0) -> Any:
+    """Write a random model of this kind, with its tokenizer; return the model."""
+    size = trained.save(case.tokenizer(), path, **case.specials)
+    vocabulary = json.loads((path / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in vocabulary["added_tokens"]}
+    roles = {f"{role}_id": ids[case.specials[role]] for role in ("bos_token", "eos_token") if role in case.specials}
+    settings = {**SMALL, "vocab_size": size + 3, "pad_token_id": None, **roles, **case.changes}
+    if case.rope:
+        old = {key: value for key, value in case.rope.items() if key != "rope_theta"}
+        settings |= (
+            {"rope_parameters": case.rope} if ROPE5 else {"rope_scaling": old, "rope_theta": case.rope["rope_theta"]}
+        )
+    config = getattr(transformers, f"{case.kind}Config")(**settings)
+    config._attn_implementation = "eager"  # the only one that bounds scores
+    kind = f"{case.kind.removesuffix('Text')}ForCausalLM"
+    model = spread(getattr(transformers, kind)(config), seed)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[roles["eos_token_id"]] *= 2
+    model.save_pretrained(path)
+    # read again, because the buffers that are not saved were randomised too
+    return getattr(transformers, kind).from_pretrained(path, attn_implementation="eager").eval()
+
+
+@dataclass(frozen=True)
+class Made:
+    model: Any
+    folder: Path
+    run: RunDir
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    known: dict[str, Made] = {}
+
+    def get(name: str) -> Made:
+        if name not in known:
+            path = tmp_path_factory.mktemp("decoder")
+            model = folder_of(CASES[name], path / "theirs")
+            known[name] = Made(model, path / "theirs", import_folder(path / "theirs", path / "run"))
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Made], name: str) -> None:
+    case = made(name)
+    found = largest_difference(case.run, case.folder)
+    print(f"{name}: the largest difference of the logits is {found:.1e}")
+    assert found <= BOUND
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
+    case, prompts = made(name), ["the cat sat", "a", "the dog saw the other cats in their house"]
+    theirs = transformers.AutoTokenizer.from_pretrained(case.folder)
+    _, target = case.run.tokenizers
+    ids = ids_of(target)
+    model = LoadedRun.load(case.run.path, device="cpu")
+    for beams in (1, 3):
+        generator = model.generator(method="beam", beam=beams, length_penalty=0.0)
+        suppressed = sorted({ids[token] for token in generator.forbidden if ids[token] >= 0} - {ids[EOS]})
+        for prompt, ours in zip(prompts, generator(prompts, tokens=14), strict=True):
+            inputs = theirs(prompt, return_tensors="pt")
+            out = case.model.generate(
+                inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=14,
+                num_beams=beams,
+                do_sample=False,
+                length_penalty=0.0,
+                early_stopping=False,
+                suppress_tokens=suppressed,
+                pad_token_id=ids[EOS],
+            )[0, inputs["input_ids"].shape[1] :].tolist()
+            found = [ids[token] for token in ours.hypotheses[0].tokens]
+            assert found == out[: out.index(ids[EOS])] if ids[EOS] in out else found == out, (beams, prompt)
+
+
+@pytest.mark.parametrize("name", ["llama 2", "llama 3", "qwen2", "gemma", "olmo"])
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_tokenizers_split_and_join_text_as_theirs(made: Callable[[str], Made], name: str, count: int) -> None:
+    case = made(name)
+    theirs = transformers.AutoTokenizer.from_pretrained(case.folder)
+    ours = case.run.tokenizers[1]
+    for text in trained.strings(count, seed=7):
+        ids = ours.encode(text)
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert [ids_of(ours)[token] for token in ids] == expected, text
+        assert ours.decode(ids) == theirs.decode(expected), text
+        assert "".join(ours.token_texts(ids)).count("⟨") or "".join(ours.token_texts(ids)) == ours.decode(ids)
