@@ -26,7 +26,7 @@ def import_(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="A Hugging Face model directory: GPT-2, Llama and its relatives, BERT, Marian; docs/formats.md lists all.",
+            help="A Hugging Face model directory, such as GPT-2, Llama, BERT or Marian (docs/formats.md).",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run directory to make.", show_default=False)],
