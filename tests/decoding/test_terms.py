@@ -39,25 +39,27 @@ def satisfies(tokens: Sequence[int], terms: Sequence[Term]) -> bool:
 ANIMALS = {
     BOS: {A: 0.6, B: 0.4},
     A: {EOS: 0.7, C: 0.3},
-    B: {EOS: 0.9, C: 0.1},
+    B: {EOS: 0.4, C: 0.6},
     C: {EOS: 0.8, D: 0.2},
     D: {EOS: 1.0},
 }
-# Everything there is: A .42, B .36, A C .6*.3*.8 = .144, A C D .036, B C .032, B C D .008
+# Everything there is: A .42, B C .4*.6*.8 = .192, B .16, A C .6*.3*.8 = .144, B C D .048, A C D .036
 
 
 @pytest.mark.parametrize(
     ("terms", "expected", "probability"),
     [
         ([], [A], 0.42),
-        ([Term(((B,),))], [B], 0.36),
-        ([Term(((C,),))], [A, C], 0.144),
-        ([Term(((C,),)), Term(((B,),))], [B, C], 0.032),
-        ([Term(((C, D),))], [A, C, D], 0.036),
-        ([Term(((D,), (C,)))], [A, C], 0.144),  # either: C is the more likely one
-        ([Term(((A,),), avoid=True)], [B], 0.36),
-        ([Term(((A, C),), avoid=True), Term(((C,),))], [B, C], 0.032),
-        ([Term(((D,),)), Term(((A,),), avoid=True)], [B, C, D], 0.008),
+        ([Term(((B,),))], [B, C], 0.192),
+        ([Term(((C,),))], [B, C], 0.192),
+        ([Term(((C,),)), Term(((A,),))], [A, C], 0.144),
+        ([Term(((C, D),))], [B, C, D], 0.048),
+        ([Term(((C, D),)), Term(((A,),))], [A, C, D], 0.036),
+        ([Term(((D,), (C,)))], [B, C], 0.192),  # either: C is the more likely one
+        ([Term(((A,),), avoid=True)], [B, C], 0.192),
+        ([Term(((A,),), avoid=True), Term(((C,),), avoid=True)], [B], 0.16),
+        ([Term(((B, C),), avoid=True), Term(((C,),))], [A, C], 0.144),
+        ([Term(((D,),)), Term(((A,),), avoid=True)], [B, C, D], 0.048),
     ],
 )
 def test_the_best_output_that_satisfies_the_terms_of_a_table(
@@ -186,6 +188,24 @@ def stays_in_time(tokens: tuple[int, ...], terms: Sequence[Term], limit: int) ->
     return all(need == 0 or need + n < limit for n, need in enumerate(needs, 1))
 
 
+def stays_before_the_end(model: FakeModel, source: tuple[int, ...], tokens: tuple[int, ...], terms: list[Term]) -> bool:
+    """Whether every token after which EOS was the most likely one and terms were unmet is the next token of a term."""
+    for n, token in enumerate(tokens):
+        row = model.logits(source, (BOS, *tokens[:n]))
+        ends = max((EOS, 3, 4, 5), key=row.__getitem__) == EOS
+        if ends and slow_needed(tokens[:n], terms) and slow_needed(tokens[: n + 1], terms):
+            unmet = [term for term in terms if not term.avoid and not satisfies(tokens[:n], [term])]
+            if token not in {next_token(tokens[:n], phrase) for term in unmet for phrase in term.alternatives}:
+                return False
+    return True
+
+
+def next_token(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
+    """The token that continues the longest beginning of a phrase at the end of the tokens."""
+    begun = [n for n in range(len(phrase)) if n <= len(tokens) and phrase[:n] == tokens[len(tokens) - n :]]
+    return phrase[max(begun)]
+
+
 @settings(max_examples=25, deadline=None)
 @given(some_terms, st.integers(0, 1000), st.sampled_from([0.0, 0.6]))
 def test_beam_as_wide_as_the_space_finds_the_best_of_all_that_satisfy_the_terms(
@@ -196,6 +216,7 @@ def test_beam_as_wide_as_the_space_finds_the_best_of_all_that_satisfy_the_terms(
     everything = exhaustive(model, source, [3, 4, 5], limit, alpha)
     expected = [tokens for _, tokens, finished in everything if finished and satisfies(tokens, terms)]
     expected = [tokens for tokens in expected if stays_in_time(tokens, terms, limit)]
+    expected = [tokens for tokens in expected if stays_before_the_end(model, source, tokens, terms)]
     how = DecodingSettings(beam=200, length_penalty=alpha, max_ratio=1e-9, max_extra=limit)
     request = SearchRequest(
         PackedTokens.from_lists([list(source)]), how, banned=[0, 1], terms=[terms], nbest=150, max_length=limit

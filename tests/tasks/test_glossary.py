@@ -14,7 +14,7 @@ from regard.cli import run as run_command
 from regard.data.builtin import pairs
 from regard.decoding.terms import INNER, LEFT, RIGHT
 from regard.errors import UserError
-from regard.tasks.glossary import GlossaryEntry, Glossary, Requirement, term, token_classes
+from regard.tasks.glossary import Glossary, GlossaryEntry, Requirement, term, token_classes
 from regard.text import train
 from tiny_runs import make_run
 

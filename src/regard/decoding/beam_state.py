@@ -349,10 +349,11 @@ class SearchState:
         present = Match(progress.match.partial[:, :beams], progress.match.met[:, :beams])
         before, needed = progress.needed(present), progress.needed(progress.after(tokens))
         left = self.constraints.limit - self.step
-        if not self.reorders:  # from where a single beam would end, there is room for its terms only
-            would_end = (token[:, 0, 0] == EOS) & (before[:, 0] > 0) & (before[:, 0] < left)
-            left = progress.end_in_time(would_end, self.step, before[:, 0], left)
-        fits = allowed(needed, before, tokens, left)
+        would_end = (token[..., 0] == EOS) & (before > 0) & (before < left[:, None])  # [N, K]
+        if not self.reorders:  # from there, a single beam has room for its terms only
+            left = progress.end_in_time(would_end[:, 0], self.step, before[:, 0], left)
+        of_terms = torch.arange(tokens.shape[-1], device=tokens.device) >= token.shape[-1]
+        fits = allowed(needed, before, tokens, left) & (~would_end[..., None] | of_terms | (needed == 0))
         blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: it goes on without
         values = values.masked_fill(~(fits | blocked | forced), -math.inf)
         total = (self.total[:, :beams, None] + values).flatten(1)

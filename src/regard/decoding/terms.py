@@ -7,7 +7,8 @@ Gonnet 1992), which needs no branches, so that a step with terms can be captured
 Beams are shared out as in Post and Vilar (2018), with the round robin of Hu et al. (2019): candidates with the same
 number of tokens still needed form a bank. The best of every bank are kept first, then the second best, and so on.
 Candidates that could no longer fit their terms in before the maximum length are dropped, so that every term is found
-that fits at all. A single beam (greedy search) has no banks: it goes on with a term where it would end without it.
+that fits at all. A beam whose most likely next token is EOS goes on with a token of a term only: what a model writes
+after its end is no translation. A single beam (greedy search) then completes all its terms.
 
 Shapes: N sentences, K beams, C terms, A alternatives, L symbols of a pattern, M candidates, V the vocabulary.
 """
@@ -28,6 +29,7 @@ NONE = -1  # padding in lists of token ids
 LEFT, INNER, RIGHT = -2, -3, -4  # symbols of patterns that match the tokens of a class: see `TokenClasses`
 CLASSES = (LEFT, INNER, RIGHT)
 UNREACHABLE = 1 << 20  # tokens that an alternative needs if it does not exist
+FAR = 1 << 14  # tokens that it needs if it must begin a word without a space: only chance leads there
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,14 @@ class TermTable:
 
     @property
     def full(self) -> Tensor:
-        """[N, C] the fewest tokens of an alternative of each required term; 0 if there is none, or it is avoided."""
-        fewest = self.rest[..., 0].amin(-1)
+        """[N, C] the fewest tokens of each required term after other text; 0 if there is none, or it is avoided."""
+        fewest = (self.rest[..., 0] - (self.patterns[..., 0] == INNER).long()).amin(-1)
         return fewest.masked_fill(self.avoid | (fewest >= UNREACHABLE), 0)
 
     @property
     def room(self) -> Tensor:
         """[N] tokens for the longest alternatives of all required terms, one more for each, and EOS."""
-        tokens = self.rest[..., 0]
-        tokens = tokens.masked_fill(self.avoid[..., None] | (tokens >= UNREACHABLE), 0)
+        tokens = (self.patterns >= 0).sum(-1).masked_fill(self.avoid[..., None], 0)
         return tokens.amax(-1).sum(-1) + (self.full > 0).sum(-1) + 1
 
     def hits(self, tokens: Tensor) -> Tensor:
@@ -135,8 +136,9 @@ class TermTable:
 
 
 def _rest(patterns: Tensor) -> Tensor:
-    """See `TermTable.rest`. The end of a pattern needs no more tokens; inside a word, LEFT needs one that ends it."""
-    ids = ((patterns >= 0) | (patterns == LEFT)).long().flip(-1).cumsum(-1).flip(-1)
+    """See `TermTable.rest`. INNER needs a token at the beginning; a search does not count on one that LEFT matches."""
+    needed = (patterns >= 0).long() + (patterns == INNER).long() + FAR * (patterns == LEFT).long()
+    ids = needed.flip(-1).cumsum(-1).flip(-1)
     rest = F.pad(ids, (0, 1))
     exists = torch.arange(rest.shape[-1], device=patterns.device) <= (patterns != NONE).sum(-1, keepdim=True)
     exists &= (patterns != NONE).any(-1, keepdim=True)
@@ -253,7 +255,8 @@ class TermProgress:
         rest, full = (x.view(*shape, *x.shape[1:]) for x in (self.table.rest, self.table.full))
         left = torch.where(match.partial, rest, UNREACHABLE).amin(-1).amin(-1)  # [..., C]
         full = full.masked_fill(match.met, 0)
-        return full.sum(-1) - (full - left).clamp(min=0).amax(-1)
+        begun = torch.where(full > 0, full - left, -UNREACHABLE).amax(-1)
+        return full.sum(-1) - begun.masked_fill((full == 0).all(-1), 0)
 
     def end_in_time(self, would_end: Tensor, step: Tensor, needed: Tensor, left: Tensor) -> Tensor:
         """Return how many tokens [N] single beams have left: at most those `needed`, once they `would_end`."""
