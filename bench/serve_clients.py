@@ -12,6 +12,7 @@ import http.client
 import json
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
@@ -65,7 +66,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
-    lines = [line for line in open(arguments.sentences, encoding="utf-8").read().splitlines() if line.strip()]
+    text = Path(arguments.sentences).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
     for clients in arguments.clients:
         print(json.dumps(load(arguments.url, lines, clients, arguments.seconds)), flush=True)
 

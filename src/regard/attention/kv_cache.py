@@ -170,6 +170,23 @@ class BeamTree:
         made.index = None if self.index is None else F.pad(self.index, (0, more))
         return made
 
+    def compacted(self) -> Tensor:
+        """Move the entries that some beam descends from to the front, and forget the others; return the order [N, E'].
+
+        In beam search most entries belong to no beam after a few steps. For a tree with static shapes; the caches must
+        follow (`KVCache.reorder_entries`).
+        """
+        assert self.seen is not None and self.cursor is not None
+        needed = self.seen.any(1)  # [N, E]
+        self.cursor.copy_(needed.sum(1))
+        order = needed.logical_not().byte().argsort(dim=-1, stable=True)[:, : int(self.cursor.max())]
+        entries = order.shape[1]
+        self.seen[..., :entries] = self.seen.gather(2, order[:, None].expand(-1, self.beams, -1))
+        self.seen[..., entries:] = False
+        if self.index is not None:
+            self.index[:, :entries] = self.index.gather(1, order)
+        return order
+
     def restart(self) -> None:
         """Reset a tree with static shapes that started without prompts."""
         assert self.seen is not None and self.cursor is not None and self.fed is not None
@@ -261,6 +278,14 @@ class KVCache:
         assert tree.seen is not None and self.key is not None and self.value is not None
         more = tree.seen.shape[-1] - self.key.shape[2]
         return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)), masked=self.masked)
+
+    def reorder_entries(self, order: Tensor) -> None:
+        """Move entry `order[n, e]` of sentence n to e, with static shapes."""
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        for store in (self.key, self.value):
+            assert store is not None
+            by_entry = store.transpose(1, 2)  # [N, E, H, D]
+            by_entry[:, : order.shape[1]] = by_entry[rows, order]
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` entries only. The caller trims the tree after the caches of all layers."""

@@ -121,6 +121,7 @@ class SearchState:
     uniform: Tensor  # [N, K, T] random numbers of every step; T is 0 for beam search
     history: Tensor | None  # [N, K, T] tokens of each beam, if they are read and beams are reordered
     static: bool  # whether shapes are fixed, and the host does not know how many steps were taken
+    lazy: bool  # whether only the best logits are normalised, which is faster on a GPU
     fed: int = 0  # steps taken, unless static
     terms: TermProgress | None = None  # what the beams have of the terms of `constraints`
 
@@ -135,6 +136,7 @@ class SearchState:
         watched: bool = False,
         margins: bool = False,
         static: bool = False,
+        lazy: bool = False,
     ) -> SearchState:
         """Allocate the state for the sentences of `constraints`; `restart` initialises it."""
         device, count = constraints.limit.device, len(constraints.limit)
@@ -167,6 +169,7 @@ class SearchState:
             if reorders and (watched or constraints.read_history)
             else None,
             static=static,
+            lazy=lazy,
             terms=None if constraints.terms is None else TermProgress.create(constraints.terms, beams, finished),
         )
 
@@ -267,7 +270,7 @@ class SearchState:
         written = (self.tokens if self.history is None else self.history)[:, : logits.shape[1]]
         history = written if self.static else written[..., : self.fed]
         # With `few`, only the top candidates are converted to float32.
-        few = self.static and self.constraints.repetition == 1 and logits.dtype != torch.float64
+        few = self.lazy and self.constraints.repetition == 1 and logits.dtype != torch.float64
         logits = self.constraints.penalize_repetition(logits if few else logits.float(), history)
         choose = self._best_candidates if self.settings.method == "beam" else self._draw
         penalty = self._penalty(1)
@@ -290,11 +293,10 @@ class SearchState:
 
         A candidate is kept if it is among the K best of candidates and finished hypotheses together, by the score it
         would have if it ended here; `penalty` is the same for all candidates of a sentence. The K + 1 best of all are
-        among the K + 1 best of each beam. With `static`, log-probabilities are computed for those only: logits -
-        offset.
+        among the K + 1 best of each beam. With `lazy`, log-probabilities are computed for those only: logits - offset.
         """
-        offset = log_sum(logits) if self.static else None
-        logits = logits if self.static else log_softmax(logits)
+        offset = log_sum(logits) if self.lazy else None
+        logits = logits if self.lazy else log_softmax(logits)
         extra = None if self.terms is None else self.terms.candidates(logits.shape[1])
         required = None if extra is None else logits.gather(-1, extra.tokens)  # also if a mask excludes them
         single = self._mask(logits, offset, history)

@@ -30,6 +30,7 @@ from regard.recipes.schema import DecodingSettings
 MAX_ROWS = 64  # sentences in all batches together
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # source tokens that may join between two steps, which others wait for
 STEPS = {"cpu": 1, "cuda": 4}  # between two reads of which sentences are done
+COMPACT_TURNS = 8  # between two times that entries of the KV cache are dropped that no beam needs, on a CPU
 CANCEL_SECONDS = 0.2  # between two looks at whether a caller still waits
 
 Outcome = tuple[list[Hypothesis], float]  # hypotheses, best first, and the smallest margin
@@ -85,6 +86,7 @@ class Lane:
         self.sizes = Sizes(0)
         self.jobs: list[Job | None] = []  # of each row
         self.steps: list[int] = []  # of each row, at most
+        self.turns = 0
 
     @property
     def live(self) -> list[int]:
@@ -167,6 +169,9 @@ class Lane:
         if needed > self.sizes.capacity:
             self._resize(self.sizes._replace(capacity=self.runner.size(max(needed, 2 * self.sizes.capacity), 16)))
         self.search = self.runner.advance(self.model, self.search, many)
+        self.turns += 1
+        if self.device.type == "cpu" and self.turns % COMPACT_TURNS == 0:
+            self.search.state.compact()
         steps, done = self.search.beams.step.tolist(), self.search.beams.done.tolist()
         tokens = 0
         for row in live:
@@ -263,7 +268,7 @@ class Engine:
         self.model, self.rows, self.observe = model, rows, observe
         if runner is None:
             on_gpu = self.device.type == "cuda"
-            runner = CapturedRunner(precision in ("auto", "bf16"), coarse=True) if on_gpu else StaticRunner()
+            runner = CapturedRunner(precision in ("auto", "bf16"), coarse=True) if on_gpu else StaticRunner(lazy=False)
         self.runner = runner
         self._waiting: deque[Job] = deque()
         self._lanes: dict[object, Lane] = {}

@@ -123,6 +123,7 @@ class Setup:
     seeds: list[int]
     shape: StaticShape
     watched: bool
+    lazy: bool = True
 
     def create(self, state: StaticState) -> StaticSearch:
         request, capacity = self.request, self.shape.capacity
@@ -134,6 +135,7 @@ class Setup:
             watched=self.watched,
             margins=request.margins,
             static=True,
+            lazy=self.lazy,
         )
         beams.restart(self.constraints, self.begin, self.lines, self.seeds)
         return StaticSearch(beams, state)
@@ -142,13 +144,14 @@ class Setup:
 class StaticRunner:
     """Runs searches in static shapes; pass it to `search` as `run`. Models without static states run eagerly.
 
-    `round_sizes`: whether to round sizes up, so that few captured steps serve all requests.
+    `round_sizes`: whether to round sizes up, so that few captured steps serve all requests. `lazy`: to normalise
+    only the best logits of a step, which is faster on a GPU.
     """
 
     ahead = 0  # steps to start while waiting for which sentences are done; unneeded ones change nothing
 
-    def __init__(self, round_sizes: bool = False) -> None:
-        self.round_sizes = round_sizes
+    def __init__(self, round_sizes: bool = False, lazy: bool = True) -> None:
+        self.round_sizes, self.lazy = round_sizes, lazy
 
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
@@ -183,6 +186,7 @@ class StaticRunner:
             [seeds[n] for n in index],
             StaticShape(sentences, beams, capacity, self.size(layout.max_len, 16)),
             watched,
+            self.lazy,
         )
 
     def _padded(self, constraints: Constraints) -> Constraints:

@@ -44,6 +44,10 @@ class StaticState(DecodingState, Protocol):
         """Return a state with capacity for this many output tokens, and at least so many source tokens."""
         ...
 
+    def compact(self) -> None:
+        """Forget what no beam reads any more, so that steps read less. Not for captured steps."""
+        ...
+
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the state, in a fixed order; each has a row for every sentence, or for every beam."""
         ...
@@ -110,6 +114,11 @@ class DecoderState:
         for cache in self.self_kv:
             for tensor in cache.tensors():
                 tensor.zero_()
+
+    def compact(self) -> None:
+        order = self.tree.compacted()
+        for cache in self.self_kv:
+            cache.reorder_entries(order)
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` tokens, in a state with one beam per sentence."""

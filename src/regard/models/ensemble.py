@@ -47,6 +47,10 @@ class EnsembleState:
     def keep(self, sentences: Tensor) -> EnsembleState:
         return EnsembleState([state.keep(sentences) for state in self.states])
 
+    def compact(self) -> None:
+        for state in self.states:
+            state.compact()
+
     def grown(self, capacity: int, source: int = 0) -> EnsembleState:
         return EnsembleState([state.grown(capacity, source) for state in self.states])
 

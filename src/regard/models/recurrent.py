@@ -389,6 +389,9 @@ class RecurrentState:
         made._constant = list(layers)
         return made
 
+    def compact(self) -> None:
+        """There is nothing that no beam reads."""
+
     def grown(self, capacity: int, source: int = 0) -> RecurrentState:
         if self.memory is None or self.memory.key.shape[2] >= source:
             return self
