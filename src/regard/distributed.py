@@ -30,6 +30,7 @@ GRACE = 10.0  # seconds in which a process that still answers reports so, after 
 
 _store: dist.Store | None = None  # through which processes exchange keys, if `joined` initialised them
 _patient: dist.ProcessGroup | None = None  # all processes, with a long timeout
+_saving: dist.ProcessGroup | None = None  # the same for the threads that write files
 
 
 def is_launched() -> bool:
@@ -76,7 +77,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
 
     Tensors are exchanged by NCCL between GPUs and by gloo between CPUs; `timeout` is in seconds.
     """
-    global _store, _patient
+    global _store, _patient, _saving
     if is_initialised() or not is_launched():
         yield
         return
@@ -91,11 +92,12 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
         world_size=world,
         timeout=limit,
     )
-    _store, _patient = dist.PrefixStore("regard", store), dist.new_group(backend="gloo", timeout=PATIENCE)
+    _store = dist.PrefixStore("regard", store)
+    _patient, _saving = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
     try:
         yield
     finally:
-        _store = _patient = None
+        _store = _patient = _saving = None
         dist.destroy_process_group()
 
 
@@ -195,6 +197,18 @@ def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Val
     dist.all_gather_object(parts, mine, group=_patient)
     found: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
     return [found[index] for index in range(len(items))]
+
+
+def saving_group() -> dist.ProcessGroup | None:
+    """The group for threads that write files: they may not mix their messages with those of the training loop."""
+    return _saving
+
+
+def gather_saved(value: Value) -> list[Value]:
+    """The values of all processes, exchanged by threads that write files."""
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value, group=_saving)
+    return values
 
 
 @contextmanager

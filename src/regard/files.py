@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,10 +101,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a folder. Only for the process that holds its lock."""
+    """Remove temporary files and folders that killed processes left. Only for the process that holds the lock."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for file in list(folder.iterdir()):
-            if _TEMPORARY.fullmatch(file.name) and not file.is_dir():
+            if _TEMPORARY.fullmatch(file.name) and file.is_dir():
+                shutil.rmtree(file, ignore_errors=True)
+            elif _TEMPORARY.fullmatch(file.name):
                 file.unlink(missing_ok=True)
 
 

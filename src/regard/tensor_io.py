@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,9 @@ from regard.files import atomic_write, errno_text, json_checksum, parse_json, re
 Tensors = dict[str, Tensor]
 CHECKSUM = "checksum"  # of the tensors
 FACTS_CHECKSUM = "facts_checksum"  # of the metadata, including the tensors' checksum
+SHARDS = (
+    "shards"  # in the metadata: files that hold the tensors in parts, by path relative to this file, with checksums
+)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -51,11 +55,27 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
 def _nothing() -> None: ...
 
 
+def _host_copies(tensors: Mapping[str, Tensor]) -> tuple[Tensors, Callable[[], None]]:
+    """Begin to copy tensors to the host; return the copies, and a function that waits until they are complete.
+
+    From a GPU the copies are made by the device, in pinned memory, between the steps before and after: no host waits.
+    """
+    on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+    copies = {n: torch.empty_like(t, device="cpu", pin_memory=on_gpu) for n, t in tensors.items()}
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor.detach(), non_blocking=on_gpu)
+    if not on_gpu:
+        return copies, _nothing
+    event = torch.cuda.Event()
+    event.record()
+    return copies, event.synchronize
+
+
 class TensorWriter:
     """Saves files one after the other; `behind`: in a background thread.
 
-    In the background, tensors are copied first, and an error is raised by the next call of `save`, `check` or `wait`.
-    After an error nothing more is written, so that no file refers to an earlier one that is missing.
+    In the background, tensors are copied first (`_host_copies`), and an error is raised by the next call of `save`,
+    `check` or `wait`. After an error nothing more is written, so that no file refers to an earlier one that is missing.
     """
 
     AHEAD = 1  # files that may be queued while another is written; each is held in memory
@@ -74,8 +94,13 @@ class TensorWriter:
         if self._thread is None:
             return self._write(path, tensors, about, then)
         self._finish(self.AHEAD)
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._unfinished.append(self._thread.submit(self._write, path, copies, about, then))
+        copies, copied = _host_copies(tensors)
+
+        def write() -> None:
+            copied()
+            self._write(path, copies, about, then)
+
+        self._unfinished.append(self._thread.submit(write))
 
     def _write(
         self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None]
@@ -126,7 +151,58 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     facts = _facts(header, path)
     if facts.pop(CHECKSUM, header.get(CHECKSUM)) != digest(tensors):  # older files had it beside the facts
         raise _altered(path)
+    if facts.get(SHARDS):
+        tensors |= _load_shards(path, facts)
     return tensors, facts
+
+
+def shard_folder(path: Path, facts: Mapping[str, Any]) -> Path:
+    """The folder of the shards that a file names, which holds no other files."""
+    names = {Path(name) for name in facts[SHARDS]}
+    folder = path.parent / min(names).parent
+    present = {file.relative_to(path.parent) for file in folder.glob("*")}
+    if present != names or folder.parent != path.parent:
+        raise UserError(f"{path} is damaged: {folder} does not hold the {len(names)} files that it names")
+    return folder
+
+
+def verify_shard(path: Path, facts: Mapping[str, Any], name: str) -> None:
+    """Raise a UserError if a shard was altered."""
+    if file_digest(path.parent / name) != facts[SHARDS][name]:
+        raise _altered(path.parent / name)
+
+
+def file_digest(path: Path) -> str:
+    """Hash the content of a file."""
+    try:
+        with open(regular(path), "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {errno_text(error)}") from error
+
+
+def _load_shards(path: Path, facts: Mapping[str, Any]) -> Tensors:
+    """Put together the tensors whose parts are in shards."""
+    from torch.distributed import checkpoint as dcp
+
+    for name in facts[SHARDS]:
+        verify_shard(path, facts, name)
+    tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, facts).items()}
+    with warnings.catch_warnings():  # that this is one process, as asked for
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(shard_folder(path, facts))), no_dist=True)
+    return tensors
+
+
+def stored_in_shards(path: Path, facts: Mapping[str, Any]) -> Tensors:
+    """The tensors whose parts are in shards, without their values (on PyTorch's meta device)."""
+    from torch.distributed import checkpoint as dcp
+
+    metadata: Any = dcp.HuggingFaceStorageReader(str(shard_folder(path, facts))).read_metadata()
+    return {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
+        for name, stored in metadata.state_dict_metadata.items()
+    }
 
 
 def mean(files: Sequence[Path]) -> Tensors:
@@ -154,7 +230,9 @@ def elements(path: Path, prefix: str = "") -> int:
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+            count = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+            facts = _facts(file.metadata() or {}, path)
+        return count + sum(elements(path.parent / name, prefix) for name in facts.get(SHARDS) or ())
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
 

@@ -78,9 +78,7 @@ def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Ten
         chosen = [[0, 1, 2, 3, 4], [5], [6, 7], [2], [3, 5, 0]]
         batches = [case.batch(only=only) for only in chosen]
     else:
-        batches = [case.batch(only=only) for only in ([0, 1, 2, 3], [4], [5, 6])]
-        for batch in batches:
-            object.__setattr__(batch, "images", batch.images.double())
+        batches = [case.cast(case.batch(only=only), torch.float64) for only in ([0, 1, 2, 3], [4], [5, 6])]
     backend = accelerate.for_training(model, settings, CPU, say=lambda line: None)
     parallel = accelerate.data_parallel(model, settings, CPU, backend)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)

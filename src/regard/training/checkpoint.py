@@ -17,6 +17,7 @@ from regard.data.packing import StreamPosition
 from regard.errors import UserError
 from regard.files import errno_text, regular
 from regard.recipes.schema import TrainingSettings
+from regard.training.sharded_state import load_shards
 
 LogState = list[Any]  # the length of a log in bytes, and its digest
 
@@ -81,6 +82,9 @@ class TrainingProgress:
     data: str = ""  # digests of the training and the held-out data: a resumed run has to find the same
     held_out: str = ""
     logs: dict[str, LogState] = field(default_factory=dict)  # states of the logs by name
+    shards: dict[str, str] = field(
+        default_factory=dict
+    )  # files with the tensors of a sharded model (`tensor_io.SHARDS`)
 
     def limit(self, settings: TrainingSettings) -> str:
         """The setting that ends the run at this step, and would have to be raised to continue; "" if none does."""
@@ -122,58 +126,74 @@ class EMA:
         torch_private.foreach_lerp_(averages, newest, 1 - self.decay)
 
 
-class TensorSaver(Protocol):
-    """What writes files of tensors."""
+class StateSaver(Protocol):
+    """What writes the state of a run."""
 
-    def save(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
+    def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
 
 
 def save(
-    writer: TensorSaver,
+    writer: StateSaver,
     path: Path,
     progress: TrainingProgress,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: EMA | None,
 ) -> None:
-    """Save weights, optimizer state, moving average and progress in one file, so that all are of the same step."""
+    """Save weights, optimizer state, moving average and progress together, so that all are of the same step."""
     tensors = {f"model.{name}": tensor for name, tensor in tensor_io.model_tensors(model).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{name}.{key}"] = value
     if ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in ema.tensors.items()}
-    writer.save(path, {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}, asdict(progress))
+    writer.save_state(path, tensors, asdict(progress))
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> TrainingProgress:
-    """Load what `save` saved into the model, the optimizer and the moving average."""
-    tensors, facts = tensor_io.load(path)
+    """Load what `save` saved into the model, the optimizer and the moving average.
+
+    The state may be whole or in shards, and so may the model: each process then reads what it needs.
+    """
+    facts = tensor_io.read_metadata(path)
+    in_place = bool(facts.get(tensor_io.SHARDS)) and any(map(tensor_io.is_sharded, model.parameters()))
+    stored = tensor_io.stored_in_shards(path, facts) if in_place else tensor_io.load(path)[0]
+    targets = _targets(path, stored, model, optimizer, ema)
+    if in_place:
+        load_shards(path, facts, targets)
+    else:
+        for name, target in targets.items():
+            tensor_io.fill(target, stored[name])
+    try:
+        return TrainingProgress.from_json({**facts, tensor_io.SHARDS: {}})  # the next state has files of its own
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} does not hold the state of a run: {error}") from error
+
+
+def _targets(
+    path: Path, stored: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None
+) -> dict[str, Tensor]:
+    """The tensors that stored ones are to be copied into, by name, after all of them were checked."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}}
-    for name, tensor in tensors.items():
+    for name, tensor in stored.items():
         part, _, rest = name.partition(".")
         if part not in parts:
             raise UserError(f"{path} does not hold the state of a run: it has a tensor {name:.80}")
         parts[part][rest] = tensor
-    tensor_io.load_into_model(model, parts["model"], path)
-    parameters = dict(model.named_parameters())
+    weights, parameters = tensor_io.model_tensors(model), dict(model.named_parameters())
+    tensor_io.check_names(weights, parts["model"], path)
+    targets = {f"model.{name}": tensor for name, tensor in weights.items()}
     for name, tensor in parts["optimizer"].items():
         owner, _, key = name.rpartition(".")
         if owner not in parameters or tensor.shape not in ((), parameters[owner].shape):
             raise UserError(f"{path}: optimizer.{name:.80} does not fit the model")
-        state = optimizer.state[parameters[owner]]
+        state, like = optimizer.state[parameters[owner]], parameters[owner].detach()
         if key not in state:  # Muon's momentum exists from the start, as a view of a larger tensor
-            like = parameters[owner]
-            state[key] = (
-                torch.zeros_like(like) if tensor.shape == like.shape else torch.zeros_like(tensor, device=like.device)
-            )
-        tensor_io.fill(state[key], tensor)
-    if ema is not None:
-        for name, tensor in ema.tensors.items():
-            if name not in parts["ema"] or parts["ema"][name].shape != tensor.shape:
-                raise UserError(f"{path}: ema.{name} is missing or does not fit the model")
-            tensor_io.fill(tensor, parts["ema"][name])
-    try:
-        return TrainingProgress.from_json(facts)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} does not hold the state of a run: {error}") from error
+            whole = tensor.shape == like.shape
+            state[key] = torch.zeros_like(like) if whole else torch.zeros_like(tensor, device=like.device)
+        targets[f"optimizer.{name}"] = state[key]
+    for name, tensor in ema.tensors.items() if ema is not None else ():
+        if name not in parts["ema"] or parts["ema"][name].shape != tensor.shape:
+            raise UserError(f"{path}: ema.{name} is missing or does not fit the model")
+        targets[f"ema.{name}"] = tensor
+    return targets

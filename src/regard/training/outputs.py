@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from regard.files import DirectoryLock, write_text
 from regard.run_dir import LOGS, RunDir
 from regard.training.checkpoint import Log, LogState
 from regard.training.progress import Reporter, TensorBoardWriter
+from regard.training.sharded_state import ShardedStates, remove_shards
 
 
 class RunOutputs:
@@ -29,6 +31,7 @@ class RunOutputs:
         self.run, self.lock = run, lock
         self.reporter = reporter if self.active else Reporter()
         self._writer = tensor_io.TensorWriter(behind=behind, check=self.ensure_held)
+        self._sharded = ShardedStates(behind, self.ensure_held)
         self._logs = {name: Log(run.path / name) for name in LOGS}
         tensorboard = self.active and run.recipe.training.tensorboard
         self._board = TensorBoardWriter(run.path / "tensorboard" if tensorboard else None)
@@ -54,6 +57,14 @@ class RunOutputs:
         if self.active:
             self._writer.save(path, tensors, about, then)
 
+    def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write the state of the run; of a sharded model, every process its part."""
+        if any(tensor_io.is_sharded(tensor) for tensor in tensors.values()):
+            self._writer.wait()  # a state follows the weights that were saved before it
+            self._sharded.save(path, tensors, about)
+        else:
+            self.save(path, tensors, about, then=partial(remove_shards, path))
+
     def write_json(self, path: Path, content: Any) -> None:
         if self.active:
             write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
@@ -62,10 +73,12 @@ class RunOutputs:
         """Raise what went wrong in writing so far."""
         self.ensure_held()
         self._writer.check()
+        self._sharded.check()
 
     def wait(self) -> None:
         """Wait until every file is on disk."""
         self._writer.wait()
+        self._sharded.wait()
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 
@@ -106,5 +119,7 @@ class RunOutputs:
     ) -> None:
         try:
             self._writer.__exit__(kind, error, trace)
+            if kind is None:
+                self._sharded.wait()
         finally:
             self.reporter.__exit__(kind, error, trace)

@@ -1,0 +1,15 @@
+"""One process of a job that trains a small run under a number of steps; run by test_resharding.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from small_runs import small, train_run
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    train_run(small(folder, **json.loads(sys.argv[2])), folder / "run")

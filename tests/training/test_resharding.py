@@ -1,0 +1,113 @@
+"""The state of a sharded run: written by any number of processes, and read by any other number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_jobs
+import torch
+from small_runs import metrics, small, tensors, train_run
+
+from regard import tensor_io
+from regard.errors import UserError
+from regard.run_dir import RunDir
+from regard.verify import verify
+
+pytestmark = pytest.mark.xdist_group("processes")
+JOB = small_jobs.here(str(Path(__file__).with_name("resume_job.py")))
+TRAINING: dict[str, Any] = {"accumulate": 4, "ema": 0.9, "average": 2, "validate_lines": 2, "save_every": 2}
+
+
+def train_in_job(world: int, folder: Path, **training: Any) -> None:
+    small_jobs.run(world, JOB, str(folder), json.dumps({**TRAINING, **training}))
+
+
+def without_keys(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Leave out biases of keys, which softmax ignores: their gradients are rounding errors, which Adam scales."""
+    if "qkv_proj.bias" in name:
+        return torch.cat([tensor.chunk(3)[0], tensor.chunk(3)[2]]) if tensor.dim() else tensor
+    return tensor.chunk(2)[1] if "kv_proj.bias" in name and tensor.dim() else tensor
+
+
+def assert_close(run: RunDir, other: RunDir) -> None:
+    """The same states and measurements, up to the order of sums in float32."""
+    one, two = tensors(run.resume), tensors(other.resume)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        actual, expected = without_keys(name, tensor), without_keys(name, two[name])
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    for line, expected in zip(metrics(run.path), metrics(other.path), strict=True):
+        assert line.keys() == expected.keys()
+        for key in line.keys() - {"seconds"}:
+            value = expected[key]
+            assert line[key] == (pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value), key
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that two processes trained for 6 steps, sharded."""
+    folder = tmp_path_factory.mktemp("sharded")
+    small(folder)  # writes the held-out pairs
+    train_in_job(2, folder, steps=6, parallel="fsdp")
+    return folder
+
+
+def test_the_state_is_in_shards_and_one_process_continues_it(sharded: Path, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(sharded / "run", tmp_path / "run"))
+    facts = tensor_io.read_metadata(run.resume)
+    files = [run.path / name for name in facts["shards"]]
+    assert len(files) == 2 and {file.parent for file in files} == set(run.path.glob("resume-*"))
+    whole = tensors(run.resume)
+    for name, weight in run.fresh_model().named_parameters():  # each process has written about half of every tensor
+        parts = [tensor_io.elements(file, f"optimizer.{name}.exp_avg") for file in files]
+        assert sum(parts) == 2 * weight.numel() and max(parts) <= 2 * (weight[:1].numel() + weight.numel() / 2)
+        assert whole[f"model.{name}"].shape == weight.shape
+    expected = train_run(small(sharded, **TRAINING, steps=12), tmp_path / "expected")
+    resumed = train_run(small(sharded, **TRAINING, steps=12), run.path)
+    assert_close(resumed, expected)
+    assert not list(run.path.glob("resume-*"))  # the state is whole again
+
+
+def test_shards_are_weights_like_any_others_and_are_verified(sharded: Path, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(sharded / "run", tmp_path / "run"))
+    last = tensor_io.model_tensors(run.model(weights="last"))
+    snapshot = tensors(run.snapshot(6))
+    assert all(torch.equal(tensor, snapshot[name]) for name, tensor in last.items())
+    assert {finding.status for finding in verify(run.path)} == {"ok"}
+    first, second = sorted(run.path.glob("resume-*/*"))
+    content = bytearray(first.read_bytes())
+    content[-3] ^= 1
+    first.write_bytes(content)
+    assert [f.path for f in verify(run.path) if f.status == "damaged"] == [run.resume]
+    with pytest.raises(UserError, match=f"{first.name} was altered after it was written"):
+        tensors(run.resume)
+    second.unlink()
+    with pytest.raises(UserError, match=r"could not be read|does not hold the 2 files"):
+        tensors(run.resume)
+
+
+@pytest.mark.slow
+def test_two_processes_then_one_then_four_train_as_one_does(sharded: Path, tmp_path: Path) -> None:
+    """DCP reshards: tensors of 16 and of 8 rows in two parts, whole, and in four parts."""
+    expected = train_run(small(sharded, **TRAINING, steps=24), tmp_path / "expected")
+    folder = Path(shutil.copytree(sharded, tmp_path / "job"))
+    train_run(small(folder, **TRAINING, steps=10), folder / "run")
+    train_in_job(4, folder, steps=14, parallel="fsdp")
+    train_in_job(3, folder, steps=18, parallel="fsdp", reshard=False)
+    train_in_job(2, folder, steps=22, parallel="ddp")
+    assert tensor_io.read_metadata(folder / "run" / "resume.safetensors")["shards"] == {}
+    train_in_job(2, folder, steps=24, parallel="fsdp")
+    assert_close(RunDir(folder / "run"), expected)
