@@ -26,8 +26,8 @@ Value = TypeVar("Value")
 Item = TypeVar("Item")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 PATIENCE = timedelta(days=7)  # how long processes wait where one of them alone works, for instance tokenises
-GRACE = 10.0  # seconds in which a process that still answers reports so, after another did not
 
+_grace = 0.0  # seconds in which a process that still answers reports so, after another did not
 _store: dist.Store | None = None  # through which processes exchange keys, if `joined` initialised them
 _patient: dist.ProcessGroup | None = None  # all processes, with a long timeout
 _saving: dist.ProcessGroup | None = None  # the same for the threads that write files
@@ -77,7 +77,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
 
     Tensors are exchanged by NCCL between GPUs and by gloo between CPUs; `timeout` is in seconds.
     """
-    global _store, _patient, _saving
+    global _grace, _store, _patient, _saving
     if is_initialised() or not is_launched():
         yield
         return
@@ -92,7 +92,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
         world_size=world,
         timeout=limit,
     )
-    _store = dist.PrefixStore("regard", store)
+    _store, _grace = dist.PrefixStore("regard", store), min(timeout, 10.0)
     _patient, _saving = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
     try:
         yield
@@ -109,12 +109,11 @@ def lost_process_named() -> Iterator[None]:
     except RuntimeError as error:
         if world_size() == 1 or not _is_lost_connection(error):
             raise
-        silent = _silent_ranks()
+        silent = _silent_ranks() if "Timed out" in str(error) else []
+        which = "another process of the job has ended, or the connection to it was lost"
         if silent:
             which = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not answer in time"
-        else:
-            which = "another process of the job ended, or its connection was lost"
-        raise UserError(f"rank {rank()}: {which}; the same command continues from the last save") from error
+        raise UserError(f"{which}; the same command continues from the last save") from error
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
@@ -124,12 +123,12 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _silent_ranks() -> list[int]:
-    """The processes that do not report within `GRACE` seconds that they still answer."""
+    """The processes that do not report within `_grace` seconds that they still answer."""
     if _store is None:
         return []
     try:
         _store.set(f"answers/{rank()}", "yes")
-        missing, end = list(range(world_size())), time.monotonic() + GRACE
+        missing, end = list(range(world_size())), time.monotonic() + _grace
         while missing and time.monotonic() < end:
             missing = [number for number in missing if not _store.check([f"answers/{number}"])]
             time.sleep(0.1)

@@ -11,5 +11,4 @@ from small_runs import small, train_run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    train_run(small(folder, **json.loads(sys.argv[2])), folder / "run")
+    train_run(small(Path(sys.argv[1]), **json.loads(sys.argv[3])), Path(sys.argv[2]))
