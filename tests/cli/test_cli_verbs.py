@@ -19,8 +19,10 @@ import sacrebleu
 from typer.models import ArgumentInfo
 
 from regard.cli.app import VERBS, verb
+from regard.cli.export import formats
 from regard.data.fetch import sets
 from regard.recipes import load, names
+from regard.registry import EXPORTERS
 from regard.resuming import MAY_CHANGE
 
 
@@ -35,6 +37,31 @@ def test_the_help_of_every_verb_shows_an_example(regard, name):
     assert result.status == 0 and result.err == ""
     assert "Example" in result.out and f"  regard {name}" in _plain(result.out)
     assert regard(name, "-h").out == result.out
+
+
+def test_help_imports_no_torch_and_equals_that_of_the_real_modules(regard, monkeypatch):
+    """Compare with another process, where torch is not imported yet."""
+    monkeypatch.setenv("COLUMNS", "100")
+    code = (
+        "import sys\n"
+        "from regard.cli import run\n"
+        "for verb in sys.argv[1:]:\n"
+        "    assert run([verb, '--help'], True) == 0\n"
+        "    print('\\f')\n"
+        "files = [getattr(sys.modules.get(name), '__file__', None) for name in ('torch', 'numpy', 'regard.api')]\n"
+        "assert files == [None] * 3, files"
+    )
+    env = {**os.environ, "PYTHONUTF8": "1"}
+    quick = subprocess.run([sys.executable, "-c", code, *VERBS], capture_output=True, encoding="utf-8", env=env)
+    assert quick.returncode == 0, quick.stderr
+    texts = dict(zip(VERBS, quick.stdout.split("\f\n"), strict=False))
+    assert {name: _plain(text) for name, text in texts.items()} == {
+        name: _plain(regard(name, "--help").out) for name in VERBS
+    }
+
+
+def test_the_formats_in_the_help_are_those_of_the_registry():
+    assert formats() == {name: export.__doc__.splitlines()[0] for name, export in EXPORTERS.items()}
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -68,14 +95,15 @@ def test_regard_alone_shows_the_help_and_nothing_else(regard):
 def test_help_is_quick():
     """Help must not import torch, which alone takes longer. CPU time, because the machine may be busy."""
     seconds = []
-    for _ in range(5):
+    for words in ([], ["translate"]) * 2:
         begun = os.times()
-        done = subprocess.run([sys.executable, "-m", "regard", "--help"], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "regard", *words, "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         now = os.times()
         spent = now.children_user + now.children_system - begun.children_user - begun.children_system
         seconds.append(spent)
     assert "Usage: regard " in _plain(done.stdout) and done.stderr == ""  # python -m regard is regard
-    assert min(seconds) < 0.5
+    assert min(seconds[::2]) < 0.5 and min(seconds[1::2]) < 0.5
 
 
 def _imported(*words: str) -> set[str]:

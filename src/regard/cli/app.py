@@ -1,7 +1,7 @@
 """The verbs of `regard`, as a lazy command group.
 
-A verb's module is imported when the verb is called or asked for its help, not to list the verbs: most import torch,
-which takes a second or two.
+A verb's module is imported when the verb is called, not to list the verbs: most import torch, which takes a second or
+two. For the help of one verb, `placeholders` stand in for what only running needs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard import __version__
+from regard.cli.placeholders import placeholders
 
 HELP = ["-h", "--help"]
 MARKUP: Literal["markdown"] = "markdown"
@@ -54,6 +55,9 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
+        if name and rest[:1] and rest[0] in HELP:
+            with placeholders():
+                return name, verb(name), rest
         return name, name and verb(name), rest
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,20 @@ from regard.errors import UserError
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 
-FORMATS = " ".join(f"{name}: {(export.__doc__ or '').splitlines()[0]}" for name, export in EXPORTERS.items())
+
+def formats() -> dict[str, str]:
+    """The formats and the first lines of their docstrings, read from the source, so that help need not import them."""
+    found: dict[str, str] = {}
+    for file in sorted((Path(__file__).parents[1] / "interop").glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)) if "@EXPORTERS.register" in source else ():
+            if isinstance(node, ast.FunctionDef) and node.decorator_list:
+                name = re.fullmatch(r"EXPORTERS\.register\('(.+)'\)", ast.unparse(node.decorator_list[0]))
+                found |= {name[1]: (ast.get_docstring(node) or "").partition("\n")[0]} if name else {}
+    return found
+
+
+FORMATS = " ".join(f"{name}: {about}" for name, about in formats().items())
 
 
 def export(
