@@ -65,7 +65,7 @@ def make_run(path: Path, family: str, seed: int = 0, **changes: Any) -> RunDir:
             "data": {"corpus": about["data"]},
             "text": {"unit": "bpe", "vocabulary": 400, "shared": about.get("shared", True)},
             "model": {**about["model"], **changes},
-            "decoding": {"beam": 3, "max_ratio": 1.0, "max_extra": 2},
+            **({} if family.startswith("bert") else {"decoding": {"beam": 3, "max_ratio": 1.0, "max_extra": 2}}),
         },
         seed,
     )

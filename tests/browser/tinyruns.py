@@ -16,7 +16,7 @@ TINY: dict[str, dict[str, Any]] = {
     "tiny-transformer": PAIRS | {"model": {"family": "transformer", "encoder_layers": 1, "decoder_layers": 2, **SMALL}},
     "tiny-additive": PAIRS | {"model": {"family": "recurrent", "attention": "bahdanau", "width": 16, "embedding": 16}},
     "tiny-gpt": TEXTS | {"model": {"family": "gpt", "layers": 2, **SMALL}},
-    "tiny-bert": TEXTS | {"model": {"family": "bert", "layers": 2, **SMALL}},
+    "tiny-bert": {key: TEXTS[key] for key in ("data", "text")} | {"model": {"family": "bert", "layers": 2, **SMALL}},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from regard.errors import UserError
 from regard.models.transformer import TransformerSettings
 from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
 from regard.recipes.errors import fields_at
+from regard.recipes.schema import DecodingSettings
 from regard.registry import NameIn
 
 BUILT_IN = [name for name, _ in names()]
@@ -459,3 +461,39 @@ def test_names_of_other_toolkits_map_to_existing_settings():
     for name, ours in foreign.SETTINGS.items():
         assert all(setting in known or setting.startswith("--") for setting in ours), name
     assert foreign.UNITS.keys() <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("en-es", ["data", "text", "model", "training", "decoding"]),
+        ("stories-bert", ["data", "text", "model", "training"]),
+        ("moods", ["data", "text", "model", "training"]),
+        ("shapes", ["data", "model", "training"]),
+    ],
+)
+def test_only_sections_that_have_an_effect_are_printed(name, sections):
+    printed = describe(load(name))
+    assert re.findall(r"^\[(\w+)\]", printed, re.MULTILINE) == sections
+    assert parse(printed) == load(name)
+    assert ("lowercase" in printed) == (name != "shapes")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("shapes", "decoding.beam=3", '[decoding] has no effect for task = "image-classification": leave it out'),
+        ("shapes", "text.vocabulary=300", '[text] has no effect for task = "image-classification": leave it out'),
+        ("shapes", "data.lowercase=true", "data.lowercase is for texts and has no effect"),
+        ("moods", "decoding.beam=3", '[decoding] has no effect for task = "classification": leave it out'),
+    ],
+)
+def test_settings_that_have_no_effect_are_refused(name, change, message):
+    with pytest.raises(UserError) as refused:
+        load(name, [change])
+    assert f"--set {change}: {message}" in str(refused.value)
+
+
+def test_another_family_drops_the_sections_that_it_does_not_use():
+    assert load("stories", ["model.family=bert"]).decoding == DecodingSettings()
+    assert load("stories", ["model.width=64"]).decoding == load("stories").decoding != DecodingSettings()

@@ -19,8 +19,9 @@ from typing import Any, get_args, get_origin
 from regard.errors import UserError, first_line
 from regard.files import read_text
 from regard.recipes.errors import SettingsLayer, Table, check, fields_at, key_of, one_line_error
-from regard.recipes.schema import Recipe, families
+from regard.recipes.schema import OPTIONAL_SECTIONS, Recipe, families
 from regard.recipes.to_toml import toml_value
+from regard.registry import TASKS
 
 # Mutually exclusive ways to give the training data: a layer that uses one drops the inherited others.
 DATA_KEYS = ({"corpus"}, {"pairs"}, {"text"}, {"graph"}, {"source", "target"}, {"mix"})
@@ -40,7 +41,7 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     - giving training data in one way (corpus; pairs; text; source and target; mix) drops inherited data given in
       another way and their `count`, and the inherited `task`;
     - giving `model.size` drops the inherited settings that sizes determine (widths, layers, dropout); giving another
-      `model.family` drops the whole inherited section and the `task`;
+      `model.family` drops the whole inherited section and the `task`, and sections that the family does not use;
     - file names are looked up in `data.folder`. In a file, a relative folder is relative to that file, and if none is
       given, it is the folder of the file that names the data, so that a recipe next to its data works from anywhere.
       In `--set`, a relative folder is relative to the current directory.
@@ -254,6 +255,10 @@ def _drop_replaced(merged: Table, newer: Table) -> None:
         inherited.clear()
         merged.pop("task", None)
     family = families().get(str(model.get("family", inherited.get("family", "transformer"))))
+    if "family" in model and family is not None:
+        for section in OPTIONAL_SECTIONS:
+            if not any(section in TASKS[task].sections for task in family.TASKS):
+                merged.pop(section, None)
     if "size" in model and family is not None:
         for key in set().union(*family.PRESETS.values()):
             inherited.pop(key, None)

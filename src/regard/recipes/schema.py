@@ -128,6 +128,11 @@ class Corpus(SettingsModel):
 
 
 PLAIN_CORPORA = ("stories",)  # built-in corpora of plain text
+OPTIONAL_SECTIONS = ("text", "decoding")  # sections that some tasks do not have (`Task.sections`)
+TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examples are texts
+    *("source", "target", "text", "quoted", "source_tag", "target_tag"),
+    *("documents", "held_out", "lowercase", "max_length"),
+)
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
@@ -457,3 +462,18 @@ class Recipe(SettingsModel):
             object.__setattr__(self, "task", tasks[0])
         TASKS[self.task].check(self)
         return self
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Recipe:
+        """Refuse settings that have no effect for the task, unless they have their defaults."""
+        for name in OPTIONAL_SECTIONS:
+            if not self.has_section(name) and getattr(self, name) != type(getattr(self, name))():
+                raise ValueError(f'[{name}] has no effect for task = "{self.task}": leave it out')
+        for name in () if self.data.has_tokens else TEXT_SETTINGS:
+            if getattr(self.data, name) != DataSettings.model_fields[name].default:
+                raise ValueError(f'data.{name} is for texts and has no effect for task = "{self.task}": leave it out')
+        return self
+
+    def has_section(self, name: str) -> bool:
+        """Whether the settings of a section have an effect for the task."""
+        return name not in OPTIONAL_SECTIONS or name in TASKS[self.task].sections

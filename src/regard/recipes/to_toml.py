@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from regard.recipes.schema import Recipe
+from regard.recipes.schema import TEXT_SETTINGS, DataSettings, Recipe
 from regard.registry import NameIn
 
 # Characters that JSON does not escape, but that TOML forbids or a terminal acts on.
@@ -20,12 +20,13 @@ _CONTROL = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def describe(recipe: Recipe) -> str:
     """Return the whole recipe as TOML, with a description of every setting; `parse` reads back an equal recipe.
 
-    Optional settings that are not set appear as comments.
+    Optional settings that are not set appear as comments. Settings that have no effect for the task are left out.
     """
     parts = [_comment(recipe), *_lines(recipe), ""]
     for name, section in recipe:
-        if isinstance(section, BaseModel):
-            parts += [_comment(section), f"[{name}]", *_lines(section), ""]
+        if isinstance(section, BaseModel) and recipe.has_section(name):
+            unused = TEXT_SETTINGS if isinstance(section, DataSettings) and not section.has_tokens else ()
+            parts += [_comment(section), f"[{name}]", *_lines(section, unused=unused), ""]
             for key, value in section:
                 for table in _tables(value):
                     parts += [f"[[{name}.{key}]]", *_lines(table, unset=False), ""]
@@ -78,12 +79,12 @@ def _tables(value: Any) -> list[BaseModel]:
     return [entry for entry in value if isinstance(entry, BaseModel)] if isinstance(value, list) else []
 
 
-def _lines(section: BaseModel, unset: bool = True) -> list[str]:
+def _lines(section: BaseModel, unset: bool = True, unused: Sequence[str] = ()) -> list[str]:
     """Lines of `key = value  # description`; the descriptions are aligned, except after a long value."""
     rows: list[tuple[str, str]] = []
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
-        if isinstance(value, BaseModel) or _tables(value):
+        if isinstance(value, BaseModel) or _tables(value) or key in unused:
             continue  # written as a table
         if value is not None:
             rows.append((f"{key} = {toml_value(value)}", _description(field)))

@@ -52,6 +52,7 @@ class PredictionTask(Task):
     A subclass defines how inputs become batches, and what a row of the model's output means.
     """
 
+    sections: tuple[str, ...] = ()
     verb = "predict"
     has_labels = True
     scores_pairs = False

@@ -28,6 +28,7 @@ class ClassificationTask(ClassTask, TextTask):
     name = "classification"
     about = "name the class of a text"
     data = "pairs"
+    sections = ("text",)
     usage = "'a sentence'"
     verbs = frozenset({"predict", "evaluate", "compare", "look", "draw", "explain", "bench", "export"})
     has_source = True

@@ -35,6 +35,7 @@ class MaskedLMTask(TextTask):
     name = "masked-lm"
     about = "fill in masked tokens"
     data = "text"
+    sections = ("text",)
     measures = ("loss", "exact")
     verb = "fill"
     usage = "'the [MASK] sat on the mat'"
