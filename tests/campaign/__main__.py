@@ -13,8 +13,15 @@ from pathlib import Path
 
 from tests.campaign.sandbox import Tally, prepare
 
-PARTS = {"kills": 100, "bits": 2000, "hostile": 300, "requests": 10_000, "words": 3000}  # with their trials
-FUZZ = ("hostile", "requests", "words")
+PARTS = {
+    "kills": 100,
+    "bits": 2000,
+    "hostile": 300,
+    "requests": 10_000,
+    "service": 10_000,
+    "words": 3000,
+}  # with their trials
+FUZZ = ("hostile", "requests", "service", "words")
 PROCESSES = 2
 
 

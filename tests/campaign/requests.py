@@ -52,7 +52,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
     for number in Clock(count, seconds).numbers():
         kind, method, path, body, more = _request(random, keys)
         if kind == "raw bytes":
-            tally.add(kind, _raw(port, body))
+            tally.add(kind, raw(port, body))
             continue
         try:
             connection.request(method, path, body, {**headers, **more})
@@ -60,7 +60,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
             content = response.read()
         except (http.client.HTTPException, OSError) as error:
             connection.close()
-            alive = _raw(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            alive = raw(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             tally.add(kind, alive and f"seed {seed}, {number}: {error!r}: {alive}")
             continue
         failure = ""
@@ -73,7 +73,7 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
             keys = [key, *keys[:5]]
             failure = "" if key else f"seed {seed}, {number}: no key in the answer to {body[:200]!r}"
         tally.add(kind, failure)
-    tally.add("answers at the end", _raw(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"))
+    tally.add("answers at the end", raw(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"))
     server.stop()
     return tally
 
@@ -127,7 +127,7 @@ def _request(random: Random, keys: list[str]) -> tuple[str, str, str, bytes, dic
     )
 
 
-def _raw(port: int, content: bytes) -> str:
+def raw(port: int, content: bytes) -> str:
     """Send bytes and close the connection; return what is wrong if the server does not answer, or with an error."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:

@@ -262,3 +262,33 @@ def test_sigterm_loses_no_accepted_request(runs: dict[str, Path]) -> None:
             one.result(60)
     assert process.wait(60) in (0, -signal.SIGTERM)
     assert set(statuses) == {200} and not failures
+
+
+@pytest.mark.skipif("CI" not in os.environ and shutil.which("prometheus") is None, reason="needs Prometheus")
+def test_prometheus_reads_the_metrics(runs: dict[str, Path], tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serving(runs) as server:
+        send(server, "/v1/translate", {"q": TEXT})
+        target = server.address.split("//")[1].rstrip("/")
+        config = tmp_path / "prometheus.yml"
+        jobs = f"[{{job_name: regard, scrape_interval: 1s, static_configs: [{{targets: ['{target}']}}]}}]"
+        config.write_text(f"scrape_configs: {jobs}\n")
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+        prometheus = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            found: list[Any] = []
+            deadline = time.monotonic() + 60
+            while not found and time.monotonic() < deadline:
+                time.sleep(0.3)
+                try:
+                    found = send(port, "/api/v1/query?query=regard_tokens_total")[2]["data"]["result"]
+                except OSError:
+                    continue  # it has not started
+            assert [entry["metric"]["model"] for entry in found] == ["en-es"]
+            assert float(found[0]["value"][1]) > 0
+        finally:
+            prometheus.terminate()
+            prometheus.wait(30)

@@ -24,6 +24,7 @@ from regard.server.translate_api import Wishes, body_schema, translations
 from regard.tasks.generator import Generation, Generator, until_stop
 
 MAX_SAMPLES = 16
+MIN_TEMPERATURE = 0.01  # below it, the most likely token is taken; dividing by less may overflow
 
 
 class SamplingBody(Payload):
@@ -81,7 +82,7 @@ class Continuation:
 def _generator(engaged: Engaged, body: SamplingBody) -> Generator:
     changes: dict[str, Any] = {"method": "sample", "temperature": 1.0 if body.temperature is None else body.temperature}
     changes["top_p"] = 1.0 if body.top_p is None else body.top_p
-    if body.temperature == 0:
+    if changes["temperature"] < MIN_TEMPERATURE:
         changes = {"method": "beam", "beam": 1}
     seed = secrets.randbits(32) if body.seed is None else body.seed & 0x7FFFFFFF
     return engaged.generator(seed=seed, **changes)

@@ -68,7 +68,7 @@ class Wishes:
 def translations(engaged: Engaged, texts: list[str], wishes: Wishes) -> list[Translated]:
     """Translate texts in the batches of the engine. Line breaks and blank lines stay as they are."""
     beam = engaged.model.recipe.decoding.beam
-    translator = engaged.translator(beam=max(beam, wishes.nbest))
+    translator = engaged.translator(beam=max(beam, wishes.nbest), glossary=dict(wishes.glossary) or None)
     lines = [line for text in texts for line in text.split("\n")]
     prefixes = None if wishes.prefix is None else [wishes.prefix] * len(lines)
     answers = iter(translator(lines, nbest=wishes.nbest, prefixes=prefixes))
