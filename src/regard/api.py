@@ -30,6 +30,7 @@ from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
+from regard.tasks.confidence import Calibration, Confidence, confidence
 from regard.tasks.generator import Generation
 from regard.tasks.glossary import Glossary, Requirement
 from regard.tasks.mask_filler import Filled
@@ -140,6 +141,15 @@ class Translation:
     _answer: Answer = field(repr=False)
 
     @cached_property
+    def confidence(self) -> Confidence:
+        """How likely the text and each of its words are right: `translation.confidence.words[0].confidence`.
+
+        Calibrated if `regard calibrate` was run; else the probabilities of the model, which are often too high.
+        """
+        model = self._link.model
+        return confidence(self._answer, model.tokenizers[1], model.calibration)
+
+    @cached_property
     def attention(self) -> CrossAttention:
         """Cross-attention of the best hypothesis, from one teacher-forced forward pass."""
         return self._link.model._attention(self)
@@ -180,6 +190,11 @@ class Model(LoadedRun):
         paths = tuple(str(member.path.absolute()) for member in (run, *others))
         name = str(Path(weights).absolute() if Path(weights).suffix else weights)  # a file, or a name such as "best"
         self._origin = _Origin(paths, device, name, precision, self.step)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The calibration of confidences that `regard calibrate` wrote, if any."""
+        return Calibration.read(self.run)
 
     def __reduce__(self) -> tuple[Callable[[], Model], tuple[()]]:
         return self._origin.load, ()

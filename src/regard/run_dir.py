@@ -9,6 +9,7 @@ snapshots/             weights at some steps (see `kept_snapshots`)
 resume.safetensors     the state needed to resume at the next batch
 metrics.jsonl          one JSON object per measurement
 samples.jsonl          outputs for a few held-out examples at each validation
+calibration.json       how often words of a given probability are right (`regard calibrate`)
 """
 
 from __future__ import annotations

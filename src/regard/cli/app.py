@@ -30,6 +30,7 @@ VERBS = {
     "predict": "Predict the class of texts or images.",
     "evaluate": "Score a run on held-out data, or a file of translations against references.",
     "align": "Link the words of sentence pairs by cross-attention, or score such links against gold ones.",
+    "calibrate": "Calibrate the confidence of a translation model on held-out data.",
     "compare": "Score several runs on the same pairs: a table, and a plot of quality by source length.",
     "look": "Look inside runs, live, on a page in the browser.",
     "serve": "Serve translation and language models over HTTP.",

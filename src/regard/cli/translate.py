@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from regard.cli.output import note, text_output, written
 from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
+from regard.tasks.confidence import Confidence, confidence
 from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
@@ -107,6 +109,14 @@ def translate(
             show_default=False,
         ),
     ] = None,
+    confidences: Annotated[
+        bool,
+        typer.Option(
+            "--confidence",
+            help="With --format jsonl: how likely each translation and each of its words is right, calibrated if "
+            "`regard calibrate` was run.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --sample: the random seed.")] = 0,
     weights: options.Weights = "best",
     device: options.Device = "auto",
@@ -145,6 +155,8 @@ def translate(
         raise UserError("--resume continues a file: name it with --output")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs a beam of at least {nbest}, but --beam is {beam}")
+    if confidences and form is not options.OutputFormat.JSONL:
+        raise UserError("--confidence needs --format jsonl")
     terms = None if glossary is None else Glossary.read(glossary)
     if terms is not None and sample:
         raise UserError("--glossary has no effect with --sample: terms need a beam search")
@@ -164,7 +176,8 @@ def translate(
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], input, errors)
     if source.interactive and not quiet:
         note("Type a sentence and press Enter; Ctrl-D ends.")
-    job = _TranslateJob(translator, form, nbest, prefix, quiet)
+    judge = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
+    job = _TranslateJob(translator, form, nbest, prefix, quiet, judge if confidences else None)
     if output is None:
         _to_stdout(job, source)
     elif output.exists() and not output.is_file() and not output.is_dir():
@@ -228,17 +241,30 @@ def _settings(model: Model, job: _TranslateJob) -> dict[str, Any]:
         "prefix": job.prefix,
         "nbest": job.nbest,
         "format": str(job.form),
+        "confidence": job.judge is not None,
         "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
     }
+
+
+def _confidence_fields(found: Confidence) -> dict[str, object]:
+    words = [{"text": word.text, "confidence": round(word.confidence, 4)} for word in found.words]
+    return {"confidence": round(found.sentence, 4), "calibrated": found.calibrated, "words": words}
 
 
 class _TranslateJob:
     """Turns chunks of input lines into lines of output."""
 
     def __init__(
-        self, translator: Translator, form: options.OutputFormat, nbest: int, prefix: str | None, quiet: bool
+        self,
+        translator: Translator,
+        form: options.OutputFormat,
+        nbest: int,
+        prefix: str | None,
+        quiet: bool,
+        judge: Callable[[Answer], Confidence] | None = None,
     ) -> None:
         self.translator, self.form, self.nbest, self.prefix, self.quiet = translator, form, nbest, prefix, quiet
+        self.judge = judge
 
     def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
         """Yield the lines of output for a chunk of input; `progress` is called with the number of lines done."""
@@ -265,6 +291,8 @@ class _TranslateJob:
             entry: dict[str, object] = {"source": line.text, **nbest[0], "truncated": answer.truncated}
             if line.error is not None:
                 entry["error"] = line.error
+            if self.judge is not None:
+                entry.update(_confidence_fields(self.judge(answer)))
             if self.translator.glossary is not None:
                 entry["unmet"] = [str(requirement) for requirement in answer.unmet]
             if self.nbest > 1:
