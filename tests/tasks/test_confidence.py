@@ -16,7 +16,13 @@ import regard
 from regard.cli import run as run_command
 from regard.decoding import Hypothesis
 from regard.errors import UserError
-from regard.metrics.calibration import Curve, correct_words, expected_calibration_error, isotonic, reliability
+from regard.metrics.calibration import (
+    CalibrationCurve,
+    correct_words,
+    expected_calibration_error,
+    isotonic,
+    reliability,
+)
 from regard.tasks.confidence import FILE, Calibration, confidence, observations
 from regard.tasks.translator import Answer
 from regard.text import train
@@ -52,7 +58,7 @@ def test_isotonic_regression_is_the_least_squares_fit(ys: list[float]) -> None:
 
 
 def test_equal_confidences_are_one_observation() -> None:
-    assert isotonic([0.5, 0.5, 0.9], [0, 1, 1]) == Curve((0.5, 0.9), (0.5, 1.0))
+    assert isotonic([0.5, 0.5, 0.9], [0, 1, 1]) == CalibrationCurve((0.5, 0.9), (0.5, 1.0))
     assert isotonic([0.5, 0.5, 0.9], [0, 1, 1])(0.7) == pytest.approx(0.75)
 
 
@@ -76,7 +82,9 @@ def test_a_word_s_probability_is_the_product_of_its_tokens() -> None:
     assert [word.confidence for word in found.words] == pytest.approx([0.25, 0.2])
     assert found.sentence == pytest.approx((0.5 * 0.5 * 0.8 * 0.25 * 0.9) ** (1 / 5))
     halved = confidence(
-        Answer(("ab é",), (hypothesis,), (1,)), tokenizer, Calibration(Curve((0, 1), (0, 0.5)), Curve((0, 1), (1, 1)))
+        Answer(("ab é",), (hypothesis,), (1,)),
+        tokenizer,
+        Calibration(CalibrationCurve((0, 1), (0, 0.5)), CalibrationCurve((0, 1), (1, 1))),
     )
     assert [word.confidence for word in halved.words] == pytest.approx([0.125, 0.1]) and halved.sentence == 1
     assert confidence(Answer(), tokenizer).sentence == 1.0

@@ -11,7 +11,7 @@ BINS = 10
 
 
 @dataclass(frozen=True)
-class Curve:
+class CalibrationCurve:
     """A non-decreasing, piecewise linear function: calibrated confidence of a raw one."""
 
     x: tuple[float, ...]
@@ -30,14 +30,14 @@ class ReliabilityBin:
     accuracy: float
 
 
-def isotonic(raw: Sequence[float], correct: Sequence[float]) -> Curve:
+def isotonic(raw: Sequence[float], correct: Sequence[float]) -> CalibrationCurve:
     """Fit the non-decreasing step function with the least squared error (pool adjacent violators), then join the steps.
 
     Each step is represented by its mean raw confidence; between them the curve is linear. Confidences that are equal
     are one observation.
 
     >>> isotonic([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1])
-    Curve(x=(0.1, 0.25, 0.4), y=(0.0, 0.5, 1.0))
+    CalibrationCurve(x=(0.1, 0.25, 0.4), y=(0.0, 0.5, 1.0))
     """
     xs, inverse = np.unique(np.asarray(raw, np.float64), return_inverse=True)
     weights = np.bincount(inverse).astype(np.float64)
@@ -51,7 +51,7 @@ def isotonic(raw: Sequence[float], correct: Sequence[float]) -> Curve:
             both = before[0] + w
             before[1:] = [(before[0] * a + w * b) / both for a, b in zip(before[1:], (mean_y, mean_x), strict=True)]
             before[0] = both
-    return Curve(*(tuple(round(float(block[k]), 6) for block in blocks) for k in (2, 1)))
+    return CalibrationCurve(*(tuple(round(float(block[k]), 6) for block in blocks) for k in (2, 1)))
 
 
 def reliability(confidence: Sequence[float], correct: Sequence[float], bins: int = BINS) -> list[ReliabilityBin]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from regard.decoding import Hypothesis
 from regard.errors import UserError
-from regard.metrics.calibration import Curve, correct_words, expected_calibration_error, isotonic
+from regard.metrics.calibration import CalibrationCurve, correct_words, expected_calibration_error, isotonic
 from regard.run_dir import RunDir
 from regard.tasks.translator import Answer
 from regard.text import Tokenizer
@@ -48,8 +48,8 @@ class Confidence:
 class Calibration:
     """Curves from raw to calibrated confidence, of words and of sentences."""
 
-    words: Curve
-    sentences: Curve
+    words: CalibrationCurve
+    sentences: CalibrationCurve
 
     @classmethod
     def fit(cls, answers: Sequence[Answer], references: Sequence[str], tokenizer: Tokenizer) -> Calibration:
@@ -70,7 +70,10 @@ class Calibration:
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']!r}")
             return cls(
-                *(Curve(*(tuple(map(float, content[k][axis])) for axis in "xy")) for k in ("words", "sentences"))
+                *(
+                    CalibrationCurve(*(tuple(map(float, content[k][axis])) for axis in "xy"))
+                    for k in ("words", "sentences")
+                )
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a calibration that this version reads ({error}): calibrate again") from error
