@@ -48,7 +48,7 @@ def _train(tokenizer: library.Tokenizer, size: int, special: list[str], alphabet
 
 
 def byte_level(
-    special: list[str], pattern: str | None = None, bos: str | None = None, nfc: bool = False, prefix: bool = False
+    special: list[Any], pattern: str | None = None, bos: str | None = None, nfc: bool = False, prefix: bool = False
 ) -> library.Tokenizer:
     """Byte-level BPE: of GPT-2, or with the pattern of Llama 3 or Qwen2."""
     tokenizer = library.Tokenizer(models.BPE(ignore_merges=pattern == LLAMA3))

@@ -114,7 +114,7 @@ def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
         raise UserError(f"{folder.path}: {short_repr(kind)} has no counterpart here ({', '.join(tasks)} have)")
     task = tasks[kind]
     source = _tokenizer(folder, rows(folder, "vocab_size", 30522, header, EMBEDDING))
-    classes = _classes(folder, header) if task == "classify" else ()
+    classes = class_names(folder, header) if task == "classify" else ()
     settings = {
         "family": "bert",
         "task": task,
@@ -151,17 +151,19 @@ def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
     return read_fast(folder, size, (pad, bos, eos, unk), {MASK: added[mask]} if mask in added else {})
 
 
-def _classes(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[str, ...]:
-    """The names of the classes in the order of their ids."""
+def class_names(
+    folder: HFFolder, header: Mapping[str, TensorInfo], weight: str = "classifier.weight"
+) -> tuple[str, ...]:
+    """The names of the classes in the order of their ids; `weight` has a row for each."""
     if folder.setting("problem_type") not in (None, "single_label_classification"):
         raise UserError(
             f"{folder.path}: problem_type = {short_repr(folder.setting('problem_type'))} has no counterpart here"
         )
     given = folder.config.object("id2label")
     size = len(given.content) or count(folder, "num_labels", 2)
-    if (info := header.get("classifier.weight")) is not None and info.shape[:1] != (size,):
+    if (info := header.get(weight)) is not None and info.shape[:1] != (size,):
         name = "id2label" if given.content else "num_labels"
-        raise folder.config.error(name, f"has {size} classes, but classifier.weight has shape {info.shape}")
+        raise folder.config.error(name, f"has {size} classes, but {weight} has shape {info.shape}")
     keys = [str(number) for number in range(size)]
     if given.content and given.content.keys() != set(keys):
         raise folder.config.error("id2label", f"must number its classes from 0 to {size - 1}")

@@ -117,7 +117,7 @@ def _logits(
     packed = PackedTokens.from_lists([tokens])
     columns: Sequence[int] = inverse(ids_of(target))
     if isinstance(settings, BertSettings):
-        if isinstance(ours, Bert) and type(theirs).__name__ == "BertModel":  # it has no head: compare hidden states
+        if isinstance(ours, Bert) and type(theirs).__name__.endswith("Model"):  # it has no head: compare hidden states
             return theirs(**inputs).last_hidden_state[0], ours.encode(packed)
         if settings.task == "classify":
             return theirs(**inputs).logits, ours.logits(TextClassBatch.from_lists([tokens]))

@@ -21,6 +21,7 @@ from regard.files import errno_text
 from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus
 from regard.interop.common import Imported
 from regard.interop.decoders import DECODERS
+from regard.interop.encoders import ENCODERS
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap
 from regard.recipes.schema import Recipe
@@ -72,7 +73,7 @@ CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "marian": marian,
     "pegasus": pegasus,
 }
-IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS}
+IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS}
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "gpt": [gpt2, gpt_neox],
     "bert": [bert],

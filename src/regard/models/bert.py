@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
-from regard.attention import StaticPackedLayout, pack
+from regard.attention import PackedQK, StaticPackedLayout, Window, pack
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses, positions
 from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.norms import NoNorm
 from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
@@ -99,15 +100,34 @@ class BertSettings(SizedSettings):
     position_base: float = Field(
         10000.0, gt=1, description="base of sinusoidal and rotary positions: the longest wavelength is 2 pi times this"
     )
+    window: int = Field(
+        0, ge=0, description="attend to this many tokens on either side, except in global_layers; 0: to all"
+    )
+    global_layers: list[Annotated[int, Field(ge=0)]] = Field([], description="layers (from 0) without the window")
+    local_base: float | None = Field(
+        None, gt=1, description="position_base of the layers with a window; not set: the same"
+    )
+    first_norm: bool = Field(
+        True, description="norm_first: normalise also before the first attention; false: as ModernBERT"
+    )
     max_positions: int = Field(512, ge=2, description="maximum tokens of a text")
     pooling: Literal["mean", "first"] = Field(
         "mean", description="classification: the mean over all tokens, or the first token, as in BERT"
     )
+    pooler_activation: Literal["tanh", "relu", "gelu"] = Field(
+        "tanh", description="classification: activation of the head"
+    )
+    pooler_norm: bool = Field(False, description="classification: normalise in the head, as ModernBERT")
     mask_prob: float = Field(0.15, gt=0, lt=1, description="fraction of tokens to predict; 80 % of these are masked")
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return ("masked-lm",) if self.task == "fill" else ("classification",)
+
+    def layer_changes(self, layer: int) -> dict[str, Any]:
+        """The fields of `BlockConfig` in which a layer differs from the others."""
+        local = self.window and self.local_base and layer not in self.global_layers
+        return {"position_base": self.local_base} if local else {}
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
@@ -165,10 +185,15 @@ class MaskedLMHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """W dropout(tanh(P x)): logits of the classes, from the first token of a text or the mean of its tokens."""
+    """W dropout(f(P x)): logits of the classes, from the first token of a text or the mean of its tokens.
 
-    def __init__(self, classes: int, settings: BertSettings) -> None:
+    f is tanh, or another activation, and a norm after it if the settings say so.
+    """
+
+    def __init__(self, classes: int, settings: BertSettings, norm: nn.Module) -> None:
         super().__init__()
+        self.activation = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}[settings.pooler_activation]
+        self.norm = norm if settings.pooler_norm else None
         self.pooler = nn.Linear(settings.width, settings.width)
         self.out = nn.Linear(settings.width, classes)
         self.dropout = settings.dropout
@@ -176,7 +201,8 @@ class ClassifierHead(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """One vector per text, [N, D] -> [N, classes]."""
-        pooled = torch.tanh(self.pooler(text))
+        pooled = self.activation(self.pooler(text))
+        pooled = pooled if self.norm is None else self.norm(pooled)
         return self.out(dropout(pooled, self.dropout, self.training))
 
 
@@ -194,13 +220,15 @@ class Bert(SequenceModel):
         super().__init__()
         self.settings = settings
         block = BlockConfig.from_settings(settings)
-        self.static_shapes = block.only_dot_scores
+        self.static_shapes = block.only_dot_scores and not settings.window
         self.embedding = BertEmbedding(source_size, settings, block.make_norm())
-        self.encoder = BlockStack.of(block, EncoderBlock, settings.layers)
+        self.encoder = BlockStack.of(block, EncoderBlock, settings.layers, settings.layer_changes)
+        if settings.norm_first and not settings.first_norm:
+            self.encoder[0].self_attn_residual.norm = NoNorm()
         if settings.task == "fill":
             self.mlm_head = MaskedLMHead(source_size, settings, block.make_norm())
         else:
-            self.classifier = ClassifierHead(target_size, settings)
+            self.classifier = ClassifierHead(target_size, settings, block.make_norm())
 
     def encode(self, source: PackedTokens) -> Tensor:
         """Tokens [S] -> [S, D]."""
@@ -208,8 +236,15 @@ class Bert(SequenceModel):
         if self.settings.positions == "learned" and layout.max_len > longest:
             raise UserError(f"a text of {layout.max_len} tokens is too long: this model has {longest} positions")
         x = self.embedding(source.ids, layout.position)
-        x = self.encoder(x, pack(layout, layout), is_token=layout.is_token)
+        x = self.encoder(x, self._layouts(layout), is_token=layout.is_token)
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
+
+    def _layouts(self, layout: PackedLayout) -> PackedQK | list[PackedQK]:
+        full, window = pack(layout, layout), self.settings.window
+        if not window:
+            return full
+        local = pack(layout, layout, Window(window, window))
+        return [full if i in self.settings.global_layers else local for i in range(len(self.encoder))]
 
     def logits(self, batch: SeqBatch | TextClassBatch) -> Tensor:
         """Logits [S, V] of the tokens to fill masks, or [N, C] of the classes."""

@@ -28,6 +28,13 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x)
 
 
+class NoNorm(nn.Module):
+    """x itself, in the place of a norm."""
+
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
+        return x
+
+
 @NORMS.register("batch")
 class BatchNorm(nn.Module):
     """(x - mean) / deviation of each feature over the tokens of the batch; for comparison.

@@ -1,6 +1,6 @@
 """Masked-token prediction: texts with masks in, guesses for the masks out.
 
-A mask is written [MASK] or <mask>. Only this module knows that; to the tokenizer both are ordinary text. BPE tokens
+A mask is written [MASK] or <mask>. Only this module knows that; to the tokenizer both are ordinary text. Most tokens
 begin with the space before a word, so there one space before a mask belongs to it: "the [MASK] sat" is read as "the",
 a mask, " sat", and may be filled with " cat".
 """
@@ -107,7 +107,13 @@ class MaskFiller:
 
     def _before(self, part: str) -> str:
         """Remove the space that belongs to the mask from the part before it."""
-        return part.removesuffix(" ") if self.tokenizer.unit == "bpe" else part
+        return part.removesuffix(" ") if self.tokenizer.mask_takes_space else part
+
+    def _guess(self, token: int) -> str:
+        """The text of a token in place of a mask, with the space before it if the mask took that."""
+        if not self.tokenizer.mask_takes_space:
+            return self.tokenizer.token_texts([token])[0]
+        return self.tokenizer.token_texts([self.tokenizer.first, token])[1]  # not at the start of a text
 
     def _fill(self, texts: list[str], read: list[list[int]], top: int) -> list[Filled]:
         """Fill in a batch of texts."""
@@ -124,7 +130,7 @@ class MaskFiller:
     def _filled(self, text: str, probs: Tensor, ids: Tensor) -> Filled:
         """Fill in the best tokens: probs and ids [masks within the context, top]."""
         guesses = tuple(
-            tuple(Guess(self.tokenizer.token_texts([token])[0], prob) for token, prob in zip(*mask, strict=True))
+            tuple(Guess(self._guess(token), prob) for token, prob in zip(*mask, strict=True))
             for mask in zip(ids.tolist(), probs.tolist(), strict=True)
         )
         *before, last = MASK_PATTERN.split(text)

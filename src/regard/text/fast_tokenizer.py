@@ -54,6 +54,7 @@ class FastTokenizer(Tokenizer):
         self._kind = decoder_kind(content)
         self._strips = strips_space(content)  # the space before the first word
         added = {token["content"] for token in content.get("added_tokens") or []}
+        self.mask_takes_space = any(token.get("lstrip") for token in content.get("added_tokens") or [])
         self._bytes = [self._to_bytes(word, word in added) for word in self.words]
 
     @property

@@ -60,6 +60,7 @@ class Tokenizer(ABC):
 
     unit: ClassVar[str]
     foreign: ForeignVocabulary | None = None  # set for an imported model
+    mask_takes_space: bool = False  # whether the space before a mask belongs to it, as it does to a word
 
     def __init__(self, tags: Sequence[str], count: int) -> None:
         """`count` is the number of ordinary tokens, which follow the special tokens and the tags."""
@@ -208,6 +209,7 @@ class BytePairTokenizer(_ByteLevelTokenizer):
     """
 
     unit = "bpe"
+    mask_takes_space = True
 
     def __init__(self, tags: Sequence[str], merges: Sequence[str]) -> None:
         self.merges = list(merges)
