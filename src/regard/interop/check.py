@@ -106,7 +106,8 @@ def _template(run: RunDir) -> tuple[list[int], list[int]]:
         return [BOS], [EOS]
     if isinstance(settings, GPTSettings):
         return [] if run.recipe.data.documents == "stream" else [BOS], []
-    return [], [EOS]
+    tag = run.recipe.data.source_tag
+    return [run.tokenizers[0].tag(tag)] if tag else [], [EOS]
 
 
 def _logits(

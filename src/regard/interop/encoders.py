@@ -140,6 +140,8 @@ class Encoder:
         """Settings of RoBERTa and, by other names, of DistilBERT."""
         distil = self.name == "DistilBert"
         assert self.positions is not None
+        if self.offset:
+            folder.require(pad_token_id=self.offset - 1)  # positions are numbered from it on
         positions = rows(folder, "max_position_embeddings", 512, header, self.prefix + self.positions)
         act, dropout = ("activation", "dropout") if distil else ("hidden_act", "hidden_dropout_prob")
         return {

@@ -253,21 +253,29 @@ def write_wordpiece(tokenizer: WordPieceTokenizer) -> Files:
 
 
 def read_sentencepiece(
-    folder: HFFolder, files: tuple[str, ...], vocabulary: str, rows: int, specials: tuple[int | None, int | None, int]
+    folder: HFFolder,
+    files: tuple[str, ...],
+    vocabulary: str,
+    rows: int,
+    specials: tuple[int | None, int | None, int],
+    codes: Mapping[str, int] | None = None,
 ) -> SentencePieceTokenizer:
     """Read SentencePiece models and their vocabulary.
 
-    `files` are the models (of both sides, or of one); `specials` are their ids of PAD, BOS and EOS.
+    `files` are the models (of both sides, or of one); `specials` are their ids of PAD, BOS and EOS; `codes` are the ids
+    of languages that are not in the vocabulary.
     """
     for name in (*files, vocabulary):
         if not folder.has(name):
-            raise UserError(f"{folder.path} has no {name}, which is part of Marian's tokenizer")
-    ids = checked_vocabulary(folder.json(vocabulary), rows) | added_tokens(folder, rows)
+            raise UserError(f"{folder.path} has no {name}, which is part of its tokenizer")
+    codes = {code: theirs for code, theirs in (codes or {}).items() if theirs < rows}
+    ids = checked_vocabulary(folder.json(vocabulary), rows) | added_tokens(folder, rows) | codes
     layout = VocabularyLayout(ids, rows, (*specials, ids.get(folder.specials.get("unk_token", "<unk>"))), {})
     words = [
         word
         for word, theirs in sorted(ids.items(), key=lambda item: item[1])
-        if theirs not in layout.specials and not LANGUAGE_CODE.fullmatch(word)  # language codes become tags
+        # language codes become tags
+        if theirs not in layout.specials and not LANGUAGE_CODE.fullmatch(word) and word not in codes
     ]
     tags = layout.tags(words)
     models = [base64.b64encode(folder.read(name)).decode() for name in files]

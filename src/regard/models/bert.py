@@ -6,7 +6,7 @@ Its input is [BOS, w1 .. wn, EOS]. Shapes: S tokens of a packed batch, N texts, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,6 +28,7 @@ from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSet
 from regard.registry import MODELS
 
 TOKEN_TYPES = 2  # BERT distinguishes the two texts of a pair; here all tokens have the first type
+POOLERS: dict[str, Any] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
 INIT_STD = 0.02  # standard deviation of initial embeddings, as in BERT
 NEG_LOGIT = -30.0  # bias of tokens that an imported model does not have; finite, so that all scores are finite
 
@@ -192,7 +193,7 @@ class ClassifierHead(nn.Module):
 
     def __init__(self, classes: int, settings: BertSettings, norm: nn.Module) -> None:
         super().__init__()
-        self.activation = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}[settings.pooler_activation]
+        self.activation: Callable[[Tensor], Tensor] = POOLERS[settings.pooler_activation]
         self.norm = norm if settings.pooler_norm else None
         self.pooler = nn.Linear(settings.width, settings.width)
         self.out = nn.Linear(settings.width, classes)

@@ -55,6 +55,8 @@ class TransformerSettings(SizedSettings):
         0, ge=0, description="squeezed size of squeeze-and-excitation in the feed-forward layers; 0: off"
     )
     norm: Annotated[str, NameIn(NORMS)] = Field("layer", description="normalisation layer")
+    norm_eps: float = Field(1e-5, gt=0, description="epsilon of the normalisation layers")
+    embedding_norm: bool = Field(False, description="normalise the embeddings, as BART")
     norm_first: bool = Field(
         True, description="normalise before each sub-layer (pre-norm, more stable); false: after it, as in the paper"
     )
@@ -115,8 +117,9 @@ class Transformer(SequenceModel):
         self.settings = settings
         block = BlockConfig.from_settings(settings)
         self.static_shapes = block.only_dot_scores
-        self.source_embedding = TokenEmbedding(source_size, settings)
-        self.target_embedding = TokenEmbedding(target_size, settings)
+        norms = [block.make_norm() if settings.embedding_norm else None for _ in range(2)]
+        self.source_embedding = TokenEmbedding(source_size, settings, norms[0])
+        self.target_embedding = TokenEmbedding(target_size, settings, norms[1])
         if shared:
             self.target_embedding.table = self.source_embedding.table
         self.encoder = BlockStack.of(block, EncoderBlock, settings.encoder_layers)

@@ -32,10 +32,14 @@ class EmbeddingSettings(Protocol):
 
 
 class TokenEmbedding(nn.Module):
-    """dropout(E[id] · sqrt(D) + position encoding); the factor only with `scale_embeddings`."""
+    """dropout(E[id] · sqrt(D) + position encoding); the factor only with `scale_embeddings`.
 
-    def __init__(self, vocabulary: int, settings: EmbeddingSettings) -> None:
+    If `norm` is given, it is applied before the dropout.
+    """
+
+    def __init__(self, vocabulary: int, settings: EmbeddingSettings, norm: nn.Module | None = None) -> None:
         super().__init__()
+        self.norm = norm
         self.table = nn.Parameter(torch.empty(vocabulary, settings.width))
         nn.init.normal_(self.table, std=1 / math.sqrt(settings.width))
         self.positions = positions.make(
@@ -48,4 +52,5 @@ class TokenEmbedding(nn.Module):
         """Token ids, positions, and lengths of their sentences, [...] each -> [..., D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
         positions = taps.tap(self, "positions", self.positions(position, length))
-        return taps.tap(self, "stream", dropout(tokens + positions, self.dropout, self.training))
+        x = tokens + positions if self.norm is None else self.norm(tokens + positions)
+        return taps.tap(self, "stream", dropout(x, self.dropout, self.training))

@@ -77,6 +77,22 @@ class SinusoidalSplit(Sinusoidal):
         return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.width]
 
 
+@POSITIONS.register("sinusoidal-fairseq")
+class SinusoidalFairseq(SinusoidalSplit):
+    """Sinusoids whose wavelengths end at base · 2π exactly, with positions from 2 on (as in M2M100 and NLLB)."""
+
+    def __init__(self, width: int, base: float = 10000.0, longest: int = 0) -> None:
+        super().__init__(width, base)
+        half = width // 2
+        frequency = base ** -(torch.arange(half, dtype=torch.float64) / max(half - 1, 1))
+        self.register_buffer("frequency", frequency.float(), persistent=False)
+        self.register_buffer("table", self._waves(torch.arange(longest)), persistent=False)
+
+    def _waves(self, position: Tensor) -> Tensor:
+        waves = super()._waves(position + 2)
+        return F.pad(waves, (0, self.width - waves.shape[-1]))
+
+
 @POSITIONS.register("learned")
 class LearnedPositions(PositionEncoding):
     """A learned vector for each of `longest` positions."""

@@ -1,0 +1,164 @@
+"""Imported encoder-decoders (BART, mBART-50, M2M100, NLLB) compute what transformers computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import locally_trained as trained
+import pytest
+import torch
+from test_huggingface import sentencepieces, spread, transformers
+
+from regard.cli import run as run_command
+from regard.interop import import_folder
+from regard.interop.check import largest_difference
+from regard.interop.vocabularies import ids_of
+from regard.run_dir import RunDir
+from regard.runs import LoadedRun
+from regard.text import EOS
+
+BOUND = 1e-4
+SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
+ROLES = dict(bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+SMALL = dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+SMALL |= dict(encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=70)
+
+
+def bart_tokenizer(path: Path) -> dict[str, int]:
+    tokenizer = trained.byte_level(SPECIALS)
+    known = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = trained.processors.TemplateProcessing("<s> $A </s>", special_tokens=known)
+    trained.save(tokenizer, path, **ROLES)
+    return tokenizer.get_vocab()
+
+
+def language_tokenizer(path: Path) -> dict[str, int]:
+    tokenizer = trained.unigram([*SPECIALS, "en_XX", "es_XX"], "en_XX $A </s>")
+    trained.save(tokenizer, path, **ROLES)
+    return tokenizer.get_vocab()
+
+
+def m2m_tokenizer(path: Path) -> dict[str, int]:
+    path.mkdir(parents=True)
+    content = sentencepieces(trained.strings(300, 5), 120)
+    (path / "sentencepiece.bpe.model").write_bytes(content)
+    from test_huggingface import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    words = [*SPECIALS, *(processor.id_to_piece(i) for i in range(3, len(processor)))]
+    (path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    codes = [f"__{code}__" for code in trained_codes()]
+    (path / "special_tokens_map.json").write_text(json.dumps({**ROLES, "additional_special_tokens": codes}))
+    settings = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "es", **ROLES}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return {word: i for i, word in enumerate([*words, *codes])}
+
+
+def trained_codes() -> list[str]:
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+    return list(FAIRSEQ_LANGUAGE_CODES["m2m100"])
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    tokenizer: Callable[[Path], dict[str, int]]
+    target: str | None  # the token that every target begins with
+    changes: dict[str, Any] = field(default_factory=dict)
+    everyday: bool = True
+
+
+CASES = {
+    "bart": Case("Bart", bart_tokenizer, "<s>"),
+    "bart scaled, relu, 1 + 3 layers": Case(
+        "Bart",
+        bart_tokenizer,
+        None,
+        {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3},
+        everyday=False,
+    ),
+    "mbart": Case("MBart", language_tokenizer, "es_XX", {"scale_embedding": True}),
+    "nllb": Case("M2M100", language_tokenizer, "es_XX"),
+    "m2m100": Case("M2M100", m2m_tokenizer, "__es__", {"activation_function": "gelu"}),
+}
+CHOSEN = [pytest.param(name, marks=[] if case.everyday else pytest.mark.slow) for name, case in CASES.items()]
+
+
+def folder_of(case: Case, path: Path) -> Any:
+    vocabulary = case.tokenizer(path)
+    ids = {"pad_token_id": vocabulary["<pad>"], "eos_token_id": vocabulary["</s>"]}
+    settings = {**SMALL, "vocab_size": len(vocabulary) + 2, **ids, "bos_token_id": vocabulary["<s>"], **case.changes}
+    settings |= {"decoder_start_token_id": vocabulary["</s>"], "forced_eos_token_id": None}
+    kind, config = (getattr(transformers, case.kind + end) for end in ("ForConditionalGeneration", "Config"))
+    model = spread(kind(config(**settings)), 3)
+    if case.target is not None:
+        model.generation_config.forced_bos_token_id = vocabulary[case.target]
+    model.save_pretrained(path)
+    return kind.from_pretrained(path, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path, RunDir]]:
+    known: dict[str, tuple[Any, Path, RunDir]] = {}
+
+    def get(name: str) -> tuple[Any, Path, RunDir]:
+        if name not in known:
+            path = tmp_path_factory.mktemp("translator")
+            model = folder_of(CASES[name], path / "theirs")
+            known[name] = model, path / "theirs", import_folder(path / "theirs", path / "run")
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_an_imported_translator_computes_the_same_logits(made: Any, name: str) -> None:
+    _, folder, run = made(name)
+    found = largest_difference(run, folder)
+    print(f"{name}: the largest difference of the logits is {found:.1e}")
+    assert found <= BOUND
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_greedy_and_beam_search_give_transformers_tokens(made: Any, name: str) -> None:
+    model, folder, run = made(name)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    target = run.tokenizers[1]
+    ids, forced = ids_of(target), CASES[name].target is not None
+    lines = ["the cat sat on the mat", "a dog", "el gato vio a los otros gatos"]
+    for beams in (1, 4):
+        translator = LoadedRun.load(run.path, device="cpu").translator(
+            beam=beams, max_ratio=1e-9, max_extra=12, length_penalty=0.0
+        )
+        suppressed = sorted({ids[token] for token in translator.forbidden if ids[token] >= 0} - {ids[EOS]})
+        for line, answer in zip(lines, translator(lines), strict=True):
+            inputs = theirs(line, return_tensors="pt")
+            assert [ids_of(run.tokenizers[0])[token] for token in answer.source] == inputs["input_ids"][0].tolist()
+            begin = [ids[EOS], *([model.generation_config.forced_bos_token_id] if forced else [])]
+            out = model.generate(
+                **inputs,
+                decoder_input_ids=torch.tensor([begin]),
+                forced_bos_token_id=None,
+                max_new_tokens=13 - len(begin),
+                num_beams=beams,
+                do_sample=False,
+                length_penalty=0.0,
+                early_stopping=False,
+                suppress_tokens=suppressed,
+            )[0].tolist()[1:]
+            out = out[: out.index(ids[EOS])] if ids[EOS] in out else out
+            assert [ids[token] for token in answer.hypotheses[0].tokens] == out, (beams, line)
+
+
+def test_a_run_of_bart_translates_and_is_drawn(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, run = made("bart")
+    assert run_command(["translate", str(run.path), "the cat", "--device", "cpu"], debug=True) == 0
+    assert capsys.readouterr().out.strip()
+    out = tmp_path / "picture.svg"
+    assert run_command(["draw", str(run.path), "the cat", "--out", str(out)], debug=True) == 0
+    assert out.read_text().startswith("<svg")
