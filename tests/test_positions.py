@@ -93,6 +93,7 @@ def test_positions_by_name() -> None:
     assert kinds == {
         "sinusoidal": "Sinusoidal",
         "sinusoidal-split": "SinusoidalSplit",
+        "sinusoidal-fairseq": "SinusoidalFairseq",
         "learned": "LearnedPositions",
         "index": "IndexPosition",
         "fraction": "FractionPosition",

@@ -58,7 +58,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderImporter:
     """A model type: what its settings mean, beyond those of Llama."""
 
     theta: float = 10000.0  # default base of the rotary positions
@@ -244,7 +244,7 @@ def _pattern(default: int) -> Callable[[HFFolder, int], bool]:
     return lambda folder, layer: (layer + 1) % (folder.config.integer("sliding_window_pattern") or default) != 0
 
 
-GEMMA = Decoder(
+GEMMA = DecoderImporter(
     settings={"scale_embeddings": True},
     norm_offset=1.0,
     activation=("hidden_act", "gelu_pytorch_tanh"),
@@ -268,27 +268,27 @@ OLMO2: dict[str, Any] = dict(
     eos=50279,
 )
 DECODERS = {  # by model_type
-    "llama": Decoder(eos=2),
-    "mistral": Decoder(eos=2, is_local=lambda folder, layer: True, refused={"layer_types": None}),
-    "qwen2": Decoder(biases=None, is_local=_late),
-    "qwen3": Decoder(settings={"qk_norm": True}, head_width=128, is_local=_late),
+    "llama": DecoderImporter(eos=2),
+    "mistral": DecoderImporter(eos=2, is_local=lambda folder, layer: True, refused={"layer_types": None}),
+    "qwen2": DecoderImporter(biases=None, is_local=_late),
+    "qwen3": DecoderImporter(settings={"qk_norm": True}, head_width=128, is_local=_late),
     "gemma": GEMMA,
-    "gemma2": Decoder(
+    "gemma2": DecoderImporter(
         settings={"scale_embeddings": True, "norm_place": "both"},
         is_local=lambda folder, layer: layer % 2 == 0,
         **GEMMA_NORMS,
     ),
-    "gemma3_text": Decoder(
+    "gemma3_text": DecoderImporter(
         settings={"scale_embeddings": True, "norm_place": "both", "qk_norm": True},
         theta=1e6,
         local_theta=1e4,
         is_local=_pattern(6),
         **GEMMA_NORMS,
     ),
-    "smollm3": Decoder(theta=2e6, tied=True, eos=128001, refused={"use_sliding_window": False}),
-    "olmo": Decoder(
+    "smollm3": DecoderImporter(theta=2e6, tied=True, eos=128001, refused={"use_sliding_window": False}),
+    "olmo": DecoderImporter(
         settings={"norm": "layer", "norm_eps": 1e-5, "norm_bias": False}, eos=50279, refused={"clip_qkv": None}
     ),
-    "olmo2": Decoder(**OLMO2),
-    "olmo3": Decoder(theta=5e5, local_theta=5e5, is_local=_pattern(4), **OLMO2),
+    "olmo2": DecoderImporter(**OLMO2),
+    "olmo3": DecoderImporter(theta=5e5, local_theta=5e5, is_local=_pattern(4), **OLMO2),
 }

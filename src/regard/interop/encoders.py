@@ -80,7 +80,7 @@ MODERNBERT = [
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderImporter:
     """A model type. Names of tensors are those of the body, which have `prefix`, and of the heads, which do not."""
 
     name: str  # of its classes: RobertaForMaskedLM
@@ -267,10 +267,10 @@ _ROBERTA: dict[str, Any] = dict(
     offset=OFFSET,
 )
 ENCODERS = {  # by model_type
-    "roberta": Encoder("Roberta", **_ROBERTA),
-    "xlm-roberta": Encoder("XLMRoberta", **_ROBERTA),
-    "camembert": Encoder("Camembert", **_ROBERTA),
-    "distilbert": Encoder(
+    "roberta": EncoderImporter("Roberta", **_ROBERTA),
+    "xlm-roberta": EncoderImporter("XLMRoberta", **_ROBERTA),
+    "camembert": EncoderImporter("Camembert", **_ROBERTA),
+    "distilbert": EncoderImporter(
         "DistilBert",
         "distilbert.",
         DISTILBERT,
@@ -280,7 +280,7 @@ ENCODERS = {  # by model_type
         "embeddings.position_embeddings.weight",
         pooler="relu",
     ),
-    "modernbert": Encoder(
+    "modernbert": EncoderImporter(
         "ModernBert",
         "model.",
         MODERNBERT,

@@ -27,7 +27,7 @@ SPM = "sentencepiece.bpe.model"
 
 
 @dataclass(frozen=True)
-class Translator:
+class TranslatorImporter:
     """A model type whose tensors have the names of Marian's."""
 
     norm_first: bool
@@ -112,9 +112,9 @@ class Translator:
 
 
 TRANSLATORS = {  # by model_type
-    "bart": Translator(norm_first=False, learned=True, embedding_norm=True, output_bias=True),
-    "mbart": Translator(norm_first=True, learned=True, embedding_norm=True, output_bias=True),
-    "m2m_100": Translator(norm_first=True, learned=False, embedding_norm=False, output_bias=False),
+    "bart": TranslatorImporter(norm_first=False, learned=True, embedding_norm=True, output_bias=True),
+    "mbart": TranslatorImporter(norm_first=True, learned=True, embedding_norm=True, output_bias=True),
+    "m2m_100": TranslatorImporter(norm_first=True, learned=False, embedding_norm=False, output_bias=False),
 }
 
 
