@@ -38,7 +38,7 @@ from regard.text import Tokenizer
 FORMAT = 3
 # keys of run.json
 ORIGIN, RECIPE, TOKENIZERS, CLASSES, CHECKSUM = "from", "recipe", "tokenizers", "classes", "checksum"
-FEATURES = "features"
+FEATURES, SCALES = "features", "scales"
 LOGS = ("metrics.jsonl", "samples.jsonl")
 BEST, LAST, AVERAGE = "best", "last", "average"  # names of weights, besides step-N
 SNAPSHOT = re.compile(r"step-([0-9]{8,})\.safetensors")
@@ -96,7 +96,14 @@ class RunDir:
             )
         if recorded is None:
             raise UserError(f"{self.path / 'run.json'} is damaged: its checksum is missing")
-        for key, kind in {ORIGIN: str, RECIPE: dict, TOKENIZERS: dict, CLASSES: list, FEATURES: list}.items():
+        for key, kind in {
+            ORIGIN: str,
+            RECIPE: dict,
+            TOKENIZERS: dict,
+            CLASSES: list,
+            FEATURES: list,
+            SCALES: list,
+        }.items():
             if not isinstance(info.get(key), kind | None):
                 raise UserError(f"{self.path / 'run.json'} is damaged: {key} is {info[key]!r:.40}")
         self.info = info
@@ -209,6 +216,7 @@ class RunDir:
         self.info[TOKENIZERS] = {}
         self.info.pop(CLASSES, None)
         self.info.pop(FEATURES, None)
+        self.info.pop(SCALES, None)
         _write_info(self.path, self.info)
 
     def tokenizer(self, file: Path) -> Tokenizer:
@@ -251,10 +259,22 @@ class RunDir:
         _write_info(self.path, self.info)
 
     @property
+    def scales(self) -> list[tuple[float, float]]:
+        """Mean and standard deviation of each number that is predicted; empty for other tasks.
+
+        The model predicts (number - mean) / deviation.
+        """
+        return [(float(mean), float(deviation)) for mean, deviation in self.info.get(SCALES) or ()]
+
+    def save_scales(self, scales: Sequence[tuple[float, float]]) -> None:
+        self.info[SCALES] = [list(scale) for scale in scales]
+        _write_info(self.path, self.info)
+
+    @property
     def vocabulary_sizes(self) -> tuple[int, int]:
-        """The number of source tokens (or features of nodes), and of target tokens or classes."""
+        """The number of source tokens (or features of nodes), and of target tokens, classes or numbers."""
         source, target = (len(t) for t in self.tokenizers) if self.recipe.data.has_tokens else (len(self.features), 0)
-        return source, len(self.classes) or target
+        return source, len(self.classes) or len(self.scales) or target
 
     # -- measurements -------------------------------------------------------------------------------------------------
 

@@ -189,6 +189,8 @@ def _check_ensemble_compatible(run: RunDir, other: RunDir) -> None:
             raise UserError(f"{member.path} was trained on {task.trained_on}: only models on pairs form an ensemble")
     if tasks.of(ours).name != tasks.of(theirs).name or run.classes != other.classes:
         raise UserError(f"{other.path} was trained for another task than {run.path}, or has other classes")
+    if tasks.of(ours).output == "numbers":
+        raise UserError("runs that predict numbers form no ensemble: predict with each, and take the mean")
     if not ours.data.has_tokens:
         return
     if any(a.to_json() != b.to_json() for a, b in zip(run.tokenizers, other.tokenizers, strict=True)):

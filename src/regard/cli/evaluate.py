@@ -14,6 +14,7 @@ from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.evaluate_classes import evaluate_classes
+from regard.cli.evaluate_numbers import evaluate_numbers
 from regard.cli.evaluate_text import evaluate_text
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
@@ -76,7 +77,7 @@ def evaluate(
     token is scored once, with at least context - stride tokens before it, except at the start.
 
     Masked language models: accuracy. Classifiers: accuracy, macro-F1 (the mean over classes of the harmonic mean of
-    precision and recall), and the confusion matrix.
+    precision and recall), and the confusion matrix. Regression: root mean squared error, mean absolute error and R2.
 
     How well attention aligns words: regard align.
 
@@ -100,7 +101,8 @@ def evaluate(
         options.refuse(where, length_penalty=length_penalty, lowercase=lowercase or None, stride=stride)
         options.refuse(where, moses=moses, moses_reference=moses_reference)
         examples = _examples(run, task, split, source, reference, data)
-        evaluate_classes([run, *(others or [])], examples, weights, device, precision, as_json, quiet)
+        score = evaluate_numbers if task.output == "numbers" else evaluate_classes
+        score([run, *(others or [])], examples, weights, device, precision, as_json, quiet)
         return
     if run is not None and task is not None and not task.has_source:
         where = f"for a run that was trained on {task.trained_on}"

@@ -14,6 +14,7 @@ from regard.cli import options
 from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.output import note, text_output, written
 from regard.errors import UserError
+from regard.tasks.numbers import NumberPrediction
 
 
 def predict(
@@ -49,7 +50,7 @@ def predict(
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Predict the class of texts or images.
+    """Predict the class of texts, images or nodes of a graph, or numbers for texts or molecules.
 
     Prints one line for each input: the class or, with --top, the most likely classes and their probabilities, separated
     by tabs. Blank lines stay blank. Texts are read line by line; one longer than the model's maximum is truncated, with
@@ -101,12 +102,14 @@ def _lines(model: Model, chunk: Chunk, top: int | None, form: options.OutputForm
 def _plain(prediction: Any, top: int | None) -> str:
     if prediction is None:  # a blank line stays blank
         return ""
-    if top is None:
+    if top is None or isinstance(prediction, NumberPrediction):
         return str(prediction)
     return "\t".join(f"{label} {probability:.1%}" for label, probability in _top(prediction, top).items())
 
 
 def _json(line: InputLine, prediction: Any, top: int | None) -> str:
+    if isinstance(prediction, NumberPrediction):
+        return json.dumps({"input": line.text, **prediction.as_dict()}, ensure_ascii=False)
     entry: dict[str, Any] = {"input": line.text, "class": None if prediction is None else prediction.label}
     entry |= {"probabilities": _top(prediction, top), "truncated": prediction is not None and prediction.truncated}
     return json.dumps(entry | ({"error": line.error} if line.error is not None else {}), ensure_ascii=False)

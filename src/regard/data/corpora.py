@@ -16,9 +16,12 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from regard.data import builtin
 from regard.data.delimited import Layout, Lines, ReadOptions, detect, json_rows, rows
 from regard.data.lines import COMPRESSED, read_lines
+from regard.data.smiles import spellings
 from regard.data.tables import dataset_rows, parquet_rows
 from regard.errors import UserError
 
@@ -36,13 +39,13 @@ def corpora(data: DataSettings) -> list[Corpus]:
 
 def describe(corpus: Corpus) -> str:
     """Name a corpus in a message: its name, or its files."""
-    names = [name for name in (corpus.pairs, corpus.text, corpus.source, corpus.target) if name is not None]
+    names = [name for name in (*corpus.tables, corpus.text, corpus.source, corpus.target) if name is not None]
     return corpus.corpus or " and ".join(", ".join(_listed(name)) for name in names)
 
 
 def names_of(corpus: Corpus) -> list[str]:
     """The names and globs of a corpus's files, as the recipe has them."""
-    names = (corpus.pairs, corpus.text, corpus.source, corpus.target)
+    names = (*corpus.tables, corpus.text, corpus.source, corpus.target)
     return [name for listed in names if listed is not None for name in _listed(listed)]
 
 
@@ -80,7 +83,7 @@ def files(corpus: Corpus, data: DataSettings) -> list[tuple[Path, ...]]:
     """The files of a corpus: (source, target) for line-aligned ones, (file,) otherwise; none for a built-in corpus."""
     if corpus.source is not None and corpus.target is not None:
         return _aligned_files("data.source", corpus.source, "data.target", corpus.target, data.folder)
-    names = corpus.pairs or corpus.text
+    names = corpus.pairs or corpus.molecules or corpus.text
     if names is None and corpus.corpus is None:
         raise UserError("the recipe has no training data (its weights were imported): set data.text or data.pairs")
     return [] if names is None else [(path,) for path in expand(names, data.folder)]
@@ -119,7 +122,23 @@ def read_pairs(corpus: Corpus, data: DataSettings, split: str = "train") -> Iter
         pairs = _built_in(corpus.corpus, split, corpus.count)
     else:
         pairs = islice(_from_files(files(corpus, data), read_options(corpus, data)), corpus.count)
+        if data.held_out:
+            held_out_rows = _held_out_rows(corpus, data)
+            pairs = (pair for number, pair in enumerate(pairs) if number not in held_out_rows)
+    if data.spellings:
+        pairs = ((text, label) for smiles, label in pairs for text in (smiles, *spellings(smiles, data.spellings)))
     return _checked(pairs, describe(corpus), data.lowercase)
+
+
+def _held_out_rows(corpus: Corpus, data: DataSettings) -> dict[int, str]:
+    """The rows of a corpus of pairs that `data.held_out` holds out, and the split that each belongs to."""
+    rows = islice(_from_files(files(corpus, data), read_options(corpus, data)), corpus.count)
+    total = sum(1 for _ in rows)
+    order = np.random.Generator(np.random.PCG64(data.split_seed)).permutation(total).tolist()
+    count = round(data.held_out * total)
+    if not count:
+        raise UserError(f"{describe(corpus)}: {data.held_out} of {total} pairs is not one: raise data.held_out")
+    return dict.fromkeys(order[:count], "valid") | dict.fromkeys(order[count : 2 * count], "test")
 
 
 def held_out(data: DataSettings, split: str) -> list[TextPair]:
@@ -134,11 +153,21 @@ def held_out(data: DataSettings, split: str) -> list[TextPair]:
     if given is not None:
         pairs = _from_files(held_out_files(data, split), read_options(data, data))
         return list(_checked(pairs, " and ".join(given), data.lowercase))
+    if data.held_out and split in ("valid", "test"):
+        return [pair for corpus in corpora(data) for pair in _held_out_pairs(corpus, data, split)]
     names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
     if not names:
         wanted = f"set data.{split}" if split in ("valid", "test") else "only built-in corpora have other splits"
         raise UserError(f"the recipe has no {split} pairs: {wanted}")
     return [pair for name in names for pair in _checked(_built_in(name, split), f"{name} ({split})", data.lowercase)]
+
+
+def _held_out_pairs(corpus: Corpus, data: DataSettings, split: str) -> Iterator[TextPair]:
+    """The pairs of a corpus that `data.held_out` holds out for this split."""
+    rows = _held_out_rows(corpus, data)
+    pairs = _from_files(files(corpus, data), read_options(corpus, data))
+    chosen = (pair for number, pair in enumerate(pairs) if rows.get(number) == split)
+    return _checked(chosen, f"{describe(corpus)} ({split})", data.lowercase)
 
 
 def _held_out_text(data: DataSettings, split: str) -> list[TextPair]:

@@ -309,6 +309,32 @@ class Citations:
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
+class GraphBatches(PlannedBatches):
+    """An endless stream of batches of whole graphs with at most `budget` nodes, in another order in every epoch."""
+
+    members = "graphs"
+
+    def __init__(self, graphs: Sequence[NodeGraph], labels: npt.NDArray[Any], budget: int, seed: int) -> None:
+        self.graphs, self.labels, self.budget, self.seed = list(graphs), labels, budget, seed
+        self.sizes = np.array([len(graph.nodes) for graph in graphs])
+
+    def _plan(self, random: np.random.Generator) -> Iterator[npt.NDArray[Any]]:
+        order = random.permutation(len(self.graphs))
+        begin = 0
+        while begin < len(order):
+            ends = self.sizes[order[begin:]].cumsum()
+            end = begin + max(int(ends.searchsorted(self.budget, "right")), 1)  # a larger graph comes alone
+            yield order[begin:end]
+            begin = end
+
+    def _tokens(self, members: npt.NDArray[Any]) -> int:
+        return int(self.sizes[members].sum())
+
+    def _read(self, members: npt.NDArray[Any]) -> GraphBatch:
+        graphs = pack_graphs([self.graphs[i] for i in members])
+        return GraphBatch(graphs, torch.from_numpy(self.labels[members]))
+
+
 class WholeGraph(PlannedBatches):
     """An endless stream of one batch: a graph and all of its nodes that are trained on."""
 

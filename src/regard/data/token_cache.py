@@ -192,7 +192,8 @@ class _CorpusJob:
         corpus, data = self.corpus, self.data
         spec = [corpus.corpus, corpus.text, corpus.count, corpus.source_tag, corpus.target_tag]
         limits = [self.max_tokens, data.lowercase, asdict(read_options(corpus, data)), prefix_ids(self.recipe)]
-        limits += [data.documents, data.held_out] if corpus.plain else [self.max_pair_tokens]
+        limits += [data.documents, data.held_out] if corpus.plain else [self.max_pair_tokens, data.spellings]
+        limits += [] if corpus.plain else [data.held_out, data.split_seed]
         tokenizers = [self.source_tokenizer.to_json(), self.target_encoder.to_json()]
         links = [] if self.links is None else [[_identity(self.links.path), self.links.first]]
         content = json.dumps([VERSION, spec, limits, self._inputs(), tokenizers, *links])

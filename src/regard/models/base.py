@@ -40,6 +40,7 @@ class SequenceModel(nn.Module):
     def forward(self, batch: Any, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """The training loss: label-smoothed cross-entropy, summed over the targets that count, in float32.
 
+        If the labels are numbers instead of ids, it is the squared error. Cross-entropy is
         (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
         the batch is passed through the model twice (`losses.r_drop_loss`). The loss is what `forward` returns, so that
         wrappers which synchronise gradients see the whole pass; it is a sum, since only the trainer knows how many
@@ -49,6 +50,8 @@ class SequenceModel(nn.Module):
         projection = self.lm_head()
         if projection is None:
             logits = self.logits(batch)
+            if batch.labels.is_floating_point():
+                return losses.squared_error(logits, batch.labels, loss_mask)
             if r_drop:
                 return losses.r_drop_loss(logits, self.logits(batch), batch.labels, loss_mask, smoothing, r_drop)
             return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)

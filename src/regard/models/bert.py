@@ -35,13 +35,16 @@ NEG_LOGIT = -30.0  # bias of tokens that an imported model does not have; finite
 
 @dataclass(frozen=True)
 class TextClassBatch(Batch):
-    """N texts and the ids of their classes; of static batches `class_ids` is padded to the maximum number of texts."""
+    """N texts and the ids [N] of their classes, or numbers [N, C].
+
+    Of static batches `class_ids` is padded to the maximum number of texts.
+    """
 
     source: PackedTokens
     class_ids: Tensor
 
     @classmethod
-    def from_lists(cls, texts: list[list[int]], labels: Sequence[int] | None = None) -> TextClassBatch:
+    def from_lists(cls, texts: list[list[int]], labels: Sequence[Any] | None = None) -> TextClassBatch:
         """Create a batch from token lists; without labels, all ids are 0."""
         ids = torch.zeros(len(texts), dtype=torch.long) if labels is None else torch.tensor(list(labels))
         return cls(PackedTokens.from_lists(texts), ids)
@@ -70,7 +73,7 @@ class BertSettings(SizedSettings):
         "large": dict(width=1024, heads=16, layers=24, ffn_width=4096, dropout=0.1),
     }
     DEFAULT_SIZE: ClassVar[str] = "mini"
-    TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification")
+    TASKS: ClassVar[tuple[str, ...]] = ("masked-lm", "classification", "regression")
     adds_bos: ClassVar[bool] = True  # the position that pooling = "first" takes, as [CLS] in BERT
     extra_tags: ClassVar[tuple[str, ...]] = ("<mask>",)
 
@@ -78,8 +81,8 @@ class BertSettings(SizedSettings):
     size: Literal["tiny", "mini", "small", "base", "large"] = Field(
         "mini", description="preset for the sizes below; each can be set separately"
     )
-    task: Literal["fill", "classify"] = Field(
-        "fill", description="predict masked tokens (fill), or the class of a text (classify)"
+    task: Literal["fill", "classify", "regress"] = Field(
+        "fill", description="predict masked tokens (fill), the class of a text (classify), or numbers (regress)"
     )
     width: int = Field(..., ge=2, description="embedding and hidden size")
     heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
@@ -123,7 +126,7 @@ class BertSettings(SizedSettings):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return ("masked-lm",) if self.task == "fill" else ("classification",)
+        return ({"fill": "masked-lm", "classify": "classification", "regress": "regression"}[self.task],)
 
     def layer_changes(self, layer: int) -> dict[str, Any]:
         """The fields of `BlockConfig` in which a layer differs from the others."""

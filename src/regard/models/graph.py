@@ -71,7 +71,7 @@ class GraphSettings(SizedSettings):
         "small": dict(width=128, heads=8, layers=4, ffn_width=256, dropout=0.1),
     }
     DEFAULT_SIZE: ClassVar[str] = "tiny"
-    TASKS: ClassVar[tuple[str, ...]] = ("node-classification",)
+    TASKS: ClassVar[tuple[str, ...]] = ("node-classification", "molecule-regression")
 
     family: Literal["graph"] = Field("graph", description="model family")
     size: Literal["tiny", "small"] = Field("tiny", description="preset for the sizes below; each can be set separately")

@@ -32,6 +32,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, loss_mask: Tensor, smoothing: 
     return losses.where(loss_mask, 0.0).sum()
 
 
+def squared_error(numbers: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+    """(number - label)^2, the mean over the C numbers of an example [T, C], summed where `loss_mask` [T] is True."""
+    return (numbers.float() - labels.float()).square().mean(-1).where(loss_mask, 0.0).sum()
+
+
 def r_drop_loss(
     one: Tensor, other: Tensor, labels: Tensor, loss_mask: Tensor, smoothing: float, weight: float
 ) -> Tensor:

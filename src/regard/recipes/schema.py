@@ -57,7 +57,9 @@ class Corpus(SettingsModel):
     """
 
     corpus: str | None = Field(
-        None, description="built-in corpus: en-es, stories, moods, shapes, citations, copy, reverse or sort"
+        None,
+        description="built-in corpus: en-es, stories, moods, shapes, citations, molecules, smiles, copy, "
+        "reverse or sort",
     )
     source: Names | None = Field(
         None, description="source sentences, one per line (plain, .gz, .xz or .zst); a file, a glob, or a list of them"
@@ -72,6 +74,9 @@ class Corpus(SettingsModel):
     )
     graph: str | None = Field(
         None, description="a graph, to classify its nodes: an .npz file, or a folder with nodes.tsv and edges.tsv"
+    )
+    molecules: Names | None = Field(
+        None, description="molecules as graphs: files of pairs of SMILES and a number (needs regard[chemistry])"
     )
     format: Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"] = Field(
         "auto", description="format of pairs or text; auto: by the file name"
@@ -94,11 +99,11 @@ class Corpus(SettingsModel):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Corpus:
-        if [] in (self.source, self.target, self.pairs, self.text):
+        if [] in (self.source, self.target, self.text, *self.tables):
             raise ValueError("a list of files must not be empty")
-        kinds = [self.corpus, self.pairs, self.text, self.source or self.target, self.graph]
+        kinds = [self.corpus, self.pairs, self.text, self.source or self.target, self.graph, self.molecules]
         if sum(kind is not None for kind in kinds) > 1:
-            raise ValueError("give one of corpus, pairs, text, graph, or source with target")
+            raise ValueError("give one of corpus, pairs, text, graph, molecules, or source with target")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
         wanted = 1 if self.text is not None else 2
@@ -110,15 +115,20 @@ class Corpus(SettingsModel):
 
     @property
     def given(self) -> bool:
-        return any(part is not None for part in (self.corpus, self.pairs, self.text, self.source, self.graph))
+        return any(part is not None for part in (*self.tables, self.corpus, self.text, self.source, self.graph))
+
+    @property
+    def tables(self) -> tuple[Names | None, Names | None]:
+        """The files of pairs, if any: of texts, or of molecules."""
+        return self.pairs, self.molecules
 
     @property
     def kind(self) -> str:
         """The kind of examples: "pairs" of texts, plain "text", a "graph", or that of a built-in corpus."""
         if self.text is not None or self.corpus in PLAIN_CORPORA:
             return "text"
-        if self.graph is not None:
-            return "graph"
+        if self.graph is not None or self.molecules is not None:
+            return "graph" if self.graph is not None else "molecules"
         return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
 
     @property
@@ -153,7 +163,15 @@ class DataSettings(Corpus):
         "paragraph", description="plain text: each line is a document, or each paragraph, or all is one stream"
     )
     held_out: float = Field(
-        0.0, ge=0, lt=1, description="plain text: fraction at the end that is held out, if valid or test is not set"
+        0.0,
+        ge=0,
+        lt=1,
+        description="fraction that is held out, if valid or test is not set: the end of plain text; of pairs and "
+        "molecules a random one for each",
+    )
+    split_seed: int = Field(0, ge=0, description="held_out of pairs and molecules: seed of the random choice")
+    spellings: int = Field(
+        0, ge=0, description="pairs of SMILES and a label: train on this many random spellings of each molecule too"
     )
     folder: str | None = Field(None, description="folder of relative file names; --data sets it")
     lowercase: bool = Field(False, description="lower-case all text (comparable with lower-cased scores only)")
@@ -173,8 +191,11 @@ class DataSettings(Corpus):
             raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
         if len(kinds := sorted({corpus.kind for corpus in self.mix})) > 1:
             raise ValueError(f"mix has {' and '.join(kinds)}: all its corpora must be of one kind")
-        if self.held_out and all(corpus.text is None for corpus in (self.mix or [self])):
-            raise ValueError("held_out is for files of plain text; for other data, set valid and test")
+        files = [name for corpus in (self.mix or [self]) for name in (*corpus.tables, corpus.text)]
+        if self.held_out and all(name is None for name in files):
+            raise ValueError("held_out is for files of plain text, pairs or molecules; for others, set valid and test")
+        if self.held_out >= 0.5 and self.kind != "text":
+            raise ValueError("held_out is held out twice, for valid and for test: it must be below 0.5")
         return self
 
     @property

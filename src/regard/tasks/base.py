@@ -18,7 +18,7 @@ from regard.run_dir import RunDir
 from regard.tasks.validator import Validator
 
 _DATA = {"pairs": "pairs", "text": "plain text"}  # kinds of data in messages
-Output = Literal["sequence", "fills", "class"]
+Output = Literal["sequence", "fills", "class", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Task(ABC):
     verbs: frozenset[str]  # all commands that apply to a run of this task
     has_source: bool  # whether the input is the first of a pair of texts; if not, the first is empty
     has_labels = False  # whether the second of a pair is a label, such as a class, not a text
-    output: Output  # a sequence of tokens, guesses for masked tokens of the input, or a class
+    output: Output  # a sequence of tokens, guesses for masked tokens of the input, a class, or numbers
     scores_pairs: bool  # whether a model gives (source, target) a log-probability
     trace: TraceSpec | None  # None: its models cannot be traced
 
@@ -109,6 +109,10 @@ class Task(ABC):
 
     def feature_names(self) -> list[str]:
         """The names of the features of nodes, in the order of their ids; none unless the data are graphs."""
+        return []
+
+    def scales(self) -> list[tuple[float, float]]:
+        """Mean and standard deviation of each number in the training data; none unless `output` is "numbers"."""
         return []
 
     # -- data ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from regard.data.token_cache import LabelEncoder, build
 from regard.data.token_store import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
-from regard.recipes.schema import Recipe
+from regard.recipes.schema import DataSettings, Recipe
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, Task
 from regard.tasks.validator import Validator
@@ -40,20 +40,24 @@ class TokenDataset(Dataset):
         return "".join(store.digest for store in self.stores)
 
 
+def check_files(data: DataSettings, resumed: bool) -> list[str]:
+    """Raise a UserError if a file of a recipe is missing; return what was detected in its files."""
+    for corpus in corpora(data):
+        files(corpus, data)
+    if not resumed:  # a run that was moved can be resumed without its test set
+        try:
+            held_out_files(data, "test")
+        except UserError as error:
+            raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
+    return detected_layouts(data)
+
+
 class TextTask(Task):
     """A task whose examples are texts or pairs of texts."""
 
     def check_files(self, resumed: bool) -> list[str]:
-        data = self.recipe.data
-        for corpus in corpora(data):
-            files(corpus, data)
         self.links(Path())
-        if not resumed:  # a run that was moved can be resumed without its test set
-            try:
-                held_out_files(data, "test")
-            except UserError as error:
-                raise UserError(f"data.test: {error}; data.test = [] trains without a test set") from error
-        return detected_layouts(data)
+        return check_files(self.recipe.data, resumed)
 
     def held_out(self, split: str) -> list[TextPair]:
         return held_out(self.recipe.data, split)

@@ -25,10 +25,15 @@ class Validation:
     exact: float | None = None
     samples: list[dict[str, str]] = field(default_factory=list)
     bits_per_byte: float | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
 
     def numbers(self) -> dict[str, float]:
-        named = {"loss": self.loss, "perplexity": math.exp(min(self.loss, 80)), "bits_per_byte": self.bits_per_byte}
+        perplexity = math.exp(min(self.loss, 80)) if self.rmse is None else None  # numbers have none
+        named = {"loss": self.loss, "perplexity": perplexity, "bits_per_byte": self.bits_per_byte}
         named |= {"bleu": self.bleu, "chrf": self.chrf, "exact": self.exact}
+        named |= {"rmse": self.rmse, "mae": self.mae, "r2": self.r2}
         return {k: round(v, 6) for k, v in named.items() if v is not None}
 
 

@@ -198,6 +198,9 @@ def figures(numbers: dict[str, Any], brief: bool = False) -> str:
         "bleu": "BLEU {:.2f}",
         "exact": "exact {:.1f} %",
         "bits_per_byte": "{:.3f} bits a byte",
+        "rmse": "RMSE {:.4g}",
+        "mae": "MAE {:.4g}",
+        "r2": "R2 {:.3f}",
     }
     omitted = ({"perplexity", "exact"} if "bleu" in numbers else {"perplexity"}) if brief else set()
     parts = [form.format(numbers[name]) for name, form in formats.items() if name in numbers and name not in omitted]

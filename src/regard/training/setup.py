@@ -75,6 +75,8 @@ def _train(
             run.save_classes(origins.class_order(names, origin))
         if not run.features and (names := task.feature_names()):
             run.save_features(names)
+        if not run.scales and (scales := task.scales()):
+            run.save_scales(scales)
         if not run.has_tokenizers():
             run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training

@@ -1,7 +1,8 @@
 """Built-in corpora, generated on the fly: no download, any size, deterministic.
 
 `en-es` is English and Spanish from a grammar; `stories` is plain text; `moods` are stories with the mood of their main
-character; `copy`, `reverse` and `sort` are sequences of letters.
+character; `molecules` and `smiles` are molecules as SMILES with a number each; `copy`, `reverse` and `sort` are
+sequences of letters.
 
     >>> next(pairs("en-es", "test")).target
     'este gato es muy grande'
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from regard.data.builtin import en_es, symbols
+from regard.data.builtin.molecules import COUNTS as MOLECULE_COUNTS
+from regard.data.builtin.molecules import molecules
 from regard.data.builtin.stories import MOOD_COUNTS, STORY_COUNTS, stories
 from regard.errors import UserError
 
-CORPORA = ("en-es", "stories", "moods", "copy", "reverse", "sort")
+CORPORA = ("en-es", "stories", "moods", "molecules", "smiles", "copy", "reverse", "sort")
 NO_FEATURES: frozenset[str] = frozenset()
 
 
@@ -41,6 +44,8 @@ def pairs(corpus: str, split: str, count: int | None = None, seed: int = 0) -> I
         raise UserError(f"corpus {corpus!r} has no split {split!r}; it has {', '.join(counts)}")
     if corpus == "en-es":
         stream = _sentences(split, seed)
+    elif corpus in ("molecules", "smiles"):
+        stream = (Pair(text, str(value), (), NO_FEATURES) for text, value in molecules(split, seed))
     else:
         stream = (_stories if corpus in ("stories", "moods") else _letters)(corpus, split, seed)
     return islice(stream, counts[split] if count is None else count)
@@ -50,6 +55,7 @@ def _counts(corpus: str) -> dict[str, int]:
     if corpus not in CORPORA:
         raise UserError(f"there is no built-in corpus {corpus!r}; there are {', '.join(CORPORA)}")
     named = {"en-es": en_es.COUNTS, "stories": STORY_COUNTS, "moods": MOOD_COUNTS}
+    named |= {"molecules": MOLECULE_COUNTS, "smiles": MOLECULE_COUNTS}
     return named.get(corpus, symbols.COUNTS)
 
 
