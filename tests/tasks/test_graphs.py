@@ -11,11 +11,15 @@ import pytest
 import torch
 
 from regard import tasks
+from regard.attention import use_backend
 from regard.data.graphs import Citations, NodeGraph, pack_graphs, read_graph
 from regard.errors import UserError
+from regard.interpret.edge_attention import edge_attention
+from regard.interpret.recorder import Recorder
 from regard.models.graph import GraphBatch, GraphModel, GraphSettings
 from regard.recipes import load
 from regard.run_dir import RunDir
+from regard.runs import LoadedRun
 from regard.training.setup import train
 
 QUICK = ["training.steps=12", "training.validate_every=6", "training.save_every=6"]
@@ -209,3 +213,60 @@ def test_topics_are_learnt_and_edges_matter(tmp_path: Path, capsys: pytest.Captu
     alone = train(load("citations", [f"data.graph={tmp_path / 'alone.npz'}"]), tmp_path / "a", device="cpu", quiet=True)
     accuracy = [json.loads(call(capsys, "evaluate", r.path, "--json"))["accuracy"] for r in (whole, alone)]
     assert accuracy[0] >= 95 and accuracy[1] <= accuracy[0] - 15
+
+
+# Pictures
+
+
+def test_weights_of_edges_are_those_of_the_dense_attention(run: RunDir) -> None:
+    loaded = LoadedRun.load(run.path, device="cpu")
+    found = edge_attention(loaded, "paper-3", layer=0, head=2)
+    batch = found.view.batch
+    with torch.inference_mode(), use_backend("plain"), Recorder(loaded.module) as seen:
+        loaded.module.logits(batch)
+        table = seen.attention["encoder.0"].sentence(0)[2]
+    dense = table[batch.graphs.receivers, batch.graphs.senders].double().numpy()
+    np.testing.assert_allclose(found.weights, dense, atol=1e-6)
+    sums = np.bincount(batch.graphs.receivers.numpy(), found.weights)
+    np.testing.assert_allclose(sums, 1, atol=1e-6)
+
+
+def test_a_hidden_edge_or_node_is_not_attended_to(run: RunDir) -> None:
+    loaded, graph = LoadedRun.load(run.path, device="cpu"), Citations.graph()
+    one, other = (graph.nodes[n] for n in graph.edges[0])
+
+    def attends(hidden: list[str]) -> tuple[set[tuple[str, str]], Any]:
+        found = edge_attention(loaded, one, hidden=hidden)
+        names, graphs = found.view.names, found.view.batch.graphs
+        pairs = zip(graphs.receivers.tolist(), graphs.senders.tolist(), strict=True)
+        return {(names[r], names[s]) for r, s in pairs if one in (names[r], names[s])}, found
+
+    whole, found = attends([])
+    assert found.prediction == found.before
+    without, found = attends([f"{one}:{other}"])
+    assert whole - without == {(one, other), (other, one)} and found.prediction != found.before
+    assert attends([one])[0] == {(one, one)}
+    mistakes = {"paper-9999": "no node 'paper-9999'", f"{one}:{one}x": "no node", f"{one}:{one}": "no such"}
+    for wrong, message in mistakes.items():
+        with pytest.raises(UserError, match=message):
+            edge_attention(loaded, one, hidden=[wrong])
+
+
+def test_a_graph_is_drawn_as_text_and_as_a_file(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = call(capsys, "draw", run.path, "paper-3", "--device", "cpu")
+    assert out.startswith("paper-3: ") and "paper-3 to paper-3" in out
+    call(capsys, "draw", run.path, "paper-3", "--out", tmp_path / "graph.svg", "--layer", 1, "--head", 2)
+    svg = (tmp_path / "graph.svg").read_text()
+    assert "paper-3 attends to itself" in svg and "layer 1 of 2, head 2" in svg
+    call(capsys, "draw", run.path, "paper-3", "--out", tmp_path / "graph.json")
+    edges = json.loads((tmp_path / "graph.json").read_text())["edges"]
+    assert sum(edge["weight"] for edge in edges if edge["from"] == "paper-3") == pytest.approx(1, abs=1e-4)
+    for words, message in [
+        (["--layer", 3], "this model has 2 layers"),
+        (["--head", 9], "the last layer has 1 head"),
+        (["--tokens"], "no effect"),
+        (["--view", "maps"], "cannot be traced"),
+    ]:
+        assert message in call(capsys, "draw", run.path, "paper-3", *words, status=2)

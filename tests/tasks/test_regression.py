@@ -230,6 +230,10 @@ def test_molecules_are_trained_on_and_predicted(tmp_path: Path, capsys: pytest.C
     run = train(from_file(file, "molecules"), tmp_path / "run", device="cpu", quiet=True)
     one = float(call(capsys, "predict", run.path, "CCO", "--device", "cpu"))
     assert one == pytest.approx(float(call(capsys, "predict", run.path, "OCC", "--device", "cpu")), rel=1e-4)
+    drawn = call(capsys, "draw", run.path, "CCO", "--hide", "C2:O3", "--device", "cpu")
+    assert "nothing hidden" in drawn and "O3 to O3" in drawn and "C2 to O3" not in drawn
+    call(capsys, "draw", run.path, "CCO", "--out", tmp_path / "ethanol.svg", "--device", "cpu")
+    assert "C2 attends to O3" in (tmp_path / "ethanol.svg").read_text()
     message = call(capsys, "predict", run.path, "CC[Zz]", "--device", "cpu", status=2)
     assert "is not a molecule" in message and len(message.splitlines()) == 1
     broken = table(tmp_path / "broken.tsv", [("C1CC", "0.5"), *rows(60)])

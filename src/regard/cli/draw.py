@@ -9,13 +9,16 @@ from typing import Annotated
 
 import typer
 
+from regard import tasks
 from regard.api import load
 from regard.cli import options
 from regard.cli.output import note
 from regard.errors import UserError
 from regard.interpret import position_study
+from regard.interpret.edge_attention import edge_attention
 from regard.interpret.trace import Trace
 from regard.run_dir import RunDir
+from regard.tasks.graph_view import GraphViewTask
 from regard.viz import terminal, views
 from regard.viz.views import MapChoice, Picture, files
 
@@ -30,6 +33,7 @@ class ViewOption(StrEnum):
     gates = "gates"
     positions = "positions"
     curves = "curves"
+    graph = "graph"
 
 
 class PartOption(StrEnum):
@@ -51,8 +55,9 @@ class Theme(StrEnum):
 TEXTLESS = (ViewOption.positions, ViewOption.curves)
 VIEWS_WITH = {  # the views in which an option has an effect
     "--part": (ViewOption.maps, ViewOption.gates),
-    "--layer": (ViewOption.align, ViewOption.maps, ViewOption.gates),
-    "--head": (ViewOption.align, ViewOption.maps),
+    "--layer": (ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.graph),
+    "--head": (ViewOption.align, ViewOption.maps, ViewOption.graph),
+    "--hide": (ViewOption.graph,),
     "--tokens": (ViewOption.align, ViewOption.maps),
     "--target": (ViewOption.align, ViewOption.maps, ViewOption.heads, ViewOption.walk, ViewOption.gates),
     "--kind": (ViewOption.positions,),
@@ -66,7 +71,10 @@ def draw(
     text: Annotated[
         str | None,
         typer.Argument(
-            metavar="TEXT", help="The input of the model; the views positions and curves need none.", show_default=False
+            metavar="TEXT",
+            help="The input of the model: a text, a node of a graph, a molecule as SMILES. The views positions and "
+            "curves need none.",
+            show_default=False,
         ),
     ] = None,
     view: Annotated[
@@ -116,6 +124,12 @@ def draw(
         list[Path] | None,
         typer.Option(metavar="RUN", help="View curves: another run in the same charts. Repeatable."),
     ] = None,
+    hide: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE|A:B", help="View graph: predict without this node, or without the edge A:B. Repeatable."
+        ),
+    ] = None,
     theme: Annotated[
         Theme,
         typer.Option(help="The colours of a file; auto follows the viewer's settings (.png and .pdf are light)."),
@@ -132,6 +146,7 @@ def draw(
     - **gates**: the gates of a recurrent model, token by token
     - **positions**: the position vectors
     - **curves**: training and validation over time
+    - **graph**: models of graphs: the edges around a node, or a molecule, weighted by attention
 
     Attention shows where the model looked; that alone does not explain its output.
 
@@ -148,6 +163,8 @@ def draw(
         files.checked(path, traced=view not in TEXTLESS)
     options.check_utf8(TEXT=text, **{"--target": target})
     view = ViewOption.maps if view is None and part is not None else view
+    if view is None and isinstance(tasks.of(RunDir(run).recipe), GraphViewTask):
+        view = ViewOption.graph
     given: dict[str, object] = {
         "--part": part,
         "--layer": layer,
@@ -155,7 +172,12 @@ def draw(
         "--tokens": tokens or None,
         "--target": target,
     }
-    given |= {"--kind": kind, "--beside": beside, "--weights": None if weights == "best" else weights}
+    given |= {
+        "--kind": kind,
+        "--beside": beside,
+        "--hide": hide or None,
+        "--weights": None if weights == "best" else weights,
+    }
     unused = _without_effect(view, given)
     if unused is not None:
         where = f"on --view {view}" if view is not None else "without --view"
@@ -172,6 +194,12 @@ def draw(
     if not text.strip():
         raise UserError("TEXT is blank: there is nothing to draw")
     choice = _choice(part, layer, head, tokens)
+    if view is ViewOption.graph:
+        if choice.head == "best":
+            raise UserError("--head best is for alignments: --view graph takes a number or mean")
+        loaded = load(run, weights=weights, device=device)
+        found = edge_attention(loaded, text, choice.layer, choice.head, hide or [])
+        return _show(views.graph(found, text), path, theme)
     _show(views.draw(_trace(run, text, target, weights, device), view, choice), path, theme)
 
 

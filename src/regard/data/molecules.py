@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from regard.data.graphs import NodeGraph
-from regard.data.smiles import parse_smiles
+from regard.data.smiles import parse_smiles, rdkit
 from regard.registry import CORPORA
 
 SYMBOLS = """
@@ -83,3 +84,12 @@ def _bond_kind(bond: Any) -> str:
 def _bond_features(bond: Any) -> list[str]:
     flags = {"conjugated bond": bond.GetIsConjugated(), "ring bond": bond.IsInRing()}
     return [f"{_bond_kind(bond)} bond", *(name for name, holds in flags.items() if holds)]
+
+
+def atom_positions(smiles: str) -> npt.NDArray[np.float64]:
+    """Where chemists would draw the atoms: [atoms, 2], from 0 to 1."""
+    molecule = parse_smiles(smiles)
+    rdkit().rdDepictor.Compute2DCoords(molecule)
+    points = np.array(molecule.GetConformer().GetPositions())[:, :2] * [1, -1]
+    centred = points - (points.max(0) + points.min(0)) / 2
+    return np.asarray(0.5 + centred / max(np.ptp(centred, axis=0).max(), 3.0))

@@ -11,9 +11,11 @@ from regard.errors import UserError
 
 
 @cache
-def _rdkit() -> Any:
+def rdkit() -> Any:
+    """RDKit's module `Chem`; a UserError if it is not installed."""
     try:
         from rdkit import Chem, RDLogger
+        from rdkit.Chem import rdDepictor  # noqa: F401  makes it an attribute of Chem
     except ImportError:
         raise UserError("molecules need one more package: pip install 'regard[chemistry]'") from None
     RDLogger.logger().setLevel(RDLogger.CRITICAL)  # mistakes are reported by the caller
@@ -22,7 +24,7 @@ def _rdkit() -> Any:
 
 def parse_smiles(smiles: str) -> Any:
     """RDKit's molecule; a UserError if the text is not SMILES, has an unknown atom or an impossible valence."""
-    molecule = _rdkit().MolFromSmiles(smiles.strip())
+    molecule = rdkit().MolFromSmiles(smiles.strip())
     if molecule is None or not molecule.GetNumAtoms():
         raise UserError(f"{smiles.strip()[:60]!r} is not a molecule: not SMILES, or with an unknown atom or valence")
     return molecule
@@ -34,4 +36,4 @@ def spellings(smiles: str, count: int) -> Iterator[str]:
     for _ in range(count):
         order = list(range(molecule.GetNumAtoms()))
         random.shuffle(order)
-        yield str(_rdkit().MolToSmiles(_rdkit().RenumberAtoms(molecule, order), canonical=False))
+        yield str(rdkit().MolToSmiles(rdkit().RenumberAtoms(molecule, order), canonical=False))

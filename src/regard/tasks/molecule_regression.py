@@ -14,7 +14,7 @@ import torch
 from regard.arguments import text_list
 from regard.data.corpora import corpora, describe, held_out, read_pairs
 from regard.data.graphs import GraphBatches, pack_graphs
-from regard.data.molecules import FEATURES, molecule_graph
+from regard.data.molecules import FEATURES, atom_positions, molecule_graph
 from regard.data.packing import BatchStream
 from regard.errors import UserError
 from regard.models.graph import GraphBatch
@@ -23,6 +23,7 @@ from regard.registry import TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset
 from regard.tasks.classes import InputBatch
+from regard.tasks.graph_view import GraphView, GraphViewTask
 from regard.tasks.numbers import NumberTask
 from regard.tasks.text import check_files
 
@@ -41,14 +42,14 @@ class MoleculeDataset(Dataset):
 
 
 @TASKS.register("molecule-regression")
-class MoleculeRegressionTask(NumberTask):
+class MoleculeRegressionTask(NumberTask, GraphViewTask):
     """Trains on pairs of SMILES and numbers; `training.batch_tokens` counts nodes, which are atoms and bonds."""
 
     name = "molecule-regression"
     about = "predict numbers for a molecule, as a graph"
     data = "molecules"
     usage = "'CCO'"
-    verbs = frozenset({"predict", "evaluate"})
+    verbs = frozenset({"predict", "evaluate", "draw"})
     has_source = True
     trace = None
 
@@ -112,6 +113,17 @@ class MoleculeRegressionTask(NumberTask):
     def read_input(self, argument: str) -> str:
         molecule_graph(argument)
         return argument
+
+    def view(self, run: RunDir, given: Any) -> GraphView:
+        """The atoms, named by element and number ("C1", "O3"); bonds are named by their atoms ("C1-O3")."""
+        (only,) = self.batches(run, [given])
+        assert isinstance(only.batch, GraphBatch)
+        positions, graph = atom_positions(given), molecule_graph(given)
+        atoms = [f"{symbol}{number}" for number, symbol in enumerate(graph.nodes[: len(positions)], 1)]
+        ends = graph.edges[::3]  # the first of a bond's three edges connects its atoms
+        names = (*atoms, *(f"{atoms[one]}-{atoms[other]}" for one, other in ends.tolist()))
+        shown = tuple(range(len(atoms)))
+        return GraphView(only.batch, names, shown, positions, inside=True)
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         return text_list("predict", given), isinstance(given, str)

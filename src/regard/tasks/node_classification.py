@@ -19,6 +19,7 @@ from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset
 from regard.tasks.classes import ClassTask, InputBatch
+from regard.tasks.graph_view import MAX_SHOWN, GraphView, GraphViewTask, rings
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class GraphDataset(Dataset):
 
 
 @TASKS.register("node-classification")
-class NodeClassificationTask(ClassTask):
+class NodeClassificationTask(ClassTask, GraphViewTask):
     """Trains on the nodes of one graph whose class is given; every step reads the whole graph.
 
     An example is the number of a node and the name of its class. Held-out nodes are part of the graph in training;
@@ -45,7 +46,7 @@ class NodeClassificationTask(ClassTask):
     about = "name the class of a node of a graph"
     data = "graph"
     usage = "NODE"
-    verbs = frozenset({"predict", "evaluate"})
+    verbs = frozenset({"predict", "evaluate", "draw"})
     has_source = False
     trace = None
 
@@ -126,6 +127,22 @@ class NodeClassificationTask(ClassTask):
             last = self.graph.nodes[-1]
             raise UserError(f"there is no node {argument[:60]!r}: the nodes are {self.graph.nodes[0]} to {last}")
         return self.graph.number[argument]
+
+    def view(self, run: RunDir, given: Any) -> GraphView:
+        """The node in the middle, and its neighbours, with theirs as long as there is space."""
+        (only,) = self.batches(run, [given])
+        assert isinstance(only.batch, GraphBatch)
+        neighbours: dict[int, set[int]] = {}
+        for one, other in self.graph.edges.tolist():
+            neighbours.setdefault(one, set()).add(other)
+            neighbours.setdefault(other, set()).add(one)
+        distances, front = {given: 0}, [given]
+        for distance in (1, 2):
+            found = dict.fromkeys(n for node in front for n in sorted(neighbours.get(node, ())))
+            front = [n for n in found if n not in distances]  # those of one node are next to each other
+            distances |= dict.fromkeys(front[: MAX_SHOWN - len(distances)], distance)
+        shown = tuple(distances)
+        return GraphView(only.batch, self.graph.nodes, shown, rings([*distances.values()]), focus=given)
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         single = isinstance(given, str)

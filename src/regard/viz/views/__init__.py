@@ -7,11 +7,12 @@ walk        from text to the next token, stage by stage
 gates       the gates of recurrent layers, token by token
 positions   the position encoding
 curves      training curves
+graph       the edges of a graph, weighted by attention
 """
 
 from regard.viz.views.choice import MapChoice
 from regard.viz.views.files import FILES
 from regard.viz.views.picture import Picture
-from regard.viz.views.views import VIEWS, curves, draw, fitting, positions
+from regard.viz.views.views import VIEWS, curves, draw, fitting, graph, positions
 
-__all__ = ["FILES", "VIEWS", "MapChoice", "Picture", "curves", "draw", "fitting", "positions"]
+__all__ = ["FILES", "VIEWS", "MapChoice", "Picture", "curves", "draw", "fitting", "graph", "positions"]

@@ -12,12 +12,13 @@ from regard.viz.views import choice as choices
 from regard.viz.views.choice import MapChoice
 from regard.viz.views.curves import curves
 from regard.viz.views.gates import gates
+from regard.viz.views.graph import graph
 from regard.viz.views.heads import heads
 from regard.viz.views.picture import Picture, rounded
 from regard.viz.views.positions import positions
 from regard.viz.views.walk import walk
 
-__all__ = ["VIEWS", "curves", "draw", "fitting", "positions"]
+__all__ = ["VIEWS", "curves", "draw", "fitting", "graph", "positions"]
 
 VIEWS = ("align", "maps", "heads", "walk", "gates", "positions", "curves")
 
