@@ -58,7 +58,7 @@ class Corpus(SettingsModel):
 
     corpus: str | None = Field(
         None,
-        description="built-in corpus: en-es, stories, moods, shapes, citations, molecules, smiles, copy, "
+        description="built-in corpus: en-es, stories, moods, shapes, citations, molecules, smiles, key-door, copy, "
         "reverse or sort",
     )
     source: Names | None = Field(
@@ -77,6 +77,9 @@ class Corpus(SettingsModel):
     )
     molecules: Names | None = Field(
         None, description="molecules as graphs: files of pairs of SMILES and a number (needs regard[chemistry])"
+    )
+    trajectories: str | None = Field(
+        None, description="episodes to learn to act from: an .npz or a Parquet file (see regard collect)"
     )
     format: Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"] = Field(
         "auto", description="format of pairs or text; auto: by the file name"
@@ -101,9 +104,10 @@ class Corpus(SettingsModel):
     def _check_kind(self) -> Corpus:
         if [] in (self.source, self.target, self.text, *self.tables):
             raise ValueError("a list of files must not be empty")
-        kinds = [self.corpus, self.pairs, self.text, self.source or self.target, self.graph, self.molecules]
+        kinds = [self.corpus, self.text, self.source or self.target, *self.tables, *self.other_files]
         if sum(kind is not None for kind in kinds) > 1:
-            raise ValueError("give one of corpus, pairs, text, graph, molecules, or source with target")
+            choices = "corpus, pairs, text, graph, molecules, trajectories, or source with target"
+            raise ValueError(f"give one of {choices}")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
         wanted = 1 if self.text is not None else 2
@@ -115,7 +119,7 @@ class Corpus(SettingsModel):
 
     @property
     def given(self) -> bool:
-        return any(part is not None for part in (*self.tables, self.corpus, self.text, self.source, self.graph))
+        return any(part is not None for part in (*self.tables, *self.other_files, self.corpus, self.text, self.source))
 
     @property
     def tables(self) -> tuple[Names | None, Names | None]:
@@ -123,12 +127,18 @@ class Corpus(SettingsModel):
         return self.pairs, self.molecules
 
     @property
+    def other_files(self) -> tuple[str | None, str | None]:
+        """The file of a graph or of trajectories, if any."""
+        return self.graph, self.trajectories
+
+    @property
     def kind(self) -> str:
         """The kind of examples: "pairs" of texts, plain "text", a "graph", or that of a built-in corpus."""
         if self.text is not None or self.corpus in PLAIN_CORPORA:
             return "text"
-        if self.graph is not None or self.molecules is not None:
-            return "graph" if self.graph is not None else "molecules"
+        for kind in ("graph", "molecules", "trajectories"):
+            if getattr(self, kind) is not None:
+                return kind
         return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
 
     @property

@@ -8,11 +8,26 @@ gates       the gates of recurrent layers, token by token
 positions   the position encoding
 curves      training curves
 graph       the edges of a graph, weighted by attention
+decisions   which past steps each decision attends to
+returns     achieved over requested returns
 """
 
 from regard.viz.views.choice import MapChoice
+from regard.viz.views.decisions import decisions, returns_chart
 from regard.viz.views.files import FILES
 from regard.viz.views.picture import Picture
 from regard.viz.views.views import VIEWS, curves, draw, fitting, graph, positions
 
-__all__ = ["FILES", "VIEWS", "MapChoice", "Picture", "curves", "draw", "fitting", "graph", "positions"]
+__all__ = [
+    "FILES",
+    "VIEWS",
+    "MapChoice",
+    "Picture",
+    "curves",
+    "decisions",
+    "draw",
+    "fitting",
+    "graph",
+    "positions",
+    "returns_chart",
+]
