@@ -42,8 +42,8 @@ def table(path: Path, examples: list[tuple[str, str]]) -> Path:
     return path
 
 
-def from_file(path: Path, name: str = "smiles", *changes: str) -> Recipe:
-    key = "pairs" if name == "smiles" else "molecules"
+def from_file(path: Path, name: str = "molecules-text", *changes: str) -> Recipe:
+    key = "pairs" if name == "molecules-text" else "molecules"
     files = [f"data.{key}={path}", 'data.columns=["smiles", "value"]', "data.held_out=0.1"]
     return load(name, [*files, *QUICK, *SMALL, *changes])
 
@@ -74,7 +74,7 @@ def test_a_random_part_is_held_out_twice(tmp_path: Path) -> None:
     examples = rows(50)
     splits = []
     for seed in (0, 0, 1):
-        data = from_file(table(tmp_path / "all.tsv", examples), "smiles", f"data.split_seed={seed}").data
+        data = from_file(table(tmp_path / "all.tsv", examples), "molecules-text", f"data.split_seed={seed}").data
         parts = [list(read_pairs(data, data)), held_out(data, "valid"), held_out(data, "test")]
         assert [len(part) for part in parts] == [40, 5, 5] and sorted(
             pair for part in parts for pair in part
@@ -82,7 +82,7 @@ def test_a_random_part_is_held_out_twice(tmp_path: Path) -> None:
         splits.append(parts)
     assert splits[0] == splits[1] and splits[0][1] != splits[2][1]
     with pytest.raises(UserError, match=r"below 0\.5"):
-        from_file(tmp_path / "all.tsv", "smiles", "data.held_out=0.5")
+        from_file(tmp_path / "all.tsv", "molecules-text", "data.held_out=0.5")
     with pytest.raises(UserError, match=r"0\.1 of 3 pairs is not one"):
         held_out(from_file(table(tmp_path / "few.tsv", examples[:3])).data, "valid")
 
@@ -143,7 +143,7 @@ def test_mistakes_in_the_data_are_reported_before_training(tmp_path: Path) -> No
     ]:
         file = table(tmp_path / "all.tsv", examples)
         with pytest.raises(UserError, match=message):
-            train(from_file(file, "smiles", "data.held_out=0.05"), tmp_path / "run", device="cpu", quiet=True)
+            train(from_file(file, "molecules-text", "data.held_out=0.05"), tmp_path / "run", device="cpu", quiet=True)
 
 
 # Molecules
@@ -204,7 +204,7 @@ def test_spellings_are_of_the_same_molecule() -> None:
 
 def test_spellings_are_trained_on_and_not_held_out(tmp_path: Path) -> None:
     needs_rdkit()
-    data = from_file(table(tmp_path / "all.tsv", rows(20)), "smiles", "data.spellings=3").data
+    data = from_file(table(tmp_path / "all.tsv", rows(20)), "molecules-text", "data.spellings=3").data
     assert len(list(read_pairs(data, data))) == 16 * 4 and len(held_out(data, "valid")) == 2
 
 
@@ -242,7 +242,7 @@ def test_molecules_are_trained_on_and_predicted(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "limit"), [("molecules", 0.15), ("smiles", 0.4)])
+@pytest.mark.parametrize(("name", "limit"), [("molecules", 0.15), ("molecules-text", 0.4)])
 def test_the_property_is_learnt_in_a_minute(name: str, limit: float, tmp_path: Path) -> None:
     """The deviation of the numbers is 1.5; what is left follows from rules, so that the error can approach zero."""
     needs_rdkit()

@@ -290,7 +290,7 @@ def test_no_samples_are_written_when_none_are_requested(tmp_path: Path) -> None:
             {"best": "bleu"},
             "for classification: it must be",
         ),
-        (GPT, {"corpus": "copy", "held_out": 0.1}, {}, "held_out is for files of plain text, pairs or molecules"),
+        (GPT, {"text": None, "corpus": "copy", "held_out": 0.1}, {}, "held_out is for files of plain text, pairs"),
     ],
 )
 def test_settings_that_do_not_go_together(

@@ -327,7 +327,7 @@ class GraphBatches(PlannedBatches):
             yield order[begin:end]
             begin = end
 
-    def _tokens(self, members: npt.NDArray[Any]) -> int:
+    def _cost(self, members: npt.NDArray[Any]) -> float:
         return int(self.sizes[members].sum())
 
     def _read(self, members: npt.NDArray[Any]) -> GraphBatch:

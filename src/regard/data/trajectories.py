@@ -247,7 +247,7 @@ class Windows(PlannedBatches):
         groups = ((table[:, 2] - table[:, 1]).cumsum() - 1) // self.budget
         yield from np.split(table, np.flatnonzero(np.diff(groups)) + 1)
 
-    def _tokens(self, members: npt.NDArray[Any]) -> int:
+    def _cost(self, members: npt.NDArray[Any]) -> float:
         return int((members[:, 2] - members[:, 1]).sum())
 
     def _read(self, members: npt.NDArray[Any]) -> DecisionBatch:
