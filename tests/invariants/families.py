@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.data.graphs import NodeGraph, pack_graphs
+from regard.data.trajectories import Episode, Scaling, window_batch
 from regard.models import SequenceModel, build
 from regard.models.bert import TextClassBatch
 from regard.models.graph import GraphBatch
@@ -194,6 +195,25 @@ def graph(seed: int) -> dict[str, Any]:
     }
 
 
+def decision(seed: int) -> dict[str, Any]:
+    random = Random(f"decision {seed}")
+    heads = random.choice([1, 2])
+    return {
+        "family": "decision",
+        "condition": ["return", "none"][seed % 2],
+        "width": heads * 8,
+        "heads": heads,
+        "layers": random.randint(1, 2),
+        "ffn_width": random.randint(8, 32),
+        "dropout": 0.0,
+        "norm": ["layer", "rms"][seed % 2],
+        "activation": ["gelu", "gated", "relu"][seed % 3],
+        "score": ["scaled-dot", "additive"][(seed // 2) % 2],
+        "context": random.randint(3, 9),
+        "max_steps": 64,
+    }
+
+
 FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformer": transformer,
     "recurrent": recurrent,
@@ -202,8 +222,9 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bert (fill)": filler,
     "vit": vit,
     "graph": graph,
+    "decision": decision,
 }
-NO_SEARCH = ("bert", "bert (fill)", "vit", "graph")  # families whose output no search writes
+NO_SEARCH = ("bert", "bert (fill)", "vit", "graph", "decision")  # families whose output no search writes
 _OF_SEARCH = (
     "cached = uncached",
     "beam of one = greedy",
@@ -214,6 +235,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     **{(invariant, family): "generates nothing" for invariant in _OF_SEARCH for family in NO_SEARCH},
     ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
     ("padding is never read", "graph"): "batches of graphs have no padding",
+    ("padding is never read", "decision"): "batches of episodes have no padding",
 }
 
 
@@ -302,6 +324,32 @@ class GraphCase(ImageCase):
         return replace(batch, graphs=replace(batch.graphs, feature_weights=weights))
 
 
+@dataclass(frozen=True)
+class DecisionCase(Case):
+    """A tiny model that acts, and random episodes."""
+
+    windows: tuple[tuple[Episode, int, int], ...] = ()
+
+    def batch(self, spare: int = 0, only: list[int] | None = None) -> Any:
+        width = self.windows[0][0].states.shape[1]
+        scaling = Scaling(np.zeros(width, np.float32), np.ones(width, np.float32), 1.0)
+        chosen = range(len(self.windows)) if only is None else only
+        return window_batch([self.windows[i] for i in chosen], scaling)
+
+    def split(self, batch: Any, values: Tensor) -> list[Tensor]:
+        return batch.layout.split(values)
+
+    def cast(self, batch: Any, dtype: torch.dtype) -> Any:
+        return replace(batch, returns=batch.returns.to(dtype), states=batch.states.to(dtype))
+
+
+def random_episode(seed: int, features: int, actions: int) -> Episode:
+    random = np.random.default_rng(seed)
+    steps = int(random.integers(1, 9))
+    states, rewards = (random.normal(size=shape).astype(np.float32) for shape in ((steps, features), steps))
+    return Episode(states, random.integers(0, actions, steps), rewards)
+
+
 def random_graph(random: Random, features: int) -> NodeGraph:
     """A graph of one to eight nodes; a node may have no features and no edges."""
     nodes = random.randint(1, 8)
@@ -327,6 +375,8 @@ def data_for(model: dict[str, Any]) -> dict[str, Any]:
         return {"data": {"corpus": "shapes"}}
     if model["family"] == "graph":
         return {"data": {"corpus": "citations"}}
+    if model["family"] == "decision":
+        return {"data": {"corpus": "key-door"}}
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
     return {"data": {"corpus": "copy"}}
@@ -360,6 +410,11 @@ def make(
     if family == "graph":
         graphs = tuple(random_graph(random, source_size) for _ in range(pairs))
         return GraphCase(model.eval(), [], [], target_size, graphs=graphs)
+    if family == "decision":
+        episodes = [random_episode(10 * seed + n, source_size, target_size) for n in range(pairs)]
+        windows = tuple((episode, 0, len(episode.rewards)) for episode in episodes)
+        steps = [list(range(end)) for _, _, end in windows]
+        return DecisionCase(model.eval(), steps, [], target_size, windows=windows)
 
     def sentences(size: int) -> list[list[int]]:
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]

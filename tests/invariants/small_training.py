@@ -48,6 +48,8 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
         return {"data": {"corpus": "shapes", "count": 40}}
     if model["family"] == "graph":
         return {"data": {"corpus": "citations"}}
+    if model["family"] == "decision":
+        return {"data": {"corpus": "key-door", "count": 30}}
     if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
         text, held_out = folder / "text", folder / "held-out"
         random = Random(seed)

@@ -25,7 +25,6 @@ from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.models.decision import DecisionBatch, DecisionSettings
 from regard.packed import Batch
-from regard.recipes.schema import Recipe
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, Output, Task
@@ -59,12 +58,6 @@ class DecisionTask(Task):
     output: Output = "class"
     scores_pairs = False
     trace = None
-
-    @classmethod
-    def check(cls, recipe: Recipe) -> None:
-        super().check(recipe)
-        if recipe.training.r_drop or recipe.training.label_smoothing:
-            raise ValueError("decisions need training.r_drop = 0 and training.label_smoothing = 0")
 
     @property
     def settings(self) -> DecisionSettings:
