@@ -28,7 +28,7 @@ from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.base import Dataset, Output, Task
-from regard.tasks.validator import Validation, Validator
+from regard.tasks.validator import SAMPLES, Validation, Validator
 
 
 @dataclass(frozen=True)
@@ -167,4 +167,19 @@ class DecisionValidator(Validator):
             if not batch.actions.is_floating_point():
                 right += int((model.logits(batch).argmax(-1) == batch.actions).sum())
         discrete = self.task.settings.actions == "discrete"
-        return Validation(loss / steps, exact=100 * right / steps if discrete else None)
+        return Validation(loss / steps, exact=100 * right / steps if discrete else None, samples=self._samples(model))
+
+    def _samples(self, model: SequenceModel) -> list[dict[str, str]]:
+        """The last action of the first windows, beside what the model would do."""
+        batch = self._batches[0]
+        count = min(SAMPLES, self.recipe.training.validate_lines, len(batch.layout))
+        last = (batch.layout.offsets[1:] - 1)[:count]
+        chosen, taken = model.logits(batch)[last], batch.actions[last]
+        pairs = zip(taken.tolist(), (chosen.argmax(-1) if taken.dim() == 1 else chosen).tolist(), strict=True)
+        return [
+            {"source": f"held-out episode {n}", "reference": self._name(right), "output": self._name(ours)}
+            for n, (right, ours) in enumerate(pairs, 1)
+        ]
+
+    def _name(self, action: Any) -> str:
+        return " ".join(f"{x:.3f}" for x in action) if isinstance(action, list) else self.run.classes[action]
