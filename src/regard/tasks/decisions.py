@@ -52,6 +52,7 @@ class DecisionTask(Task):
     data = "trajectories"
     measures: tuple[str, ...] = ("loss",)
     verb = "act"
+    sections = ()
     usage = "ENV"
     verbs = frozenset({"act"})
     has_source = False
