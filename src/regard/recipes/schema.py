@@ -151,8 +151,9 @@ PLAIN_CORPORA = ("stories",)  # built-in corpora of plain text
 OPTIONAL_SECTIONS = ("text", "decoding")  # sections that some tasks do not have (`Task.sections`)
 TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examples are texts
     *("source", "target", "text", "quoted", "source_tag", "target_tag"),
-    *("documents", "held_out", "lowercase", "max_length"),
+    *("documents", "held_out", "split_seed", "spellings", "lowercase", "max_length"),
 )
+TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # those that have an effect for molecules too
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
@@ -213,6 +214,12 @@ class DataSettings(Corpus):
         if self.mix:
             return self.mix[0].kind
         return super().kind if self.given else self.imported or "pairs"
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Settings that have no effect for this kind of examples."""
+        used = TABLE_SETTINGS if self.kind == "molecules" else ()
+        return () if self.has_tokens else tuple(name for name in TEXT_SETTINGS if name not in used)
 
     @property
     def has_tokens(self) -> bool:
@@ -500,7 +507,7 @@ class Recipe(SettingsModel):
         for name in OPTIONAL_SECTIONS:
             if not self.has_section(name) and getattr(self, name) != type(getattr(self, name))():
                 raise ValueError(f'[{name}] has no effect for task = "{self.task}": leave it out')
-        for name in () if self.data.has_tokens else TEXT_SETTINGS:
+        for name in self.data.unused:
             if getattr(self.data, name) != DataSettings.model_fields[name].default:
                 raise ValueError(f'data.{name} is for texts and has no effect for task = "{self.task}": leave it out')
         return self

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from regard.recipes.schema import TEXT_SETTINGS, DataSettings, Recipe
+from regard.recipes.schema import DataSettings, Recipe
 from regard.registry import NameIn
 
 # Characters that JSON does not escape, but that TOML forbids or a terminal acts on.
@@ -25,7 +25,7 @@ def describe(recipe: Recipe) -> str:
     parts = [_comment(recipe), *_lines(recipe), ""]
     for name, section in recipe:
         if isinstance(section, BaseModel) and recipe.has_section(name):
-            unused = TEXT_SETTINGS if isinstance(section, DataSettings) and not section.has_tokens else ()
+            unused = section.unused if isinstance(section, DataSettings) else ()
             parts += [_comment(section), f"[{name}]", *_lines(section, unused=unused), ""]
             for key, value in section:
                 for table in _tables(value):
