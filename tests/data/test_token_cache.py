@@ -2,14 +2,21 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from regard.data import token_cache as module
+from regard.data import workers
 from regard.data.labelled import ClassIds
 from regard.data.token_cache import build, cache_folder, learn_tokenizers
 from regard.data.token_store import CorpusReport, Ragged, TokenStore
@@ -144,14 +151,13 @@ def test_every_relevant_change_gives_a_new_entry(tmp_path):
 
     assert not read(base)
     os.utime(tmp_path / "a.tsv", ns=(1, 1))
-    assert read(base) and not read(base), "the file was written again"
+    assert not read(base), "the file was written again with the same content"
+    assert read(recipe(tmp_path, "one two\teins drei\n")), "of the same size"
     for change in ({"max_length": 9}, {"lowercase": True}, {"count": 1}, {"source_tag": "<t>"}, {"target_tag": "<t>"}):
         plan = recipe(tmp_path, **change)
-        os.utime(tmp_path / "a.tsv", ns=(1, 1))
         assert read(plan) and not read(plan), change
     assert read(base, train(["one"], "word", 300)), "another tokenizer"
     plan = recipe(tmp_path, weight=2.0)
-    os.utime(tmp_path / "a.tsv", ns=(1, 1))
     assert not read(plan), "a weight changes how often pairs are visited, not the pairs"
 
 
@@ -204,7 +210,8 @@ def test_two_concurrent_processes_both_succeed(tmp_path, cache):
     assert len(list(cache.iterdir())) == 1
 
 
-def test_the_second_process_uses_the_entry_of_the_first(tmp_path, cache):
+def test_without_locks_the_second_process_uses_the_entry_of_the_first(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(module, "_build_lock", lambda folder, say: nullcontext())
     plan = recipe(tmp_path)
     tokenizers = learn_tokenizers(plan)
 
@@ -214,6 +221,93 @@ def test_the_second_process_uses_the_entry_of_the_first(tmp_path, cache):
 
     assert len(build(plan, *tokenizers, overtake)[0]) == 1
     assert len(list(cache.iterdir())) == 1
+
+
+def test_a_second_process_waits_for_the_first_and_builds_nothing(tmp_path, cache):
+    plan = recipe(tmp_path)
+    tokenizers, events = learn_tokenizers(plan), []
+    first_reads, first_may_end = threading.Event(), threading.Event()
+
+    def first_progress(name, pairs):
+        events.append("first builds")
+        first_reads.set()
+        assert first_may_end.wait(60)
+
+    def second_says(line):
+        events.append(line)
+        first_may_end.set()
+
+    def second_builds(name, pairs):
+        events.append("second builds")
+
+    with ThreadPoolExecutor(2) as threads:  # a lock excludes threads as it does processes
+        first = threads.submit(build, plan, *tokenizers, first_progress)
+        assert first_reads.wait(60)
+        second = threads.submit(build, plan, *tokenizers, second_builds, second_says)
+        assert first.result()[0].digest == second.result()[0].digest
+    assert events == ["first builds", "waiting for another process, which tokenizes the same corpus"]
+
+
+def test_an_entry_is_found_by_content_on_another_machine(tmp_path, cache, monkeypatch):
+    (tmp_path / "here").mkdir()
+    plan = recipe(tmp_path / "here")
+    tokenizers = learn_tokenizers(plan)
+    [store] = build(plan, *tokenizers)
+    (tmp_path / "there").mkdir()
+    moved = recipe(tmp_path / "there")  # the same lines in another folder
+    os.utime(tmp_path / "there" / "a.tsv", ns=(5, 5))
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "elsewhere"))
+    shutil.copytree(cache, tmp_path / "elsewhere" / "tokens")
+
+    def no_progress(name, pairs):
+        raise AssertionError("tokenized again")
+
+    assert build(moved, *tokenizers, no_progress)[0].digest == store.digest
+
+
+LINES = [f"a b{n % 7} c {n}\tx {n} y{n % 5}" for n in range(1000)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pairs": None, "text": "a.tsv", "documents": "line", "format": "text"},
+        {"pairs": None, "text": "a.tsv", "documents": "stream", "format": "text"},
+    ],
+    ids=["pairs", "documents", "stream"],
+)
+def test_several_processes_write_the_same_bytes_as_one(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 37)
+    text = {"unit": "bpe", "vocabulary": 300}
+    model = {} if "text" not in settings else {"family": "gpt"}
+    data = {"folder": str(tmp_path), "pairs": "a.tsv", "max_length": 12, **settings}
+    (tmp_path / "a.tsv").write_text("\n".join(LINES) + "\n\t\n")
+    plan = Recipe.model_validate({"data": data, "text": text, "model": model})
+    tokenizers = learn_tokenizers(plan)
+
+    def written(processes):
+        monkeypatch.setenv("REGARD_CACHE", str(tmp_path / str(processes)))
+        monkeypatch.setattr(workers, "usable_cores", lambda: processes)
+        processes_seen = {os.getpid()}
+        real = module._CorpusJob.encode_block
+
+        def encode_block(job, block):
+            found = real(job, block)
+            return replace(found, counts={**found.counts, f"process {os.getpid()}": 1})
+
+        monkeypatch.setattr(module._CorpusJob, "encode_block", encode_block)
+        counted = []
+        monkeypatch.setattr(module, "Counter", lambda: counted.append(Counter()) or counted[-1])
+        build(plan, *tokenizers)
+        monkeypatch.setattr(module._CorpusJob, "encode_block", real)
+        processes_seen |= {int(key.split()[1]) for key in counted[0] if key.startswith("process ")}
+        [folder] = (tmp_path / str(processes) / "tokens").iterdir()
+        return {file.name: file.read_bytes() for file in folder.iterdir()}, len(processes_seen)
+
+    (one, alone), (several, shared) = written(1), written(3)
+    assert alone == 1 and shared > 1
+    assert one == several and len(one) == 5
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
@@ -228,7 +322,10 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
 def test_a_full_disk(tmp_path, monkeypatch, cache):
     real = open
     monkeypatch.setattr(
-        module, "open", lambda path, mode: real("/dev/full" if path.name == "target.ids" else path, mode), raising=False
+        module,
+        "open",
+        lambda path, *how, **more: real("/dev/full" if path.name == "target.ids" else path, *how, **more),
+        raising=False,
     )
     with pytest.raises(UserError, match="No space left"):
         made(recipe(tmp_path))

@@ -14,8 +14,13 @@ sequence each; only the last one ends with EOS. A stream (`data.documents = "str
 tokens.
 
 The folder's name is a digest of everything that determines its content, so entries never become stale: when the input
-changes, so does the name. The cache may be deleted at any time. Opening an entry verifies its digests; a damaged one is
-rebuilt.
+changes, so does the name. Files count by their content, not by path or time, so that entries that were built on one
+machine are found on another. The cache may be deleted at any time. Opening an entry verifies its digests; a damaged one
+is rebuilt.
+
+All cores tokenize, in processes that each encode a block of pairs; this process reads and writes, in order, so that the
+files do not depend on the number of processes, nor memory on the size of the corpus. Processes on one machine that need
+the same entry wait for the first of them to build it.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -43,8 +48,9 @@ from regard.data import builtin
 from regard.data.corpora import TextPair, corpora, describe, files, read_options, read_pairs
 from regard.data.pharaoh import Link, PairLinks
 from regard.data.token_store import LINK_BITS, Array, CorpusReport, Ragged, TokenStore, join_link
+from regard.data.workers import map_in_order
 from regard.errors import UserError
-from regard.files import json_checksum
+from regard.files import checksum, json_checksum, write_text
 from regard.text import EOS, Tokenizer, train
 from regard.text.encode import ContextBudget, chunk, encode_lines, prefix_ids, stream_parts
 from regard.text.words import split_words
@@ -52,7 +58,7 @@ from regard.text.words import split_words
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings, Recipe
 
-VERSION = 4  # of the layout above and of how text is split
+VERSION = 5  # of the layout above, of how text is split and of how inputs are identified
 CHUNK_PAIRS = 10_000  # encoded at once: enough for the library's threads, few enough for little memory
 DRAFT_MAX_AGE = 24 * 3600  # seconds
 
@@ -200,7 +206,7 @@ class _CorpusJob:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _inputs(self) -> list[Any]:
-        """What identifies the input: files by path, size and time; a built-in corpus by the files that define it."""
+        """What identifies the input: files by name and content; a built-in corpus by the files that define it."""
         if self.corpus.corpus is None:
             paths = [file.absolute() for group in files(self.corpus, self.data) for path in group for file in _in(path)]
             return [_identity(path) for path in paths]
@@ -224,6 +230,24 @@ class _CorpusJob:
         assert isinstance(self.target_encoder, Tokenizer)
         return self.target_encoder
 
+    @property
+    def streamed(self) -> bool:
+        """Whether the corpus is one sequence."""
+        return self.corpus.plain and self.data.documents == "stream"
+
+    def encode_block(self, block: _TextBlock) -> _TokenBlock:
+        """Encode a block; this runs in several processes."""
+        counts: dict[str, int] = {}
+        if self.streamed:
+            sides = [[], encode_lines(self.text_tokenizer, block.texts)]
+        else:
+            sides, counts = (_encode_documents if self.corpus.plain else _encode_pairs)(self, block.texts)
+        dtypes = [_id_dtype(self.source_tokenizer), _id_dtype(self.target_encoder)]
+        if block.links is not None:
+            sides.append(_encode_links(self, block.texts, block.links))
+            dtypes.append("uint32")
+        return _TokenBlock([Ragged.of(side, dtype) for side, dtype in zip(sides, dtypes, strict=True)], counts)
+
     def split_document(self, ids: list[int]) -> list[list[int]]:
         """Split a document's tokens into sequences of at most `max_tokens`, and add the special tokens."""
         if not ids:
@@ -238,9 +262,46 @@ class _CorpusJob:
         return parts
 
 
-def _identity(path: Path) -> list[Any]:
-    """What identifies the content of a file without reading it."""
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+@dataclass(frozen=True)
+class _TextBlock:
+    """Pairs, or parts of a stream, that are encoded at once."""
+
+    texts: list[Any]
+    links: list[list[Link]] | None = None  # of each pair
+
+
+@dataclass(frozen=True)
+class _TokenBlock:
+    """The tokens of a block: source, target and perhaps links; and how many of what there were."""
+
+    sides: list[Ragged]
+    counts: dict[str, int]
+
+
+def _identity(path: Path) -> list[str]:
+    """What identifies a file on any machine: its name, which may tell its format, and its content."""
+    return [path.name, content_digest(path.absolute())]
+
+
+def content_digest(path: Path) -> str:
+    """A digest of a file's content, computed once as long as its path, size and time stay the same."""
+    try:
+        state = path.stat()
+        facts = [str(path), state.st_size, state.st_mtime_ns]
+        memo = cache_folder().with_name("inputs") / f"{checksum(str(path))}.json"
+        try:
+            known = json.loads(memo.read_text(encoding="utf-8"))
+            if known["file"] == facts:
+                return str(known["digest"])
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # not known, or damaged
+        with open(path, "rb", buffering=0) as file:
+            digest: str = hashlib.file_digest(file, _new_hash).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with suppress(UserError):  # it only saves time
+        write_text(memo, json.dumps({"file": facts, "digest": digest}))
+    return digest
 
 
 def _in(path: Path) -> list[Path]:
@@ -257,18 +318,40 @@ def _cached(job: _CorpusJob, progress: Progress, say: Callable[[str], None]) -> 
     folder = cache / job.key()
     store = _open(folder)
     if store is None:
-        if folder.exists():
-            say(f"the tokens of {describe(job.corpus)} in {folder} are damaged: rebuilding them")
         try:
-            _build_entry(job, folder, progress)
-            _remove_stale_drafts(cache)
+            with _build_lock(folder, say):
+                store = _open(folder)  # another process may have built it meanwhile
+                if store is None:
+                    if folder.exists():
+                        say(f"the tokens of {describe(job.corpus)} in {folder} are damaged: rebuilding them")
+                    _build_entry(job, folder, progress)
+                    _remove_stale_drafts(cache)
         except OSError as error:
             hint = "set REGARD_CACHE to a writable folder with enough space"
             raise UserError(f"cannot write tokens to {cache}: {error.strerror or error}; {hint}") from error
-        store = _open(folder)
+        store = _open(folder) if store is None else store
     if store is None:
         raise UserError(f"the tokens just written to {folder} are gone or damaged; try again")
     return store
+
+
+@contextmanager
+def _build_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Let one process at a time build an entry; others wait. Where files cannot be locked, each builds a draft."""
+    locks = folder.parent.with_name("locks")
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / f"{folder.name}.lock", "wb") as file:
+        with suppress(ImportError):  # Windows
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waiting for another process, which tokenizes the same corpus")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks
+                pass
+        yield
 
 
 def _build_entry(job: _CorpusJob, folder: Path, progress: Progress) -> None:
@@ -295,16 +378,15 @@ def _write(job: _CorpusJob, folder: Path, progress: Progress) -> None:
         writers = [source, target]
         if job.links is not None:
             writers.append(files.enter_context(_SideWriter(folder, LINKS, "uint32")))
-            link_lines = job.links.read()
-        if job.corpus.plain and job.data.documents == "stream":
-            counts.update(_add_stream(job, source, target, progress))
-        else:
-            add = _add_documents if job.corpus.plain else _add_pairs
-            for pairs in _chunks(read_pairs(job.corpus, job.data)):
-                counts.update(read=len(pairs), **add(job, pairs, source, target))
-                if job.links is not None:
-                    writers[2].add(_encode_links(job, pairs, link_lines))
-                progress(describe(job.corpus), counts["read"])
+        for block in map_in_order(job.encode_block, _blocks(job, counts)):
+            for writer, sequences in zip(writers, block.sides, strict=True):
+                writer.add(sequences, joined=job.streamed)
+            counts.update(block.counts)
+            progress(describe(job.corpus), counts["read"])
+        if job.streamed:
+            for writer in writers:
+                writer.end_sequence()
+            counts.update(documents=counts["read"], pairs=1 if target.total else 0)
     if not counts["pairs"]:
         limit = f"{job.max_tokens} tokens"
         if job.max_pair_tokens is not None:
@@ -326,25 +408,40 @@ def _is_blank(pair: TextPair) -> bool:
     return not (pair[0].strip() and pair[1].strip())
 
 
-def _add_pairs(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
-    """Write the pairs that are neither blank nor too long; return the counts."""
+def _blocks(job: _CorpusJob, counts: Counter[str]) -> Iterator[_TextBlock]:
+    """What is encoded at once: pairs or parts of a stream. Counts the pairs or lines as they are read."""
+
+    def counted() -> Iterator[TextPair]:
+        for pair in read_pairs(job.corpus, job.data):
+            counts["read"] += 1
+            yield pair
+
+    if job.streamed:
+        for parts in _chunks(stream_parts(job.text_tokenizer, (text for _, text in counted()))):
+            yield _TextBlock(parts)
+        return
+    lines = None if job.links is None else job.links.read()
+    for pairs in _chunks(counted()):
+        links = None if lines is None else list(islice(lines, len(pairs)))
+        if job.links is not None and links is not None and len(links) < len(pairs):
+            raise UserError(f"{job.links.path} has fewer lines than there are training pairs")
+        yield _TextBlock(pairs, links)
+
+
+def _encode_pairs(job: _CorpusJob, pairs: list[TextPair]) -> tuple[list[list[list[int]]], dict[str, int]]:
+    """The sources and targets of the pairs that are neither blank nor too long, and the counts."""
     nonblank = [pair for pair in pairs if not _is_blank(pair)]
     encoded = list(zip(*job.encode(nonblank), strict=True))
     fitting = [pair for pair in encoded if job.fits(*pair)]
-    source.add([ids for ids, _ in fitting])
-    target.add([ids for _, ids in fitting])
-    return {"pairs": len(fitting), "empty": len(pairs) - len(nonblank), "long": len(nonblank) - len(fitting)}
+    counts = {"pairs": len(fitting), "empty": len(pairs) - len(nonblank), "long": len(nonblank) - len(fitting)}
+    return [[ids for ids, _ in fitting], [ids for _, ids in fitting]], counts
 
 
-def _encode_links(job: _CorpusJob, pairs: list[TextPair], lines: Iterator[list[Link]]) -> list[list[int]]:
-    """The links between the tokens of the pairs that `_add_pairs` writes, from links between words.
+def _encode_links(job: _CorpusJob, pairs: list[TextPair], chunk_links: list[list[Link]]) -> list[list[int]]:
+    """The links between the tokens of the pairs that `_encode_pairs` keeps, from links between words.
 
     A pair whose words, encoded one by one, are not its tokens (it has white space other than single spaces) has none.
     """
-    assert job.links is not None
-    chunk_links = list(islice(lines, len(pairs)))
-    if len(chunk_links) < len(pairs):
-        raise UserError(f"{job.links.path} has fewer lines than there are training pairs")
     linked = [(pair, links) for pair, links in zip(pairs, chunk_links, strict=True) if not _is_blank(pair)]
     kept = [pair for pair, _ in linked]
     encoded = job.encode(kept)
@@ -377,31 +474,12 @@ def _positions(words: list[int]) -> dict[int, list[int]]:
     return positions
 
 
-def _add_documents(job: _CorpusJob, pairs: list[TextPair], source: _SideWriter, target: _SideWriter) -> dict[str, int]:
-    """Write documents, split into sequences, with empty sources; return the counts."""
+def _encode_documents(job: _CorpusJob, pairs: list[TextPair]) -> tuple[list[list[list[int]]], dict[str, int]]:
+    """Documents, split into sequences, with empty sources, and the counts."""
     texts = [text for _, text in pairs if text.strip()]
     sequences = [part for ids in job.text_tokenizer.encode_batch(texts) for part in job.split_document(ids)]
-    source.add([[] for _ in sequences])
-    target.add(sequences)
-    return {"pairs": len(sequences), "empty": len(pairs) - len(texts), "documents": len(texts)}
-
-
-def _add_stream(job: _CorpusJob, source: _SideWriter, target: _SideWriter, progress: Progress) -> dict[str, int]:
-    """Write all lines as one sequence without special tokens; return the counts."""
-    lines = 0
-
-    def count_lines() -> Iterator[str]:
-        nonlocal lines
-        for _, text in read_pairs(job.corpus, job.data):
-            lines += 1
-            yield text
-
-    for parts in _chunks(stream_parts(job.text_tokenizer, count_lines())):
-        target.extend(encode_lines(job.text_tokenizer, parts))
-        progress(describe(job.corpus), lines)
-    source.end_sequence()
-    target.end_sequence()
-    return {"documents": lines, "pairs": 1 if target.total else 0}
+    counts = {"pairs": len(sequences), "empty": len(pairs) - len(texts), "documents": len(texts)}
+    return [[[] for _ in sequences], sequences], counts
 
 
 def _id_dtype(encoder: Tokenizer | LabelEncoder) -> str:
@@ -438,17 +516,12 @@ class _SideWriter:
         for file in self._files.values():
             file.close()
 
-    def add(self, sequences: list[list[int]]) -> None:
-        ragged = Ragged.of(sequences, self.dtype)
-        self._write("ids", ragged.ids)
-        self._write("offsets", ragged.offsets[1:] + self.total)
-        self.total += len(ragged.ids)
-
-    def extend(self, parts: list[list[int]]) -> None:
-        """Append tokens to a sequence that `end_sequence` ends."""
-        tokens = Ragged.of(parts, self.dtype).ids
-        self._write("ids", tokens)
-        self.total += len(tokens)
+    def add(self, sequences: Ragged, joined: bool = False) -> None:
+        """Append sequences; if `joined`, as parts of one sequence, which `end_sequence` ends."""
+        self._write("ids", sequences.ids)
+        if not joined:
+            self._write("offsets", sequences.offsets[1:] + self.total)
+        self.total += len(sequences.ids)
 
     def end_sequence(self) -> None:
         self._write("offsets", np.array([self.total], np.int64))

@@ -1,0 +1,68 @@
+"""A function applied by several processes: results in order, errors and deaths reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from regard.data.workers import AHEAD, INLINE, map_in_order
+from regard.errors import UserError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+def test_results_come_in_order_whichever_is_ready_first() -> None:
+    def slow_at_first(n: int) -> tuple[int, int]:
+        time.sleep(0.05 if n % 4 == 0 else 0.0)
+        return n, os.getpid()
+
+    found = list(map_in_order(slow_at_first, range(40), workers=3))
+    assert [n for n, _ in found] == list(range(40))
+    assert {pid for _, pid in found[:INLINE]} == {os.getpid()}
+    assert os.getpid() not in {pid for _, pid in found[INLINE:]}
+
+
+def test_a_few_items_start_no_processes() -> None:
+    assert set(map_in_order(lambda _: os.getpid(), range(INLINE), workers=3)) == {os.getpid()}
+
+
+def test_items_are_read_only_a_little_ahead() -> None:
+    read = 0
+
+    def items() -> Iterator[int]:
+        nonlocal read
+        for n in range(1000):
+            read = n + 1
+            yield n
+
+    results = map_in_order(lambda n: n, items(), workers=2)
+    for done, _ in enumerate(results, 1):
+        assert read <= done + AHEAD * 2 + 1
+        if done == 50:
+            break
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_of_a_worker_is_raised_here() -> None:
+    def refuse(n: int) -> int:
+        if n == 9:
+            raise UserError("item 9 is bad")
+        return n
+
+    with pytest.raises(UserError, match="item 9 is bad"):
+        list(map_in_order(refuse, range(40), workers=2))
+
+
+def test_a_killed_worker_is_an_error_of_one_line() -> None:
+    def die(n: int) -> int:
+        if n == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    with pytest.raises(UserError, match="was killed"):
+        list(map_in_order(die, range(40), workers=2))
