@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from regard.cli import options
 from regard.cli.import_ import CHECK, print_difference
 from regard.cli.output import note
 from regard.errors import UserError
+from regard.interop.exported import OPENERS, verify
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 
@@ -38,15 +40,27 @@ def export(
     to: Annotated[str, typer.Option(metavar="FORMAT", help=FORMATS, show_default=False)],
     out: Annotated[Path, typer.Option(metavar="PATH", help="The folder or file to make.", show_default=False)],
     check: Annotated[bool, CHECK] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Do not compare the export with RUN on held-out texts.")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Write a run in the format of another library.
 
-    huggingface: a directory for transformers, with config.json, model.safetensors and the tokenizer. gpt becomes
-    GPT2LMHeadModel; bert BertForMaskedLM or BertForSequenceClassification; transformer (with norm_first = false and
-    sinusoidal positions in halves) MarianMTModel. Settings that the format cannot express are an error that names them.
+    huggingface: a directory for transformers, with config.json, model.safetensors, the tokenizer and settings for
+    generation. gpt becomes GPT2LMHeadModel or GPTNeoXForCausalLM (rotary positions); bert BertForMaskedLM or
+    BertForSequenceClassification; transformer MarianMTModel or PegasusForConditionalGeneration (norms first).
+
+    ctranslate2: a directory for CTranslate2, of transformer and gpt. onnx: encoder.onnx and decoder.onnx (one step with
+    cache) of transformer, decoder.onnx of gpt, model.onnx of bert; translate.py in the same folder runs the first two
+    with onnxruntime, without regard.
+
+    Settings that a format cannot express are an error that names them. At the end, RUN and the export process 200
+    held-out texts; if results differ other than by rounding, the command fails and removes what it made.
 
     Examples:
+
+        regard export runs/en-es --to ctranslate2 --out en-es-ct2
 
         regard export runs/gpt2 --to huggingface --out gpt2-again --check
     """
@@ -58,5 +72,22 @@ def export(
     written = EXPORTERS[to](RunDir(run), out)
     if check:
         print_difference(run, written, made=written)
+    if not unverified:
+        _verify(RunDir(run), written, to, quiet)
     if not quiet:
         note(f"{written} is ready")
+
+
+def _verify(run: RunDir, written: Path, to: str, quiet: bool) -> None:
+    """Compare an export with its run; remove it if they differ."""
+    try:
+        found = verify(run, written, to)
+    except BaseException:
+        shutil.rmtree(written, ignore_errors=True)
+        raise
+    if quiet or to not in OPENERS:
+        return
+    if found is None:
+        note(f"regard: warning: {written} was not compared with {run.path}: {OPENERS[to][0]} is not installed")
+    for agreement in found or []:
+        note(str(agreement))
