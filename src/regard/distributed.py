@@ -9,6 +9,7 @@ Numbers and objects of the host are exchanged on the host, also if tensors are o
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -124,28 +125,35 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 def _silent_ranks() -> list[int]:
     """The processes that do not report within `_grace` seconds that they still answer."""
-    if _store is None:
+    store = _store
+    if store is None:
         return []
-    try:
-        _store.set(f"answers/{rank()}", "yes")
-        missing, end = list(range(world_size())), time.monotonic() + _grace
-        while missing and time.monotonic() < end:
-            missing = [number for number in missing if not _store.check([f"answers/{number}"])]
+    missing = [0]  # which holds the store, unless torchrun does: where that does not answer, neither does rank 0
+
+    def ask() -> None:
+        store.set(f"answers/{rank()}", "yes")
+        end = time.monotonic() + _grace
+        while (numbers := [n for n in range(world_size()) if not store.check([f"answers/{n}"])]) and (
+            time.monotonic() < end
+        ):
             time.sleep(0.1)
-        return missing
-    except RuntimeError:  # the store's process is gone, too
-        return []
+        missing[:] = numbers
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_grace + 5.0)
+    return missing
 
 
 # -- exchanging values -------------------------------------------------------------------------------------------------
 
 
-def broadcast(value: Value) -> Value:
-    """The main process's value."""
+def broadcast(value: Value, patient: bool = False) -> Value:
+    """The main process's value; `patient`: which may take its time."""
     if world_size() == 1:
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0, group=_patient)
+    dist.broadcast_object_list(values, src=0, group=_patient if patient else None)
     return values[0]
 
 
@@ -193,7 +201,7 @@ def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Val
         return [function(item) for item in items]
     mine = {index: function(items[index]) for index in range(rank(), len(items), world_size())}
     parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, mine, group=_patient)
+    dist.all_gather_object(parts, mine)
     found: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
     return [found[index] for index in range(len(items))]
 
@@ -225,9 +233,9 @@ def main_first() -> Iterator[None]:
             failure = str(error)
             raise
         finally:
-            broadcast(failure)
+            broadcast(failure, patient=True)
     else:
-        failure = broadcast(None)
+        failure = broadcast(None, patient=True)
         if failure is not None:
             raise ReportedElsewhere(failure)
         yield
