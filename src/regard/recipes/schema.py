@@ -397,9 +397,9 @@ class TrainingSettings(SettingsModel):
     checkpoint_activations: bool = Field(
         False, description="recompute activations in the backward pass: less memory, slower"
     )
-    parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp",
-        description="several devices: ddp, each has the whole model; fsdp, each has a part of weights and optimizer",
+    parallel: Literal["auto", "ddp", "fsdp"] = Field(
+        "auto",
+        description="several devices: ddp, each holds the whole model; fsdp, each a part; auto: ddp if the model fits",
     )
     reshard: bool = Field(
         True, description="fsdp: free a block's gathered weights after its forward pass: less memory, slower"

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.files import DirectoryLock, remove_temporary_files
 from regard.models import SequenceModel, sizes
 from regard.recipes import differences
+from regard.recipes.load import with_changes
 from regard.recipes.schema import Recipe, TrainingSettings
 from regard.recipes.to_toml import shown
 from regard.resuming import may_change
@@ -43,6 +44,7 @@ def train(
     """
     where, out = distributed.local_device(devices.pick(device)), Path(out)
     with distributed.joined(where, recipe.training.timeout), distributed.lost_process_named():
+        recipe = _choose_parallel(recipe, where)
         reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
         reporter.members = task.members
         with distributed.main_first():
@@ -109,10 +111,22 @@ def _train(
     return run
 
 
+def _choose_parallel(recipe: Recipe, device: torch.device) -> Recipe:
+    """Choose how several processes share the model, where the recipe leaves it open: by ddp, if it fits on a device."""
+    if recipe.training.parallel != "auto" or distributed.world_size() == 1:
+        return recipe
+    try:
+        _refuse_too_large(recipe, (0, 0), device)
+        choice = "ddp"
+    except UserError:
+        choice = "fsdp"
+    return with_changes(recipe, [f"training.parallel={distributed.broadcast(choice)}"])
+
+
 def _refuse_too_large(recipe: Recipe, vocabularies: tuple[int, int], device: torch.device) -> None:
     """Refuse a model that cannot be trained in the memory of a device."""
     copies = 3 if recipe.training.optimizer == "muon" else 4  # weights, gradients, and one moment or two
-    memory = devices.memory(device)
+    memory = devices.memory(device) * (distributed.world_size() if accelerate.shards(recipe.training) else 1)
     sizes.refuse_too_large(recipe.model, vocabularies, recipe.text.shared, memory, copies, "the recipe")
 
 
