@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from regard import sharding
 from regard.errors import UserError
 from regard.files import atomic_write, errno_text, json_checksum, parse_json, regular
 
@@ -254,48 +255,6 @@ def _altered(path: Path) -> UserError:
     return UserError(f"{path} was altered after it was written: its checksum does not match")
 
 
-# Tensors that are divided among processes are PyTorch's DTensors; its module is imported only where there are any.
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is divided among processes, gathered from all, which all call this; any other as it is."""
-    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor that is divided among processes; any other as it is."""
-    part: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
-    return tensor if part is None else part()
-
-
-def fill(target: Tensor, tensor: Tensor) -> None:
-    """Copy a whole tensor into one that may be divided among processes."""
-    local(target).copy_(shard_of(tensor, target))
-
-
-def as_shard(part: Tensor, like: Tensor) -> Tensor:
-    """A tensor divided as `like` is, of which this process has `part`."""
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
-
-
-def shard_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's part of a whole tensor, divided as `like` is; all of it where `like` is not divided."""
-    if not is_sharded(like):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return local(distribute_tensor(tensor, mesh, placements, src_data_rank=None))
-
-
 def model_tensors(model: nn.Module) -> Tensors:
     """Every parameter and persistent buffer once, by name (tied ones under their first name)."""
     persistent = set(model.state_dict())
@@ -310,7 +269,7 @@ def load_into_model(model: nn.Module, tensors: Mapping[str, Tensor], origin: obj
     targets = model_tensors(model)
     check_names(targets, tensors, origin)  # before copying, so that an error leaves the model unchanged
     for name, target in targets.items():
-        fill(target, tensors[name])
+        sharding.fill(target, tensors[name])
 
 
 def check_names(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], origin: object) -> None:

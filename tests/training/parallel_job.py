@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent / "invariants"))
 
 from families import FAMILIES, make
 
-from regard import accelerate, distributed, tensor_io
+from regard import accelerate, distributed, sharding, tensor_io
 from regard.data.packing import START, BatchStream, PlannedBatch, StreamPosition
 from regard.nn.norms import BatchNorm
 from regard.recipes.schema import TrainingSettings
@@ -94,9 +94,9 @@ def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Ten
         results[f"norm {number}"] = step.norm.clone()
         assert not step.nonfinite
     for name, tensor in tensor_io.model_tensors(model).items():
-        results[f"weight {name}"] = tensor_io.whole(tensor).clone()
+        results[f"weight {name}"] = sharding.whole(tensor).clone()
     for name, tensor in step.ema.tensors.items():  # type: ignore[union-attr]
-        results[f"ema {name}"] = tensor_io.whole(tensor).clone()
+        results[f"ema {name}"] = sharding.whole(tensor).clone()
     return results
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard import distributed, tensor_io
+from regard import distributed, sharding
 from regard.devices import in_bf16
 from regard.models import SequenceModel
 from regard.nn.blocks import BlockStack
@@ -123,4 +123,4 @@ def data_parallel(
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return any(tensor_io.is_sharded(parameter) for parameter in model.parameters())
+    return any(sharding.is_sharded(parameter) for parameter in model.parameters())

@@ -30,10 +30,11 @@ from regard.errors import UserError
 from regard.packed import Batch, LinkTargets, PackedLayout, PackedTokens, SeqBatch
 from regard.text import BOS, PAD
 
-SLACK = 1.1  # source budget over the corpus's average, so that sources that are long for their targets still fit
+# How much larger the source budget is than a batch's expected source tokens, which differ from batch to batch:
+SLACK = 1.1  # this factor for batches of pairs sorted by length;
+DEVIATIONS = 3.0  # for static batches, which are not sorted, this many standard deviations
 SOURCE_MULTIPLE = 64  # static source budgets are multiples of this many tokens, which suits the kernels
-LINK_SLACK = 1.25  # link budget of a static batch over the corpus's average
-DEVIATIONS = 3.0  # the same for unsorted batches: how many standard deviations of a batch's source tokens fit
+LINK_SLACK = 1.25  # link budget of a static batch, relative to the corpus's average
 
 
 def generator(*numbers: int) -> np.random.Generator:
@@ -179,8 +180,10 @@ class Packer(PlannedBatches):
     for about `pool` batches at a time are sorted by length: a larger pool makes the padded view tighter, a smaller one
     mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end with their last
     token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch, and the number of
-    pairs is bounded too. Links of the stores are targets of guided alignment, whose loss has the weight `link_weight`.
-    pairs is bounded too. A pair of tokens that attend to each other costs `pair_cost` of what a token costs elsewhere.
+    pairs is bounded too.
+
+    Links of the stores are targets of guided alignment, whose loss has the weight `link_weight`. To divide the work
+    among processes, a pair of tokens that attend to each other counts as `pair_cost` tokens.
     """
 
     members = "pairs"
@@ -206,7 +209,7 @@ class Packer(PlannedBatches):
         self._source_lengths = np.concatenate([store.source.lengths() for store in stores])
         self._target_lengths = np.concatenate([store.target.lengths() for store in stores])
         self.target_budget = target_budget
-        self.source_budget = source_budget or self._following_budget()
+        self.source_budget = source_budget or self._default_source_budget()
         fits = (self._source_lengths <= self.source_budget) & (self._target_lengths <= self.target_budget)
         self.dropped_long = int((~fits).sum())
         if not fits.any():
@@ -225,8 +228,8 @@ class Packer(PlannedBatches):
             most = int(self._link_counts[fits].max())
             self.link_budget = max(math.ceil(LINK_SLACK * per_target * target_budget), most, 1)
 
-    def _following_budget(self) -> int:
-        """The source budget that goes with the target budget in this corpus, and holds every source by itself."""
+    def _default_source_budget(self) -> int:
+        """The source tokens that come with `target_budget` target tokens here, at least the longest source."""
         fits = self._target_lengths <= self.target_budget
         sources = sum(w * store.report.source_tokens for w, store in zip(self.weights, self.stores, strict=True))
         targets = sum(w * store.report.target_tokens for w, store in zip(self.weights, self.stores, strict=True))
@@ -264,8 +267,9 @@ class Packer(PlannedBatches):
     def _cut(self, pool: Array) -> list[Array]:
         """Sort a pool by length, unless batches are static, and cut it wherever the next pair would exceed a budget.
 
-        By target, then by source, up and down in turn: neighbours stay alike where the target's length changes. Equally
-        long pairs stay in their random order.
+        Pairs are sorted by the length of the target, and among equal ones by that of the source: ascending for even
+        lengths of the target, descending for odd ones, so that the source's length does not jump where the target's
+        changes. Pairs of equal lengths stay in their random order.
         """
         sources, targets = self._source_lengths[pool], self._target_lengths[pool]
         unsorted = np.arange(len(pool))

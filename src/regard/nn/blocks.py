@@ -40,7 +40,7 @@ class BlockConfig:
     norm_bias: bool = True
     norm_eps: float = 1e-5
     se_dim: int = 0  # squeezed features of the gate after an encoder's feed-forward layer; 0: no gate
-    kv_heads: int = 0  # these seven: see `AttentionOptions`
+    kv_heads: int = 0  # this and the next six are fields of `AttentionOptions`
     head_width: int = 0
     qkv_bias: bool = True
     out_bias: bool = True

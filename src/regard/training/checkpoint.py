@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard import tensor_io, torch_private
+from regard import sharding, tensor_io, torch_private
 from regard.data.packing import StreamPosition
 from regard.errors import UserError
 from regard.files import errno_text, regular
@@ -122,7 +122,7 @@ class EMA:
     def update(self, model: nn.Module) -> None:
         new = tensor_io.model_tensors(model)
         floats = [name for name, tensor in new.items() if tensor.is_floating_point()]
-        averages, newest = ([tensor_io.local(tensors[n]) for n in floats] for tensors in (self.tensors, new))
+        averages, newest = ([sharding.local(tensors[n]) for n in floats] for tensors in (self.tensors, new))
         torch_private.foreach_lerp_(averages, newest, 1 - self.decay)
 
 
@@ -156,14 +156,14 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EM
     The state may be whole or in shards, and so may the model: each process then reads what it needs.
     """
     facts = tensor_io.read_metadata(path)
-    in_place = bool(facts.get(tensor_io.SHARDS)) and any(map(tensor_io.is_sharded, model.parameters()))
+    in_place = bool(facts.get(tensor_io.SHARDS)) and any(map(sharding.is_sharded, model.parameters()))
     stored = tensor_io.stored_in_shards(path, facts) if in_place else tensor_io.load(path)[0]
     targets = _targets(path, stored, model, optimizer, ema)
     if in_place:
         load_shards(path, facts, targets)
     else:
         for name, target in targets.items():
-            tensor_io.fill(target, stored[name])
+            sharding.fill(target, stored[name])
     try:
         return TrainingProgress.from_json({**facts, tensor_io.SHARDS: {}})  # the next state has files of its own
     except (KeyError, TypeError, AttributeError) as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from regard import accelerate, distributed, tasks, tensor_io
+from regard import accelerate, distributed, sharding, tasks, tensor_io
 from regard.accelerate import DataParallel
 from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
@@ -260,7 +260,7 @@ class Trainer:
             return
         tensors = tensor_io.model_tensors(self.model) if weights is None else weights()
         model = self._whole = (self.run.fresh_model() if self._whole is None else self._whole).to(self.device)
-        tensor_io.load_into_model(model, {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}, "the run")
+        tensor_io.load_into_model(model, {name: sharding.whole(tensor) for name, tensor in tensors.items()}, "the run")
         try:
             yield model
         finally:
@@ -285,7 +285,7 @@ class Trainer:
 
     def _snapshot(self) -> None:
         step = self.progress.step
-        tensors = {name: tensor_io.whole(tensor) for name, tensor in tensor_io.model_tensors(self.model).items()}
+        tensors = {name: sharding.whole(tensor) for name, tensor in tensor_io.model_tensors(self.model).items()}
         self.outputs.save(self.run.snapshot(step), tensors, {"step": step}, then=partial(self._prune, step))
 
     def _prune(self, step: int) -> None:
@@ -346,7 +346,7 @@ class Trainer:
         if not distributed.broadcast(self.run.best.exists()):
             ema = self.ema
             which, tensors = ("step", tensor_io.model_tensors(self.model)) if ema is None else ("ema", ema.tensors)
-            tensors = {name: tensor_io.whole(tensor) for name, tensor in tensors.items()}
+            tensors = {name: sharding.whole(tensor) for name, tensor in tensors.items()}
             self.outputs.save(self.run.best, tensors, {"step": self.progress.step, "weights": which})
             self.outputs.wait()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard import tensor_io, torch_private
+from regard import sharding, torch_private
 from regard.attention import MultiHeadAttention
 from regard.recipes.schema import TrainingSettings
 from regard.registry import OPTIMIZERS
@@ -122,7 +122,7 @@ class Muon(torch.optim.Optimizer):
         groups = []
         for (shape, parts), weights in by_shape.items():
             matrices = len(weights) * parts, shape[0] // parts, shape[1]
-            if tensor_io.is_sharded(weights[0]):
+            if sharding.is_sharded(weights[0]):
                 momentum = torch.empty(matrices, device="meta")  # each process has its part of each weight's
                 self.state.update({weight: {"momentum": torch.zeros_like(weight)} for weight in weights})
             else:
@@ -143,12 +143,12 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, weights: list[nn.Parameter], momentum: Tensor, found_inf: Tensor | None) -> None:
         settings = self.param_groups[0]
-        sharded = tensor_io.is_sharded(weights[0])
+        sharded = sharding.is_sharded(weights[0])
         grads = [w.grad if w.grad is not None else torch.zeros_like(w) for w in weights]
-        tensors: list[Tensor] = [tensor_io.local(weight) for weight in weights]
+        tensors: list[Tensor] = [sharding.local(weight) for weight in weights]
         applied = torch.ones((), device=tensors[0].device)
-        grad = torch.stack([tensor_io.local(g) for g in grads])
-        momenta = torch.stack([tensor_io.local(self.state[w]["momentum"]) for w in weights]) if sharded else momentum
+        grad = torch.stack([sharding.local(g) for g in grads])
+        momenta = torch.stack([sharding.local(self.state[w]["momentum"]) for w in weights]) if sharded else momentum
         grad = grad.view_as(momenta)
         if found_inf is not None:
             grad, applied = grad.where(found_inf == 0, 0.0), 1.0 - found_inf
@@ -156,8 +156,8 @@ class Muon(torch.optim.Optimizer):
         direction = grad.lerp(momenta, MOMENTUM)
         if sharded:  # singular values are those of whole matrices
             for weight, new in zip(weights, momenta, strict=True):
-                tensor_io.local(self.state[weight]["momentum"]).copy_(new)
-            gathered = [tensor_io.whole(tensor_io.as_shard(d, w)) for d, w in zip(direction, weights, strict=True)]
+                sharding.local(self.state[weight]["momentum"]).copy_(new)
+            gathered = [sharding.whole(sharding.as_shard(d, w)) for d, w in zip(direction, weights, strict=True)]
             direction = torch.stack(gathered).view_as(momentum)
         direction = orthogonalise(direction).float()
         rate = settings["lr"] * applied
@@ -165,4 +165,4 @@ class Muon(torch.optim.Optimizer):
         if settings["weight_decay"]:
             torch_private.foreach_mul_(tensors, 1.0 - settings["weight_decay"] * rate)
         updates = steps.view(len(weights), *weights[0].shape)
-        torch_private.foreach_add_(tensors, [tensor_io.shard_of(u, w) for u, w in zip(updates, weights, strict=True)])
+        torch_private.foreach_add_(tensors, [sharding.shard_of(u, w) for u, w in zip(updates, weights, strict=True)])

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from regard import distributed, tensor_io
+from regard import distributed, sharding, tensor_io
 from regard.files import DirectoryLock, write_text
 from regard.run_dir import LOGS, RunDir
 from regard.training.checkpoint import Log, LogState
@@ -59,7 +59,7 @@ class RunOutputs:
 
     def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write the state of the run; of a sharded model, every process its part."""
-        if any(tensor_io.is_sharded(tensor) for tensor in tensors.values()):
+        if any(sharding.is_sharded(tensor) for tensor in tensors.values()):
             self._writer.wait()  # a state follows the weights that were saved before it
             self._sharded.save(path, tensors, about)
         else:

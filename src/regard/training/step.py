@@ -19,7 +19,7 @@ from regard.devices import autocast
 from regard.models import SequenceModel
 from regard.packed import Batch
 from regard.recipes.schema import TrainingSettings
-from regard.tensor_io import whole
+from regard.sharding import whole
 from regard.training.checkpoint import EMA
 from regard.training.running_statistics import RunningStatistics
 
