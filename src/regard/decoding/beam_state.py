@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.decoding.constraints import (
-    MIN_LOGPROB,
     NONE,
     Constraints,
     SingleCandidate,
@@ -30,13 +29,10 @@ from regard.decoding.constraints import (
     select,
 )
 from regard.decoding.sampling import Words, draw, keys, uniforms
-from regard.decoding.terms import Candidates, Match, TermProgress, allowed, share_out
 from regard.decoding.topk import log_softmax, log_sum, topk
 from regard.errors import UserError
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
-
-UNMET_PENALTY = 1e9  # more than any difference of scores: see MIN_LOGPROB
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,6 @@ class SearchState:
     static: bool  # whether shapes are fixed, and the host does not know how many steps were taken
     lazy: bool  # whether only the best logits are normalised, which is faster on a GPU
     fed: int = 0  # steps taken, unless static
-    terms: TermProgress | None = None  # what the beams have of the terms of `constraints`
 
     @classmethod
     def create(
@@ -170,7 +165,6 @@ class SearchState:
             else None,
             static=static,
             lazy=lazy,
-            terms=None if constraints.terms is None else TermProgress.create(constraints.terms, beams, finished),
         )
 
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
@@ -197,13 +191,11 @@ class SearchState:
         self.best.fill_(-math.inf)
         for zeros in (self.parents, self.logprobs, self.step, self.done, self.ends):
             zeros.zero_()
-        if self.terms is not None:
-            self.terms.reset()
         self.fed = 0
 
     def __post_init__(self) -> None:
         self.reorders = self.settings.method == "beam" and self.beams > 1
-        self._own = torch.arange(self.beams, device=self.done.device)  # [K], the parents if no beam is reordered
+        self._beam_index = torch.arange(self.beams, device=self.done.device)  # [K], the parents if no beam is reordered
 
     @property
     def beams(self) -> int:
@@ -217,8 +209,7 @@ class SearchState:
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the state, in a fixed order."""
-        yield from (value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "_own")
-        yield from () if self.terms is None else self.terms.tensors()
+        yield from (value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "_beam_index")
         yield from self.constraints.tensors()
 
     def keep(self, sentences: Tensor) -> SearchState:
@@ -226,15 +217,11 @@ class SearchState:
         tensors = {name: getattr(self, name) for name in OF_SENTENCES}
         rows: dict[str, Any] = {name: None if x is None else select(x, sentences) for name, x in tensors.items()}
         random_keys = None if self.keys is None else self.keys[sentences.cpu().numpy()]
-        kept = self.constraints.keep(sentences)
-        if self.terms is not None and kept.terms is not None:
-            rows["terms"] = self.terms.keep(kept.terms, sentences)
-        return replace(self, constraints=kept, keys=random_keys, **rows)
+        return replace(self, constraints=self.constraints.keep(sentences), keys=random_keys, **rows)
 
     def of_sentences(self) -> Iterator[Tensor]:
         """The tensors that have a row for each sentence, in a fixed order."""
         yield from (x for x in (getattr(self, name) for name in OF_SENTENCES) if x is not None)
-        yield from () if self.terms is None else self.terms.tensors()
         yield from self.constraints.of_sentences()
 
     def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
@@ -295,26 +282,11 @@ class SearchState:
         would have if it ended here; `penalty` is the same for all candidates of a sentence. The K + 1 best of all are
         among the K + 1 best of each beam. With `lazy`, log-probabilities are computed for those only: logits - offset.
         """
-        offset = log_sum(logits) if self.lazy else None
-        logits = logits if self.lazy else log_softmax(logits)
-        extra = None if self.terms is None else self.terms.candidates(logits.shape[1])
-        required = None if extra is None else logits.gather(-1, extra.tokens)  # also if a mask excludes them
-        single = self._mask(logits, offset, history)
-        value, token = topk(logits, self.beams + 1)  # [N, K, C]
-        value = value if offset is None else value - offset[..., None]
-        only = self._is_single(value[..., :1], single)
-        if only is not None and single is not None:
-            first = torch.arange(value.shape[-1], device=value.device) == 0
-            value = torch.where(only, torch.where(first, single.logprob, -math.inf), value)
-            token = torch.where(only, single.token, token)
-        if extra is not None and required is not None:
-            required[..., -1] = logits[..., EOS]  # no term: masks apply
-            required = required if offset is None else required - offset[..., None]
-            return self._share_out(value, token, extra, required, None if single is None else single.forced, penalty)
+        value, token, _ = self._top_candidates(*self._normalise(logits), history)
         total = (self.total[:, : value.shape[1], None] + value).flatten(1)  # [N, K * C]
         if not self.reorders:  # greedy: candidates are sorted, and a sentence with a finished hypothesis is done
             margin = self._decision_margin(total, penalty)
-            return Choice(self._own.expand_as(self.last), token[:, 0, :1], value[:, 0, :1], total[:, :1], margin)
+            return Choice(self._beam_index.expand_as(self.last), token[:, 0, :1], value[:, 0, :1], total[:, :1], margin)
         count = total.shape[1]
         finished = self.best[:, : self.beams] * penalty  # the totals that would have these scores now
         top = torch.cat([total, finished], 1).topk(self.beams + 1)
@@ -325,52 +297,27 @@ class SearchState:
         logprobs, tokens = (x.flatten(1).gather(1, index) for x in (value, token))
         return Choice(index // value.shape[-1], tokens, logprobs, total, margin)
 
-    def _share_out(
-        self,
-        value: Tensor,
-        token: Tensor,
-        extra: Candidates,
-        extra_value: Tensor,
-        forced: Tensor | None,
-        penalty: Tensor,
-    ) -> Choice:
-        """Select from the most likely candidates [N, K, C] and those of terms [N, K, W], by banks: see `terms`.
+    def _normalise(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log-probabilities; with `lazy` the logits, and the offset to subtract from those that are selected."""
+        return (logits, log_sum(logits)) if self.lazy else (log_softmax(logits), None)
 
-        Where a prefix is `forced` [N, 1, 1], there is one candidate only, and terms do not restrict it.
+    def _top_candidates(
+        self, logits: Tensor, offset: Tensor | None, history: Tensor
+    ) -> tuple[Tensor, Tensor, SingleCandidate | None]:
+        """Apply the constraints to logits [N, K, V], in place.
+
+        Return the log-probabilities and the tokens [N, K, C] of the best candidates of each beam, and the candidate of
+        beams that are left with only one.
         """
-        progress, beams = self.terms, value.shape[1]
-        assert progress is not None
-        forced = torch.zeros_like(extra.valid[:, :1, :1]) if forced is None else forced
-        is_eos = extra.tokens == EOS  # which no term contains
-        same = token[..., :, None] == extra.tokens[..., None, :]
-        valid = extra.valid & ~forced & ~(same.any(-2) & is_eos)
-        likely = value.masked_fill((same & valid[..., None, :]).any(-1), -math.inf)  # no candidate twice
-        possible = torch.where(is_eos, extra_value, extra_value.clamp(min=MIN_LOGPROB))
-        tokens = torch.cat([token, extra.tokens], -1)
-        values = torch.cat([likely, possible.masked_fill(~valid, -math.inf)], -1)  # [N, K, M]
-        present = Match(progress.match.partial[:, :beams], progress.match.met[:, :beams])
-        before, needed = progress.needed(present), progress.needed(progress.after(tokens))
-        left = self.constraints.limit - self.step
-        would_end = (token[..., 0] == EOS) & (before > 0) & (before < left[:, None])  # [N, K]
-        if not self.reorders:  # from there, a single beam has room for its terms only
-            left = progress.end_in_time(would_end[:, 0], self.step, before[:, 0], left)
-        of_terms = torch.arange(tokens.shape[-1], device=tokens.device) >= token.shape[-1]
-        fits = allowed(needed, before, tokens, left) & (~would_end[..., None] | of_terms | (needed == 0))
-        blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: it goes on without
-        values = values.masked_fill(~(fits | blocked | forced), -math.inf)
-        total = (self.total[:, :beams, None] + values).flatten(1)
-        bank, count = needed.flatten(1), total.shape[1]
-        if self.reorders:
-            whole = self.best[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
-            total = torch.cat([total, whole * penalty], 1)
-            bank = F.pad(bank, (0, self.beams))  # bank 0: nothing is needed any more
-        index, margin = share_out(total, bank, self.beams)
-        total = total.gather(1, index).masked_fill(index >= count, -math.inf)
-        index = index.clamp(max=count - 1)
-        parents = index // tokens.shape[-1]
-        chosen, logprobs = (x.flatten(1).gather(1, index) for x in (tokens, values))
-        progress.advance(parents, chosen)
-        return Choice(parents, chosen, logprobs, total, None if self.margin is None else margin / penalty[..., 0])
+        single = self._mask(logits, offset, history)
+        value, token = topk(logits, self.beams + 1)
+        value = value if offset is None else value - offset[..., None]
+        only = self._is_single(value[..., :1], single)
+        if only is not None and single is not None:
+            first = torch.arange(value.shape[-1], device=value.device) == 0
+            value = torch.where(only, torch.where(first, single.logprob, -math.inf), value)
+            token = torch.where(only, single.token, token)
+        return value, token, single
 
     def _draw(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Draw a random token for every beam."""
@@ -383,7 +330,7 @@ class SearchState:
         uniform = self.uniform.gather(-1, self._here()).squeeze(-1)  # [N, K]
         tokens, logprobs, margins = draw(logp, uniform, self.settings)
         margin = None if self.margin is None else margins.masked_fill(self.total == -math.inf, math.inf).amin(-1)
-        parents = self._own if logits.shape[1] == self.beams else torch.zeros_like(self._own)
+        parents = self._beam_index if logits.shape[1] == self.beams else torch.zeros_like(self._beam_index)
         return Choice(parents.expand_as(tokens), tokens, logprobs, self.total + logprobs, margin)
 
     def _decision_margin(self, total: Tensor, penalty: Tensor) -> Tensor | None:
@@ -401,8 +348,6 @@ class SearchState:
         possible = not self.static or self.constraints.can_exclude_all(logits.shape[-1])
         single = self.constraints.single_candidate(logits, offset, self.step) if possible else None
         self.constraints.mask(logits, self.step, history)
-        if self.terms is not None:
-            self.terms.mask_avoided(logits)
         return single
 
     def _is_single(self, best: Tensor, single: SingleCandidate | None) -> Tensor | None:
@@ -445,19 +390,24 @@ class SearchState:
         if not self.static and not bool(which.any()):
             return
         score = torch.where(which, self.total / penalty, -math.inf)
-        end = torch.add(self._own, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
+        end = torch.add(self._beam_index, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
         if self.reorders:
-            unmet = None if self.terms is None else torch.cat([self.terms.unmet, self.terms.unmet_terms()], 1)
             scores = torch.cat([self.best, score], 1)
-            top = _ranking(scores, unmet).topk(self.best.shape[1]).indices
+            top = self._best_finished(scores)
             torch.gather(scores, 1, top, out=self.best)
             torch.gather(torch.cat([self.ends, end], 1), 1, top, out=self.ends)
-            if self.terms is not None and unmet is not None:
-                torch.gather(unmet, 1, top, out=self.terms.unmet)
         else:
             torch.where(score > -math.inf, end, self.ends, out=self.ends)
             torch.maximum(self.best, score, out=self.best)
         self.total.masked_fill_(which, -math.inf)
+
+    def _best_finished(self, scores: Tensor) -> Tensor:
+        """[N, F] the indices of the best of the finished hypotheses and the K that have just ended, [N, F + K]."""
+        return scores.topk(self.best.shape[1]).indices
+
+    def _ranking(self) -> Tensor:
+        """[N, F] what ranks the finished hypotheses: their scores."""
+        return self.best
 
     def _update_done(self, at_limit: Tensor) -> None:
         """Drop the live hypotheses of sentences for which continuing would change nothing: these are done.
@@ -468,8 +418,7 @@ class SearchState:
         """
         live = self.total.amax(1)
         if self.settings.method == "beam" and self.settings.early_stopping:
-            unmet = None if self.terms is None else self.terms.unmet
-            over = _ranking(self.best, unmet)[:, self.nbest - 1] >= live / self.max_penalty
+            over = self._ranking()[:, self.nbest - 1] >= live / self.max_penalty
         else:
             over = live == -math.inf
         torch.logical_or(over, at_limit, out=self.done)  # at the limit also if scores are NaN
@@ -503,7 +452,7 @@ class SearchState:
         longest = int(self.step[index].max())
         trails = zip(*(read(x[..., :longest]) for x in (self.tokens, self.parents, self.logprobs)), strict=True)
         margins = [math.inf] * len(index) if self.margin is None else read(self.margin)
-        rankings = read(_ranking(self.best, None if self.terms is None else self.terms.unmet))
+        rankings = read(self._ranking())
         results = []
         finished = zip(read(self.best), rankings, read(self.ends), strict=True)
         for (scores, ranking, ends), trail, margin in zip(finished, trails, margins, strict=True):
@@ -524,11 +473,6 @@ class SearchState:
             beam = parents[beam][step]
         finished = path[-1] == EOS
         return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
-
-
-def _ranking(scores: Tensor, unmet: Tensor | None) -> Tensor:
-    """What ranks hypotheses with these scores [N, F]: first the number of unmet terms, then the score."""
-    return scores if unmet is None else scores.double() - UNMET_PENALTY * unmet
 
 
 def _ranking_margin(ranked: list[Hypothesis]) -> float:

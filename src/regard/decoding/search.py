@@ -18,6 +18,7 @@ from torch.nn import functional
 from regard import cancel
 from regard.decoding.beam_state import Beams, Hypothesis, Report, SearchState
 from regard.decoding.constraints import Constraints
+from regard.decoding.term_search import TermSearchState
 from regard.decoding.terms import Term, TermTable, TokenClasses
 from regard.errors import UserError
 from regard.packed import PackedTokens, SeqBatch
@@ -134,12 +135,17 @@ def search(
     return [results[n][0] for n in range(count)]
 
 
+def state_class(constraints: Constraints) -> type[SearchState]:
+    """The class of a search's state: another one where outputs must or must not contain terms."""
+    return SearchState if constraints.terms is None else TermSearchState
+
+
 def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
     """Step until every sentence is done; done sentences leave the batch."""
     device = request.source.ids.device
     begin = torch.tensor(request.first_tokens(), device=device)
     capacity = min(CAPACITY, constraints.longest)
-    beams = SearchState.create(
+    beams = state_class(constraints).create(
         request.settings, request.nbest, constraints, capacity, watched=watch is not None, margins=request.margins
     )
     beams.restart(constraints, begin, request.line_numbers(), request.seed)

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard import cancel
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import NONE, Constraints
-from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly
+from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly, state_class
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape, StaticState
 from regard.recipes.schema import DecodingSettings
@@ -127,7 +127,7 @@ class Setup:
 
     def create(self, state: StaticState) -> StaticSearch:
         request, capacity = self.request, self.shape.capacity
-        beams = SearchState.create(
+        beams = state_class(self.constraints).create(
             request.settings,
             request.nbest,
             self.constraints,

@@ -1,0 +1,134 @@
+"""Beam search whose outputs must or must not contain terms: a `SearchState` that also knows what beams have of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.decoding.beam_state import Choice, SearchState
+from regard.decoding.constraints import MIN_LOGPROB, Constraints, SingleCandidate
+from regard.decoding.terms import Candidates, Match, TermProgress, allowed, share_out
+from regard.recipes.schema import DecodingSettings
+from regard.text import EOS
+
+UNMET_PENALTY = 1e9  # more than any difference of scores: see MIN_LOGPROB
+
+
+@dataclass(eq=False)
+class TermSearchState(SearchState):
+    """Selects candidates by what they have of the terms of `constraints`, and ranks outputs by unmet terms first."""
+
+    terms: TermProgress | None = None  # set by `create`
+
+    @classmethod
+    def create(
+        cls, settings: DecodingSettings, nbest: int, constraints: Constraints, capacity: int, **options: Any
+    ) -> TermSearchState:
+        state = super().create(settings, nbest, constraints, capacity, **options)
+        assert isinstance(state, TermSearchState) and constraints.terms is not None
+        state.terms = TermProgress.create(constraints.terms, state.beams, state.best.shape[1])
+        return state
+
+    @property
+    def progress(self) -> TermProgress:
+        assert self.terms is not None
+        return self.terms
+
+    def reset(self, begin: Tensor) -> None:
+        super().reset(begin)
+        self.progress.reset()
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from super().tensors()
+        yield from self.progress.tensors()
+
+    def of_sentences(self) -> Iterator[Tensor]:
+        yield from super().of_sentences()
+        yield from self.progress.tensors()
+
+    def keep(self, sentences: Tensor) -> SearchState:
+        kept = super().keep(sentences)
+        assert isinstance(kept, TermSearchState) and kept.constraints.terms is not None
+        kept.terms = self.progress.keep(kept.constraints.terms, sentences)
+        return kept
+
+    def _mask(self, logits: Tensor, offset: Tensor | None, history: Tensor) -> SingleCandidate | None:
+        single = super()._mask(logits, offset, history)
+        self.progress.mask_avoided(logits)
+        return single
+
+    def _best_candidates(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
+        """Select from the most likely candidates and those that continue a term."""
+        logits, offset = self._normalise(logits)
+        extra = self.progress.candidates(logits.shape[1])
+        required = logits.gather(-1, extra.tokens)  # also if a mask excludes them
+        value, token, single = self._top_candidates(logits, offset, history)
+        required[..., -1] = logits[..., EOS]  # no term: masks apply
+        required = required if offset is None else required - offset[..., None]
+        return self._share_out(value, token, extra, required, None if single is None else single.forced, penalty)
+
+    def _share_out(
+        self,
+        value: Tensor,
+        token: Tensor,
+        extra: Candidates,
+        extra_value: Tensor,
+        forced: Tensor | None,
+        penalty: Tensor,
+    ) -> Choice:
+        """Select from the most likely candidates [N, K, C] and those of terms [N, K, W], by banks: see `terms`.
+
+        Where a prefix is `forced` [N, 1, 1], there is one candidate only, and terms do not restrict it.
+        """
+        progress, beams = self.progress, value.shape[1]
+        forced = torch.zeros_like(extra.valid[:, :1, :1]) if forced is None else forced
+        is_eos = extra.tokens == EOS  # which no term contains
+        same = token[..., :, None] == extra.tokens[..., None, :]
+        valid = extra.valid & ~forced & ~(same.any(-2) & is_eos)
+        likely = value.masked_fill((same & valid[..., None, :]).any(-1), -math.inf)  # no candidate twice
+        possible = torch.where(is_eos, extra_value, extra_value.clamp(min=MIN_LOGPROB))
+        tokens = torch.cat([token, extra.tokens], -1)
+        values = torch.cat([likely, possible.masked_fill(~valid, -math.inf)], -1)  # [N, K, M]
+        present = Match(progress.match.partial[:, :beams], progress.match.met[:, :beams])
+        before, needed = progress.needed(present), progress.needed(progress.after(tokens))
+        left = self.constraints.limit - self.step
+        would_end = (token[..., 0] == EOS) & (before > 0) & (before < left[:, None])  # [N, K]
+        if not self.reorders:  # from there, a single beam has room for its terms only
+            left = progress.end_in_time(would_end[:, 0], self.step, before[:, 0], left)
+        of_terms = torch.arange(tokens.shape[-1], device=tokens.device) >= token.shape[-1]
+        fits = allowed(needed, before, tokens, left) & (~would_end[..., None] | of_terms | (needed == 0))
+        blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: it goes on without
+        values = values.masked_fill(~(fits | blocked | forced), -math.inf)
+        total = (self.total[:, :beams, None] + values).flatten(1)
+        bank, count = needed.flatten(1), total.shape[1]
+        if self.reorders:
+            whole = self.best[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
+            total = torch.cat([total, whole * penalty], 1)
+            bank = F.pad(bank, (0, self.beams))  # bank 0: nothing is needed any more
+        index, margin = share_out(total, bank, self.beams)
+        total = total.gather(1, index).masked_fill(index >= count, -math.inf)
+        index = index.clamp(max=count - 1)
+        parents = index // tokens.shape[-1]
+        chosen, logprobs = (x.flatten(1).gather(1, index) for x in (tokens, values))
+        progress.advance(parents, chosen)
+        return Choice(parents, chosen, logprobs, total, None if self.margin is None else margin / penalty[..., 0])
+
+    def _best_finished(self, scores: Tensor) -> Tensor:
+        unmet = torch.cat([self.progress.unmet, self.progress.unmet_terms()], 1)
+        top = _ranking(scores, unmet).topk(self.best.shape[1]).indices
+        torch.gather(unmet, 1, top, out=self.progress.unmet)
+        return top
+
+    def _ranking(self) -> Tensor:
+        return _ranking(self.best, self.progress.unmet)
+
+
+def _ranking(scores: Tensor, unmet: Tensor) -> Tensor:
+    """What ranks hypotheses with these scores [N, F]: first the number of unmet terms, then the score."""
+    return scores.double() - UNMET_PENALTY * unmet
