@@ -18,7 +18,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         name = next((mark.args[0] for mark in metafunc.definition.iter_markers("invariant")), None)
         families = [family for family in FAMILIES if (name, family) not in NOT_APPLICABLE]
         generates = next(metafunc.definition.iter_markers("generates"), None) is not None
-        metafunc.parametrize("family", [family for family in families if not (generates and family in NO_SEARCH)])
+        slow = metafunc.definition.get_closest_marker("slow_families") is not None
+        metafunc.parametrize(
+            "family",
+            [
+                pytest.param(family, marks=pytest.mark.slow) if slow and family != "transformer" else family
+                for family in families
+                if not (generates and family in NO_SEARCH)
+            ],
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

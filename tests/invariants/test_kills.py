@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES
 from safetensors import SafetensorError
 from small_training import assert_same_runs, tiny
 
@@ -51,17 +52,18 @@ class Disk:
 
 
 @pytest.mark.invariant("failed writes lose nothing")
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_at_any_write_costs_nothing_but_the_time_since_the_last_save(
-    recipe: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Any, family: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every one of the Transformer's writes; of the other families, whose files are the same, at every third."""
+    """Families write the same files: every day, each of them fails at other ones of its writes."""
     settings = recipe(1, steps=4, save_every=2, validate_every=2, validate_lines=1)
     disk = Disk(monkeypatch)
     whole = tmp_path / "whole"
     train(settings, whole, device="cpu", quiet=True)
     kinds = list(disk.calls)
     assert set(kinds) == {"replace", "fsync", "save_file", "open"} and len(kinds) > 40
-    for number in range(0, len(kinds), 1 if family == "transformer" else 3):
+    for number in range(list(FAMILIES).index(family) % every, len(kinds), every):
         kind = kinds[number]
         run = tmp_path / f"{kind} {number}"
         disk.again(full_at=number)
@@ -76,6 +78,7 @@ def test_a_disk_that_is_full_at_any_write_costs_nothing_but_the_time_since_the_l
         assert_same_runs(whole, run)
 
 
+@pytest.mark.slow_families
 def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,9 +25,13 @@ class Crash(Exception):
     pass
 
 
+HOW = ["crash", "SIGTERM", "SIGINT"]
+EVERYDAY = [*zip(range(3), HOW, strict=True)]
+OTHERS = [(seed, how) for seed in range(3) for how in HOW if (seed, how) not in EVERYDAY]
+
+
 @pytest.mark.invariant("resumed = uninterrupted")
-@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("seed", "how"), [*EVERYDAY, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     recipe: Any, seed: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
