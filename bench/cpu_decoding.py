@@ -44,7 +44,7 @@ def sentences(seed: int = 1) -> Tokens:
 # -- one model in three formats ----------------------------------------------------------------------------------------
 
 
-def write(size: str, folder: Path) -> None:
+def write(size: str, folder: Path, decoding: dict[str, Any] | None = None) -> None:
     """Write the model as a run, as a Hugging Face directory, and for CTranslate2 in float32 and int8."""
     import torch
     from ctranslate2.converters import TransformersConverter
@@ -61,6 +61,7 @@ def write(size: str, folder: Path) -> None:
             "data": {"imported": "pairs"},
             "text": {"unit": "word", "vocabulary": VOCABULARY},
             "model": {"family": "transformer", "size": size, **shape},
+            "decoding": decoding or {},
         }
     )
     run = RunDir.create(folder / "regard", recipe)

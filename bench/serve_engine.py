@@ -131,8 +131,11 @@ def main() -> None:
     arguments = parser.parse_args()
     measured = Measured(arguments)
     print("warming up", flush=True)
-    measured.served(64)
-    measured.served(8)
+    lines = measured.lines
+    for callers in (64, 1):  # captures the steps of several sizes
+        measured.lines = lines[: 3 * callers]
+        measured.served(callers)
+    measured.lines = lines
     measured.offline()
     print(json.dumps({"equality": equality(measured)}), flush=True)
     for callers in arguments.callers:

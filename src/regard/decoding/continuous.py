@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 
@@ -129,6 +129,10 @@ class Lane:
         )
         constraints = Constraints.joined([job.constraints for job in jobs]).to(self.device)
         setup = self.runner.setup(request, constraints, watched=False)
+        if self.runner.round_sizes:  # with the sizes of the lane at once, so that nothing is padded later
+            shape, sizes = setup.shape, self.sizes
+            shape = replace(shape, capacity=max(shape.capacity, sizes.capacity), source=max(shape.source, sizes.source))
+            setup = replace(setup, shape=shape, constraints=setup.constraints.widened(sizes.prefix, sizes.prompt))
         wide, shape = setup.constraints, setup.shape
         sizes = Sizes(shape.capacity, shape.source, wide.prefix.shape[1], wide.prompt.shape[1])
         return self.runner.opened(self.model, setup), sizes

@@ -199,9 +199,10 @@ class CapturedRunner(StaticRunner):
     def session(self, model: SequenceModel) -> Iterator[Stepper]:
         device = next(model.parameters()).device
         with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            stepped = self._prepare(model)
+            if not self._addresses:  # the weights of a session do not move
+                self._prepare(model)
             with self._precision(device.type):
-                yield stepped
+                yield model if self.copy is None else self.copy.model  # type: ignore[misc]
 
     def _prepare(self, model: nn.Module) -> Stepper:
         """Return the model to step: the given one, or its bf16 copy, which `_update_copy` then updates."""
