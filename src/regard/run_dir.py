@@ -31,6 +31,7 @@ from regard import __version__, devices, tensor_io
 from regard.errors import RegardWarning, UserError, first_line
 from regard.files import DirectoryLock, checksum, errno_text, json_checksum, parse_json, read_text, regular, write_text
 from regard.models import SequenceModel, build, sizes
+from regard.nn import lora
 from regard.recipes import differences, parse, to_toml, validate
 from regard.recipes.schema import Recipe
 from regard.text import Tokenizer
@@ -352,7 +353,11 @@ class RunDir:
 
     def fresh_model(self) -> SequenceModel:
         """Build the recipe's model with new weights."""
-        return build(self.recipe.model, *self.vocabulary_sizes, self.recipe.text.shared and not self.classes)
+        model = build(self.recipe.model, *self.vocabulary_sizes, self.recipe.text.shared and not self.classes)
+        training = self.recipe.training
+        if training.adapter == "lora":
+            lora.add_adapters(model, training.adapter_rank, training.adapter_alpha, training.adapter_targets)
+        return model
 
     def model(self, device: torch.device | str = "cpu", weights: str | Path = BEST) -> SequenceModel:
         """Load the trained model, in eval mode, with the weights that `checkpoint` finds."""

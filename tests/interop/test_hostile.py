@@ -220,3 +220,16 @@ def test_damaged_merges_and_models_are_named(copied: Callable[[str], Path]) -> N
         folder = copied("marian")
         (folder / "target.spm").write_bytes(content)
         assert "target.spm: the tokenizer's SentencePiece model is damaged" in refused(folder)
+
+
+def test_a_name_on_the_hub_is_refused_in_one_line_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regard.cli import run as run_command
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["import", "Helsinki-NLP/opus-mt-en-de", "--out", "run"], debug=False) == 2
+    complaint = capsys.readouterr().err
+    assert "Helsinki-NLP/opus-mt-en-de is not a folder, and could not be fetched from the hub" in complaint
+    assert complaint.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -83,7 +83,7 @@ def _residual(
     """Compute `residual` around f(x) = out(hidden(x)); if `out` is None, around f(x) = hidden(x)."""
 
     def pending(x: Tensor, h: Tensor) -> PendingResidual:
-        if out is None or not residual.training:
+        if out is None or not residual.training or type(out) is not nn.Linear:  # an adapted layer is called whole
             return PendingResidual(x, h if out is None else out(h), None, _dropout(residual))
         return PendingResidual(x, F.linear(h, out.weight), out.bias, _dropout(residual))
 
@@ -117,7 +117,8 @@ class FusedFeedForward(FeedForward):
     """`FeedForward` whose first layer and ReLU are one matmul in training."""
 
     def hidden(self, x: Tensor) -> Tensor:
-        if not (self.training and self.activation is F.relu and x.dim() == 2 and kernels.supports(x)):
+        plain = type(self.w_in) is nn.Linear and self.w_in.bias is not None and not self.gated
+        if not (plain and self.training and self.activation is F.relu and x.dim() == 2 and kernels.supports(x)):
             return super().hidden(x)
         dtype = matrix_dtype(x)
         return linear_relu(x.to(dtype), self.w_in.weight.to(dtype), self.w_in.bias.to(dtype))

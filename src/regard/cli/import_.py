@@ -10,8 +10,11 @@ import typer
 
 from regard.cli import options
 from regard.cli.output import next_step, note
+from regard.errors import UserError
 from regard.interop import import_folder
 from regard.interop.check import checked
+from regard.interop.hub import local_folder
+from regard.interop.peft import import_adapter, is_adapter_folder
 from regard.run_dir import RunDir
 
 CHECK = typer.Option(
@@ -26,10 +29,14 @@ def import_(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="A Hugging Face model directory, such as GPT-2, Llama, BERT or Marian (docs/formats.md).",
+            help="A Hugging Face model directory, or a name on the hub; docs/formats.md lists the models.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run directory to make.", show_default=False)],
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The run that adapters belong to, if FOLDER holds adapters of peft."),
+    ] = None,
     check: Annotated[bool, CHECK] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -42,9 +49,19 @@ def import_(
 
         regard import opus-mt-en-de --out runs/en-de --check
 
+        regard import Helsinki-NLP/opus-mt-en-de --out runs/en-de
+
+        regard import adapter --base runs/llama --out runs/tuned
+
         regard train runs/gpt2/recipe.toml --from runs/gpt2 --out runs/b --set data.text=a.txt --set data.held_out=0.1
     """
-    run = import_folder(folder, out)
+    folder = local_folder(folder)
+    if base is not None or is_adapter_folder(folder):
+        if base is None or check:
+            raise UserError(f"{folder} holds adapters: name the run that they belong to with --base, without --check")
+        run = import_adapter(folder, RunDir(base), out)
+    else:
+        run = import_folder(folder, out)
     if check:
         print_difference(run.path, folder, made=run.path)
     if not quiet:

@@ -5,5 +5,6 @@ name: `@EXPORTERS.register("npz")`.
 """
 
 from regard.interop.huggingface import export_run, import_folder
+from regard.interop.peft import export_adapter, import_adapter
 
-__all__ = ["export_run", "import_folder"]
+__all__ = ["export_adapter", "export_run", "import_adapter", "import_folder"]

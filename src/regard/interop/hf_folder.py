@@ -86,12 +86,12 @@ class TensorInfo:
 
 
 class HFFolder:
-    """A directory that contains config.json."""
+    """A directory that contains config.json, or another file that names its kind."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, needed: str = "config.json") -> None:
         self.path = Path(path)
-        if not self.has("config.json"):
-            what = "has no config.json" if self.path.is_dir() else "is not a folder"
+        if not self.has(needed):
+            what = f"has no {needed}" if self.path.is_dir() else "is not a folder"
             raise UserError(f"{self.path} {what}: expected a Hugging Face model directory")
 
     def has(self, name: str) -> bool:
@@ -178,6 +178,10 @@ class HFFolder:
                     raise UserError(f"{info.file} and {tensors[info.name].file} both contain {short_repr(info.name)}")
                 tensors[info.name] = info
         return tensors
+
+    def tensors_of(self, name: str) -> list[TensorInfo]:
+        """The tensors of one safetensors file of the folder."""
+        return _header(self.path / name)
 
     def _weight_files(self) -> list[str]:
         if self.has(INDEX):
@@ -267,10 +271,15 @@ def as_json(content: Any) -> bytes:
 
 def write(path: Path, tensors: Tensors, config: Mapping[str, Any], files: Files) -> None:
     """Write a new directory; config.json is written last, so that a directory without it is known to be incomplete."""
+    write_files(path, WEIGHTS, tensors, {**files, "config.json": as_json(config)})
+
+
+def write_files(path: Path, weights: str, tensors: Tensors, files: Files) -> None:
+    """Write a new directory: the weights, then the other files in this order."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty folder: choose another --out")
-    with atomic_write(path / WEIGHTS) as temporary:
+    with atomic_write(path / weights) as temporary:
         save_file(tensors, str(temporary), metadata={"format": "pt"})
-    for name, content in [*files.items(), ("config.json", as_json(config))]:
+    for name, content in files.items():
         with atomic_write(path / name) as temporary:
             temporary.write_bytes(content)

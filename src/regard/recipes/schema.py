@@ -376,6 +376,14 @@ class TrainingSettings(SettingsModel):
     betas: tuple[Rate, Rate] = Field((0.9, 0.98), description="beta1 and beta2 of Adam")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, on matrices only; with adam it is an L2 penalty")
     max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: no clipping")
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="lora: train low-rank adapters only, beside the frozen weights of --from"
+    )
+    adapter_rank: int = Field(8, ge=1, description="lora: rank r of the adapters")
+    adapter_alpha: float = Field(16.0, gt=0, description="lora: what adapters add is multiplied by alpha / r")
+    adapter_targets: list[Literal["query", "key", "value", "out", "ffn_in", "ffn_out"]] = Field(
+        ["query", "value"], min_length=1, description="lora: the matrices of each block that have adapters"
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability that is spread over the whole vocabulary")
     r_drop: float = Field(
         0.0,

@@ -57,7 +57,7 @@ def _adam(
 ) -> torch.optim.Optimizer:
     """A fused optimizer for all parameters except `without`."""
     excluded = {id(p) for p in without}
-    rest = [p for p in model.parameters() if id(p) not in excluded]
+    rest = [p for p in model.parameters() if id(p) not in excluded and p.requires_grad]
     matrices, vectors = [p for p in rest if p.dim() > 1], [p for p in rest if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
@@ -76,7 +76,7 @@ def linear_weights(model: nn.Module) -> dict[nn.Parameter, int]:
             for name, rows in module.matrices.items():  # unequal ones (grouped queries) are taken as one
                 stacked[getattr(module, name).weight] = len(rows) if len(set(rows)) == 1 else 1
     linear = [cast(nn.Parameter, module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
-    return {weight: stacked.get(weight, 1) for weight in linear}
+    return {weight: stacked.get(weight, 1) for weight in linear if weight.requires_grad}
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

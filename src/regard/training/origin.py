@@ -15,6 +15,7 @@ from regard.data.corpora import corpora, names_of
 from regard.data.token_cache import learn_target_tokenizer, learn_tokenizers, tags_of
 from regard.errors import UserError
 from regard.models import SequenceModel
+from regard.nn.lora import is_adapter
 from regard.recipes import differences
 from regard.recipes.schema import DataSettings, Recipe
 from regard.recipes.to_toml import shown
@@ -100,6 +101,9 @@ def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Repo
     if classes and their_classes and run.classes != origin.classes:
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
         tensors = model.body(tensors)
+    if ours.training.adapter != "none":  # new adapters, unless the other run has them
+        own = tensor_io.model_tensors(model)
+        tensors = {name: t for name, t in own.items() if is_adapter(name) and name not in tensors} | dict(tensors)
     try:
         model.init_from(_with_tags(tensors, origin, run), origin.best)
     except UserError as error:

@@ -82,6 +82,8 @@ def _train(
         if not run.has_tokenizers():
             run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training
+    if settings.adapter != "none" and origin is None and not run.resume.exists():
+        raise UserError('training.adapter = "lora" adapts the weights of another run: name it with --from')
     torch.manual_seed(settings.seed)
     _refuse_too_large(recipe, run.vocabulary_sizes, where)
     model = run.fresh_model()
