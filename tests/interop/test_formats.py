@@ -167,12 +167,15 @@ def test_transformers_gives_the_results_of_the_run(tmp_path: Path, monkeypatch: 
         assert all(each.texts == 4 and each.equal >= 3 for each in found)
 
 
-@pytest.mark.parametrize("family", ["transformer", "gpt", "gpt rotary"])
+MARIAN = {"norm_first": False, "positions": "sinusoidal-split"}
+
+
+@pytest.mark.parametrize("family", ["transformer", "transformer as marian", "gpt", "gpt rotary"])
 def test_ctranslate2_s_own_converter_takes_the_folder_for_transformers(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs regard[formats]")
     if family == "gpt rotary" and transformers.__version__ >= "5":
         pytest.skip("CTranslate2 4.8 reads rotary_pct, which the configuration of transformers 5 does not have")
-    changes = {"positions": "rotary"} if family == "gpt rotary" else {}
+    changes: dict[str, Any] = {"gpt rotary": {"positions": "rotary"}, "transformer as marian": MARIAN}.get(family, {})
     run = spread(make_run(tmp_path / "run", family.split()[0], **changes))
     folder = EXPORTERS["huggingface"](run, tmp_path / "hf")
     ctranslate2.converters.TransformersConverter(str(folder), copy_files=["tokenizer.json"]).convert(
@@ -180,7 +183,7 @@ def test_ctranslate2_s_own_converter_takes_the_folder_for_transformers(family: s
     )
     model, texts = CTranslate2Model(run, tmp_path / "out"), agreement.sample_texts(run)
     theirs = HuggingFaceModel(run, folder)
-    if family == "transformer":
+    if family.startswith("transformer"):
         assert model.translate(texts, 1, 20) == theirs.translate(texts, 1, 20)
     else:
         assert model.continue_(texts, 10) == theirs.continue_(texts, 10)

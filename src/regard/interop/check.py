@@ -129,8 +129,11 @@ def _logits(
         output = _random(target, min(len(tokens) + 2, settings.max_positions - 2), draw)
         batch = SeqBatch.from_lists([tokens], [[*output, EOS]], bos=BOS)
         logits = ours.logits(batch)
-        inputs = {**inputs, "decoder_input_ids": torch.tensor([_theirs(batch.inputs.ids.tolist(), target)])}
-    return theirs(**inputs).logits.flatten(0, -2), logits[:, torch.tensor(list(columns))]
+        begin = theirs.config.decoder_start_token_id
+        decoder_inputs = [begin, *_theirs(batch.inputs.ids.tolist()[1:], target)]
+        inputs = {**inputs, "decoder_input_ids": torch.tensor([decoder_inputs])}
+    found = theirs(**inputs).logits.flatten(0, -2)
+    return found[:, : len(columns)], logits[:, torch.tensor(list(columns))]  # they may have a row for padding
 
 
 def _random(tokenizer: Tokenizer, length: int, draw: random.Random) -> list[int]:

@@ -190,6 +190,8 @@ def export_run(run: RunDir, path: str | Path) -> Path:
     loaded = {name: tensor.float() for name, tensor in tensor_io.load(run.best)[0].items()}
     table, ignored = converter.entries(recipe, source, target), converter.ignored(recipe)
     tensors = name_map.to_theirs(loaded, table, ignored, run.best) | converter.constants(recipe)
+    if converter is marian:
+        tensors = marian.with_zero_start(tensors, recipe, target)
     try:
         hf_folder.write(out, tensors, config, files)
     except OSError as error:

@@ -1,11 +1,18 @@
-"""Convert between Marian in Hugging Face's layout and our Transformer with norms after each sub-layer."""
+"""Convert between Marian in Hugging Face's layout and our Transformer with norms after each sub-layer.
+
+Marian's decoder starts with the padding token, the last of the vocabulary, whose embedding is zero; CTranslate2's
+converter relies on both. Ours starts with BOS. In an export, its embedding is therefore part of the position vector of
+the decoder's first position, which no other token has.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 
 from regard.errors import UserError
 from regard.interop.common import (
@@ -32,6 +39,7 @@ from regard.interop.vocabularies import (
     write_sentencepiece,
 )
 from regard.models.transformer import TransformerSettings
+from regard.nn.positions import SinusoidalSplit
 from regard.recipes.schema import Recipe
 from regard.special_tokens import SPECIAL_TOKENS, UNK
 from regard.tensor_io import Tensors
@@ -61,6 +69,7 @@ SHARED = "model.shared.weight"
 APART = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 OUTPUT = "lm_head.weight"
 BIAS = "final_logits_bias"
+UNUSED = "<unused>"  # the spelling of our padding token where there is another one
 
 
 def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
@@ -152,8 +161,11 @@ def _tokenizers(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tok
         raise folder.config.error("decoder_vocab_size", f"= {other}, but both sides share {size} embeddings")
     specials = _special_ids(folder, size)
     if folder.has("tokenizer.json") and not folder.has("source.spm"):  # exported from regard
-        unk = added_tokens(folder, size).get(folder.specials.get("unk_token", SPECIAL_TOKENS[UNK]))
-        tokenizer: Tokenizer = read_fast(folder, size, (*specials, unk))
+        added = added_tokens(folder, size)
+        bos = added.get(folder.specials.get("bos_token", ""), specials[1])
+        pad = token(folder, "pad_token_id", None, size)
+        unk = added.get(folder.specials.get("unk_token", SPECIAL_TOKENS[UNK]))
+        tokenizer: Tokenizer = read_fast(folder, size, (None if pad == bos else pad, bos, specials[2], unk))
     else:
         tokenizer = read_sentencepiece(folder, ("source.spm", "target.spm"), "vocab.json", size, specials)
     return tokenizer, tokenizer.target_side()
@@ -194,16 +206,45 @@ def unsupported_translator(recipe: Recipe, source: Tokenizer, whose: str, **want
     return problems
 
 
+def _starts_from_padding(recipe: Recipe, target: Tokenizer) -> bool:
+    """Whether an export moves the embedding of BOS into the positions: also that of an export imported again."""
+    ids, is_ours = ids_of(target), not isinstance(target, SentencePieceTokenizer)
+    return is_ours and not cast(TransformerSettings, recipe.model).norm_first and 0 <= ids[PAD] != ids[BOS]
+
+
+def _adds_padding(recipe: Recipe, target: Tokenizer) -> bool:
+    """Whether an export has a padding token after our vocabulary: an imported one has its own."""
+    return _starts_from_padding(recipe, target) and target.foreign is None
+
+
+def with_zero_start(tensors: Tensors, recipe: Recipe, target: Tokenizer) -> Tensors:
+    """Add the row of the padding token, and the positions of the decoder with the embedding of BOS."""
+    if not _starts_from_padding(recipe, target):
+        return tensors
+    settings = cast(TransformerSettings, recipe.model)
+    positions = torch.arange(settings.max_positions)
+    table = SinusoidalSplit(settings.width)(positions, positions).clone()
+    scale = settings.width**0.5 if settings.scale_embeddings else 1.0
+    table[0] += scale * tensors[SHARED if recipe.text.shared else APART[1]][ids_of(target)[BOS]]
+    if _adds_padding(recipe, target):
+        added = {name: F.pad(tensors[name], (0, 0, 0, 1)) for name in (SHARED, *APART, OUTPUT) if name in tensors}
+        added |= {BIAS: F.pad(tensors[BIAS], (0, 1), value=NEG_LOGIT)} if BIAS in tensors else {}
+        tensors = tensors | added
+    return tensors | {"model.decoder.embed_positions.weight": table}
+
+
 def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
     settings = cast(TransformerSettings, recipe.model)
     ids = ids_of(target)
-    start, end = ids[BOS], ids[EOS]
+    added = int(_adds_padding(recipe, target))
+    padding = max(ids) + 1 if added else ids[PAD]
+    start, end = padding if _starts_from_padding(recipe, target) else ids[BOS], ids[EOS]
     return {
         "architectures": [CLASS],
         "model_type": "marian",
         "is_encoder_decoder": True,
-        "vocab_size": max(ids_of(source)) + 1,
-        "decoder_vocab_size": max(ids) + 1,
+        "vocab_size": max(ids_of(source)) + 1 + added,
+        "decoder_vocab_size": max(ids) + 1 + added,
         "d_model": settings.width,
         "encoder_layers": settings.encoder_layers,
         "decoder_layers": settings.decoder_layers,
@@ -217,7 +258,7 @@ def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, An
         "scale_embedding": settings.scale_embeddings,
         "share_encoder_decoder_embeddings": recipe.text.shared,
         "tie_word_embeddings": settings.tie_embeddings,
-        "pad_token_id": ids[PAD] if ids[PAD] >= 0 else start,
+        "pad_token_id": padding if padding >= 0 else start,
         "decoder_start_token_id": start,
         "eos_token_id": end,
         "forced_eos_token_id": end,
@@ -230,7 +271,20 @@ def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
     written = generation_settings(config(recipe, source, target), recipe, target)
     if isinstance(source, SentencePieceTokenizer) and isinstance(target, SentencePieceTokenizer):
         return written | write_sentencepiece(source, target, recipe.text.shared)
-    return written | write_fast(source, "$A </s>")
+    fast = write_fast(source, "$A </s>")
+    return written | (_with_padding(fast, max(ids_of(target)) + 1) if _adds_padding(recipe, target) else fast)
+
+
+def _with_padding(files: Files, padding: int) -> Files:
+    """Rename our padding token, which is first, and add another one after all tokens."""
+    tokenizer = json.loads(files["tokenizer.json"])
+    first, vocabulary = tokenizer["added_tokens"][0], tokenizer["model"]["vocab"]
+    last = {**first, "id": padding}
+    first["content"] = UNUSED
+    tokenizer["added_tokens"].append(last)
+    vocabulary[UNUSED] = vocabulary.pop(last["content"])
+    vocabulary[last["content"]] = padding
+    return files | {"tokenizer.json": as_json(tokenizer)}
 
 
 def generation_settings(config: Mapping[str, Any], recipe: Recipe, target: Tokenizer) -> Files:
