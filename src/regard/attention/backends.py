@@ -70,7 +70,7 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
     """
     q, k, scale = score.as_dot(query, key)
     if not allowed.no_empty_rows:
-        return fused_dot(q, repeat_heads(k, q.shape[-3]), repeat_heads(value, q.shape[-3]), scale, allowed)
+        return fused_dot(q, repeat_heads(k, num_heads(q)), repeat_heads(value, num_heads(q)), scale, allowed)
     if _can_use_decode_kernel(q, value, allowed):
         from regard.kernels import decode_attention as ours
 
@@ -96,9 +96,14 @@ def _per_query(x: Tensor, queries: int) -> Tensor:
     return x if x.shape[-2] == queries else x.unflatten(-2, (-1, queries)).flatten(-4, -3)
 
 
+def num_heads(query: Tensor) -> int:
+    """The heads of queries [..., H, Q, D]; [Q, D] is one head."""
+    return query.shape[-3] if query.dim() > 2 else 1
+
+
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Keys or values [..., G, K, D] of groups of queries -> [..., heads, K, D], one for each query."""
-    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
+    return x if x.dim() < 3 or x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -204,7 +209,7 @@ def attend(
         if positions is not None:
             query, key, score = score.at(query, key, positions)
     q, k, v, allowed = layout.open(query, key, value)
-    heads = q.shape[-3]
+    heads = num_heads(q)
     if owner is not None and taps.has_listeners():
         shared = repeat_heads(k, heads), repeat_heads(v, heads)
         replaced = taps.offer(owner, "weights", AttentionWeights(q, *shared, allowed, score, layout))

@@ -62,6 +62,14 @@ class NodeGraph:
         return hashed.hexdigest()
 
     @cached_property
+    def directed(self) -> Ints:
+        """Receiver and sender of each edge [E', 2], sorted: edges both ways, and one from every node to itself."""
+        loops = np.arange(len(self.nodes)).repeat(2).reshape(-1, 2)
+        both = np.concatenate([self.edges, self.edges[:, ::-1], loops])
+        keys = np.unique(both[:, 0] * len(self.nodes) + both[:, 1])
+        return np.stack([keys // len(self.nodes), keys % len(self.nodes)], 1)
+
+    @cached_property
     def number(self) -> dict[str, int]:
         """The number of each node, by its name."""
         return {name: number for number, name in enumerate(self.nodes)}
@@ -71,9 +79,7 @@ def pack_graphs(graphs: Sequence[NodeGraph]) -> PackedGraphs:
     """Concatenate graphs; each undirected edge becomes two, and every node gets an edge to itself."""
     sizes = [len(graph.nodes) for graph in graphs]
     starts = np.cumsum([0, *sizes[:-1]])
-    pairs = np.concatenate([graph.edges + start for graph, start in zip(graphs, starts, strict=True)])
-    loops = np.arange(sum(sizes)).repeat(2).reshape(-1, 2)
-    directed = np.unique(np.concatenate([pairs, pairs[:, ::-1], loops]), axis=0)  # sorted by receiver
+    directed = np.concatenate([graph.directed + start for graph, start in zip(graphs, starts, strict=True)])
     rows = np.concatenate([graph.feature_rows + start for graph, start in zip(graphs, starts, strict=True)])
     offsets = np.searchsorted(rows, np.arange(sum(sizes)))
     return PackedGraphs(

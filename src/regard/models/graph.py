@@ -155,6 +155,7 @@ class GraphModel(SequenceModel):
         else:
             self.encoder = BlockStack.of(BlockConfig.from_settings(settings), EncoderBlock, settings.layers)
             self.head = nn.Linear(settings.width, target_size)
+            nn.init.zeros_(self.head.weight)  # sums over large graphs would start as large numbers
 
     def encode(self, graphs: PackedGraphs) -> Tensor:
         """The vectors of the nodes after the last layer: [T, D], or [T, C] of a graph attention network."""
