@@ -101,6 +101,8 @@ def test_a_node_sees_as_many_edges_far_as_there_are_layers() -> None:
     torch.manual_seed(0)
     for block in ("gat", "transformer"):
         model = GraphModel(GraphSettings(width=8, heads=2, layers=2, block=block), count, 3).eval()  # type: ignore[call-arg]
+        for parameter in model.parameters():  # weights that start as zeros would hide what the output depends on
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
         batch = GraphBatch(pack_graphs([chain]), torch.zeros(1, dtype=torch.long), torch.tensor([0]))
         (grad,) = torch.autograd.grad(model.logits(batch).square().sum(), model.features_table)
         assert (grad.abs().sum(1) > 0).tolist() == [True, True, True, False, False]
