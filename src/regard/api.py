@@ -30,7 +30,7 @@ from regard.recipes.schema import Recipe
 from regard.recipes.to_toml import toml_value
 from regard.run_dir import BEST, RunDir
 from regard.runs import LoadedRun
-from regard.tasks.confidence import Calibration, Confidence, confidence
+from regard.tasks.confidence import Confidence, confidence
 from regard.tasks.generator import Generation
 from regard.tasks.glossary import Glossary, Requirement
 from regard.tasks.mask_filler import Filled
@@ -190,11 +190,6 @@ class Model(LoadedRun):
         paths = tuple(str(member.path.absolute()) for member in (run, *others))
         name = str(Path(weights).absolute() if Path(weights).suffix else weights)  # a file, or a name such as "best"
         self._origin = _Origin(paths, device, name, precision, self.step)
-
-    @cached_property
-    def calibration(self) -> Calibration | None:
-        """The calibration of confidences that `regard calibrate` wrote, if any."""
-        return Calibration.read(self.run)
 
     def __reduce__(self) -> tuple[Callable[[], Model], tuple[()]]:
         return self._origin.load, ()

@@ -20,12 +20,15 @@ from regard.data.corpora import corpora
 from regard.decoding import Hypothesis
 from regard.decoding import score as score_batch
 from regard.errors import UserError
+from regard.metrics.alignment import Link
 from regard.models import SequenceModel
 from regard.models.ensemble import Ensemble
 from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
+from regard.tasks.aligner import Aligner, TwoWayAligner
 from regard.tasks.classes import PredictionTask
+from regard.tasks.confidence import Calibration
 from regard.tasks.generator import Generator, generation
 from regard.tasks.glossary import Glossary
 from regard.tasks.mask_filler import MaskFiller
@@ -33,6 +36,8 @@ from regard.tasks.text import encode_pairs, token_batches
 from regard.tasks.translator import Answer, Translator
 from regard.text import Tokenizer
 from regard.text.encode import prefix_ids
+
+LINK_METHOD = "grow-diagonal-and"
 
 
 class LoadedRun:
@@ -149,6 +154,25 @@ class LoadedRun:
         self.require_verb("predict")
         assert isinstance(self.task, PredictionTask)
         return self.task
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The calibration that `regard calibrate` wrote into the run directory, if any."""
+        return Calibration.read(self.run)
+
+    def word_links(self, pairs: Sequence[tuple[str, str]]) -> list[set[Link]]:
+        """Align the words of sentences and their translations by the model's attention.
+
+        Layer and head are those of the calibration or of guided alignment; else those by which both directions agree
+        best on these pairs.
+        """
+        self.require_single()
+        aligner = Aligner(self.module, self.tokenizers, self.recipe)
+        view = None if self.calibration is None else self.calibration.attention
+        chosen = TwoWayAligner.choose(aligner, None, pairs) if view is None else TwoWayAligner(aligner, view)
+        return list(chosen(pairs, LINK_METHOD))
 
     # -- teacher forcing ----------------------------------------------------------------------------------------------
 

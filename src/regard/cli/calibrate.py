@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.files import write_text
 from regard.metrics.calibration import reliability
+from regard.tasks.aligner import Aligner, NoAttention, TwoWayAligner
 from regard.tasks.confidence import FILE, Calibration, calibration_errors, observations
 from regard.viz.charts import Chart, Series
 from regard.viz.views import files
@@ -50,7 +53,8 @@ def calibrate(
     Translates held-out sentences and compares the model's probabilities with how often its words are right: those in a
     longest common subsequence with the reference. The curves that correct the probabilities are fitted to every other
     sentence, and the expected calibration error before and after is that of the rest. They are written to
-    calibration.json in the run directory, where `regard translate --confidence`, Python and the server find them.
+    calibration.json in the run directory, where `regard translate --confidence`, Python and the server find them, with
+    the layer and head of attention by which words are aligned best: tags in HTML follow it.
 
     Examples:
 
@@ -69,6 +73,10 @@ def calibrate(
         answers = decoders.translator(model, {})([text for text, _ in pairs], progress=progress)
     references, tokenizer = [target for _, target in pairs], model.tokenizers[1]
     fitted = Calibration.fit(answers[::2], references[::2], tokenizer)
+    with contextlib.suppress(NoAttention):
+        outputs = [(text, answer.texts[0]) for (text, _), answer in zip(pairs, answers, strict=True)]
+        aligner = Aligner(model.module, model.tokenizers, model.recipe)
+        fitted = replace(fitted, attention=TwoWayAligner.choose(aligner, None, outputs).view)
     others = answers[1::2], references[1::2], tokenizer
     before, after = calibration_errors(*others, None), calibration_errors(*others, fitted)
     error = {

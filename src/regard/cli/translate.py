@@ -20,6 +20,7 @@ from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.tasks.confidence import Confidence, confidence
+from regard.tasks.documents import Align, translate_documents
 from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
@@ -50,6 +51,14 @@ def translate(
     ] = False,
     errors: options.Errors = None,
     form: options.Format = options.OutputFormat.TEXT,
+    markup: Annotated[
+        bool,
+        typer.Option(
+            "--markup",
+            help="The lines are HTML: tags go to the words that the attention aligns with theirs, and the text between "
+            "them is translated.",
+        ),
+    ] = False,
     nbest: Annotated[
         int,
         typer.Option(
@@ -144,6 +153,8 @@ def translate(
 
         regard translate runs/en-es --glossary terms.tsv 'the dog sees the cat'
 
+        regard translate runs/en-es --markup 'the <b>black</b> cat'
+
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
     for sentence in text or []:
@@ -155,6 +166,8 @@ def translate(
         raise UserError("--resume continues a file: name it with --output")
     if beam is not None and beam < nbest and not sample:
         raise UserError(f"--nbest {nbest} needs a beam of at least {nbest}, but --beam is {beam}")
+    if markup and (confidences or nbest > 1 or form is options.OutputFormat.JSONL):
+        raise UserError("--markup writes plain lines: it takes neither --format jsonl nor --nbest nor --confidence")
     if confidences and form is not options.OutputFormat.JSONL:
         raise UserError("--confidence needs --format jsonl")
     terms = None if glossary is None else Glossary.read(glossary)
@@ -178,6 +191,8 @@ def translate(
         note("Type a sentence and press Enter; Ctrl-D ends.")
     judge = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
     job = _TranslateJob(translator, form, nbest, prefix, quiet, judge if confidences else None)
+    if markup:
+        job = _MarkupJob(translator, form, nbest, prefix, quiet, align=model.word_links)
     if output is None:
         _to_stdout(job, source)
     elif output.exists() and not output.is_file() and not output.is_dir():
@@ -242,6 +257,7 @@ def _settings(model: Model, job: _TranslateJob) -> dict[str, Any]:
         "nbest": job.nbest,
         "format": str(job.form),
         "confidence": job.judge is not None,
+        "markup": isinstance(job, _MarkupJob),
         "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
     }
 
@@ -303,3 +319,24 @@ class _TranslateJob:
         else:
             lines = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
             yield from lines + [""] * (self.nbest - len(lines))  # the same number for every line of input
+
+
+class _MarkupJob(_TranslateJob):
+    """Translates lines of HTML."""
+
+    def __init__(self, *settings: Any, align: Align) -> None:
+        super().__init__(*settings)
+        self.align = align
+
+    def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+        """Yield the lines of output for a chunk of input."""
+        if not self.quiet:
+            chunk.warn()
+        found = translate_documents(self.translator, self.align, chunk.texts, format="html", prefix=self.prefix)
+        if progress is not None:
+            progress(len(found))
+        for number, translated in enumerate(found, chunk.first + 1):
+            unmet = [requirement for answer in translated.answers for requirement in answer.unmet]
+            for requirement in () if self.quiet else unmet:
+                note(f"regard: warning: line {number}: {requirement}")
+            yield translated.texts[0]

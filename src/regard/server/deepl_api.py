@@ -145,7 +145,7 @@ def routes(gateway: Gateway) -> APIRouter:
             served = pool.translating(source, body.target_lang)
             request.state.model = served.name
             with pool.using(served) as engaged:
-                return translations(engaged, texts, wishes), source
+                return translations(engaged, texts, wishes, source), source
 
         found, source = await gateway.run(request, work)
         pairs = zip(texts, found, strict=True)

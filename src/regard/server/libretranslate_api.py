@@ -45,7 +45,7 @@ def routes(gateway: Gateway) -> APIRouter:
             served = pool.translating(source, body.target)
             request.state.model = served.name
             with pool.using(served) as engaged:
-                return translations(engaged, texts, wishes), source, confidence
+                return translations(engaged, texts, wishes, source), source, confidence
 
         found, source, confidence = await gateway.run(request, work)
         answer: dict[str, Any] = {"translatedText": [one.text for one in found]}

@@ -10,8 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
+from regard.runs import LoadedRun
 from regard.server.gateway import Gateway, Payload
 from regard.server.pool import Engaged
+from regard.tasks.documents import TranslatedDocument, translate_documents
+from regard.tasks.translator import Translator
 
 MAX_NBEST = 16
 
@@ -43,6 +46,7 @@ class Translated(BaseModel):
     alignment: list[list[int]] | None = None
     words: list[dict[str, Any]] | None = None
     source_words: list[str] | None = None
+    unmet: list[str] | None = Field(None, description="requirements of the glossary that could not be met")
     truncated: bool = Field(False, description="whether the text was longer than the model reads")
 
 
@@ -65,30 +69,43 @@ class Wishes:
     prefix: str | None = None
 
 
-def translations(engaged: Engaged, texts: list[str], wishes: Wishes) -> list[Translated]:
-    """Translate texts in the batches of the engine. Line breaks and blank lines stay as they are."""
-    beam = engaged.model.recipe.decoding.beam
-    translator = engaged.translator(beam=max(beam, wishes.nbest), glossary=dict(wishes.glossary) or None)
-    lines = [line for text in texts for line in text.split("\n")]
-    prefixes = None if wishes.prefix is None else [wishes.prefix] * len(lines)
-    answers = iter(translator(lines, nbest=wishes.nbest, prefixes=prefixes))
-    found = []
-    for text in texts:
-        own = [next(answers) for _ in text.split("\n")]
-        count = max(len(answer.texts) for answer in own)
-        ranked = [
-            {"text": "\n".join(a.texts[min(n, len(a.texts) - 1)] for a in own), "score": _score(own, n)}
-            for n in range(count)
-        ]
-        cut = any(answer.truncated for answer in own)
-        found.append(Translated(**ranked[0], alternatives=ranked[1:], truncated=cut))
-    return found
+def translations(engaged: Engaged, texts: list[str], wishes: Wishes, language: str | None = None) -> list[Translated]:
+    """Translate texts in the batches of the engine; `language`, that of the texts, selects the sentence splitter.
+
+    White space between sentences, and in HTML the tags, stay as they are.
+    """
+    model = engaged.model
+    translator = engaged.translator(
+        beam=max(model.recipe.decoding.beam, wishes.nbest), glossary=dict(wishes.glossary) or None
+    )
+    documents = translate_documents(
+        translator,
+        model.word_links,
+        texts,
+        format="html" if wishes.html else "text",
+        language=language,
+        nbest=wishes.nbest,
+        prefix=wishes.prefix,
+        aligned=wishes.alignment,
+    )
+    return [_translated(document, translator, model, wishes) for document in documents]
 
 
-def _score(answers: list[Any], rank: int) -> float | None:
-    """The sum of the scores of the lines."""
-    scores = [a.hypotheses[min(rank, len(a.hypotheses) - 1)].score for a in answers if a.hypotheses]
-    return sum(scores) if scores else None
+def _translated(document: TranslatedDocument, translator: Translator, model: LoadedRun, wishes: Wishes) -> Translated:
+    ranked: list[dict[str, Any]] = [
+        {"text": text, "score": score} for text, score in zip(document.texts, document.scores, strict=True)
+    ]
+    answer = Translated(**ranked[0], alternatives=ranked[1:], truncated=document.truncated)
+    if wishes.glossary:
+        answer.unmet = [str(requirement) for own in document.answers for requirement in own.unmet]
+    if wishes.alignment:
+        answer.alignment = [list(link) for link in document.alignment()]
+        answer.source_words = document.source_words
+    if wishes.alignment or wishes.confidence:
+        words = document.words(translator, model.calibration)
+        kept = [{"text": text} | ({"confidence": round(c, 4)} if wishes.confidence else {}) for text, c in words]
+        answer.words = kept
+    return answer
 
 
 def routes(gateway: Gateway) -> APIRouter:
@@ -113,7 +130,7 @@ def routes(gateway: Gateway) -> APIRouter:
 
         def work() -> list[Translated]:
             with gateway.pool.using(served) as engaged:
-                return translations(engaged, texts, wishes)
+                return translations(engaged, texts, wishes, served.pair[0] if served.pair else body.source)
 
         found = await gateway.run(request, work)
         answer = TranslateAnswer(model=served.name, translations=found)

@@ -19,6 +19,7 @@ from regard.decoding import Hypothesis
 from regard.errors import UserError
 from regard.metrics.calibration import CalibrationCurve, correct_words, expected_calibration_error, isotonic
 from regard.run_dir import RunDir
+from regard.tasks.aligner import AttentionView
 from regard.tasks.translator import Answer
 from regard.text import Tokenizer
 from regard.text.display import space_at
@@ -46,10 +47,11 @@ class Confidence:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Curves from raw to calibrated confidence, of words and of sentences."""
+    """Curves from raw to calibrated confidence, of words and of sentences; and the attention that aligns words best."""
 
     words: CalibrationCurve
     sentences: CalibrationCurve
+    attention: AttentionView | None = None
 
     @classmethod
     def fit(cls, answers: Sequence[Answer], references: Sequence[str], tokenizer: Tokenizer) -> Calibration:
@@ -69,12 +71,10 @@ class Calibration:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']!r}")
-            return cls(
-                *(
-                    CalibrationCurve(*(tuple(map(float, content[k][axis])) for axis in "xy"))
-                    for k in ("words", "sentences")
-                )
-            )
+            words, sentences = ([tuple(map(float, content[k][axis])) for axis in "xy"] for k in ("words", "sentences"))
+            attention = content.get("attention")
+            view = None if attention is None else AttentionView(**attention)
+            return cls(CalibrationCurve(*words), CalibrationCurve(*sentences), view)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a calibration that this version reads ({error}): calibrate again") from error
 
