@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from regard import __version__
-from regard.server import deepl_api, libretranslate_api, openai_api, translate_api
+from regard.server import deepl_api, libretranslate_api, openai_api, translate_api, translation_page
 from regard.server.access import Access, TooOften
 from regard.server.gateway import STATUSES, Gateway, Limits
 from regard.server.metrics import Metrics
@@ -30,7 +30,7 @@ from regard.server.pool import ModelPool
 
 LOG = logging.getLogger("regard.serve")
 RETRY_SECONDS = 1  # suggested to clients of a busy server
-INTERFACES = (translate_api, libretranslate_api, deepl_api, openai_api)
+INTERFACES = (translate_api, libretranslate_api, deepl_api, openai_api, translation_page)
 
 
 def application(pool: ModelPool, access: Access, limits: Limits, metrics: Metrics, *, local: bool = True) -> FastAPI:
