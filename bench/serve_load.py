@@ -38,7 +38,8 @@ SYSTEMS = ("regard", "CTranslate2", "Hugging Face")
 def peer(system: str, folder: Path, threads: int) -> None:
     """Serve a system behind FastAPI, with dynamic batching."""
     import uvicorn
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
+    from fastapi.responses import JSONResponse
 
     translate = cpu_decoding.SYSTEMS[system](folder, "fp32", threads)
     app, waiting = FastAPI(), asyncio.Queue[Any]()
@@ -55,15 +56,15 @@ def peer(system: str, folder: Path, threads: int) -> None:
 
     tasks: list[Any] = []
 
-    @app.post("/v1/translate")
-    async def answer(request: Request) -> dict[str, Any]:
+    async def answer(request: Any) -> JSONResponse:
         if not tasks:
             tasks.append(asyncio.create_task(batches()))
         text = (await request.json())["q"]
         future = asyncio.get_running_loop().create_future()
         waiting.put_nowait(([*(int(word[1:]) for word in text.split()), 2], future))
-        return {"translations": [{"text": " ".join(f"w{token}" for token in await future)}]}
+        return JSONResponse({"translations": [{"text": " ".join(f"w{token}" for token in await future)}]})
 
+    app.add_route("/v1/translate", answer, methods=["POST"])
     uvicorn.run(app, port=PORT, log_level="error")
 
 
@@ -116,7 +117,8 @@ def load(clients: int, seconds: float) -> dict[str, float]:
         subprocess.run(command, check=False, capture_output=True)
         after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
         header, *rows = (Path(folder) / "load_stats.csv").read_text().splitlines()
-    total = dict(zip(header.split(","), rows[-1].split(","), strict=True))
+    cells = (value.replace("N/A", "nan") for value in rows[-1].split(","))
+    total = dict(zip(header.split(","), cells, strict=True))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "rps": float(total["Requests/s"]),
