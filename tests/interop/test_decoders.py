@@ -13,6 +13,9 @@ import pytest
 import torch
 from test_huggingface import spread, transformers
 
+from regard.cli import decoders
+from regard.cli import run as run_command
+from regard.errors import UserError
 from regard.interop import import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
@@ -221,3 +224,35 @@ def test_tokenizers_split_and_join_text_as_theirs(made: Callable[[str], Made], n
         assert [ids_of(ours)[token] for token in ids] == expected, text
         assert ours.decode(ids) == theirs.decode(expected), text
         assert "".join(ours.token_texts(ids)).count("⟨") or "".join(ours.token_texts(ids)) == ours.decode(ids)
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_a_chat_template_gives_transformers_tokens_and_stop_ids_end_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jinja2")
+    case = Case("Qwen2", qwen, {**QWEN, "chat_template": TEMPLATE})
+    folder_of(case, tmp_path / "theirs")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    ends = [theirs.convert_tokens_to_ids(name) for name in ("<|im_end|>", "<|endoftext|>")]
+    (tmp_path / "theirs" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    run = import_folder(tmp_path / "theirs", tmp_path / "run")
+    tokenizer = run.tokenizers[1]
+    assert [ids_of(tokenizer)[token] for token in run.recipe.decoding.stop_ids] == [ends[0]]
+    messages = [{"role": "system", "content": "the house"}, {"role": "user", "content": "the cat?"}]
+    expected = theirs(theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
+    tokens = decoders.chat(run.path, tokenizer, "the house")("the cat?")
+    assert [ids_of(tokenizer)[token] for token in tokens] == expected
+    command = ["generate", str(run.path), "the cat?", "--chat", "--tokens", "5", "--greedy", "--device", "cpu"]
+    assert run_command(command, debug=True) == 0
+    assert not capsys.readouterr().out.startswith("the cat?"), "only the answer is printed"
+    with pytest.raises(UserError, match="must not contain"):
+        decoders.chat(run.path, tokenizer, None)("the <|im_end|> cat")
+    (run.path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
+    with pytest.raises(UserError, match="the chat template failed"):
+        decoders.chat(run.path, tokenizer, None)("the cat")

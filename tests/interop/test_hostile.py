@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load, save_file
+from test_decoders import CASES
+from test_decoders import folder_of as decoder_folder
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
 
 from regard.errors import UserError
@@ -20,6 +22,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "gpt2": gpt2_folder,
     "bert": lambda path: bert_folder(path, "BertForSequenceClassification", num_labels=3),
     "marian": marian_folder,
+    "llama": lambda path: decoder_folder(CASES["llama 2"], path),
 }
 ABSURD = 10**12
 
@@ -62,6 +65,7 @@ def change(folder: Path, file: str, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
+        ("llama", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]),
         ("gpt2", ["n_layer", "n_embd", "n_head", "n_inner", "n_positions", "vocab_size"]),
         (
             "bert",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from regard.errors import UserError
@@ -11,6 +12,9 @@ from regard.recipes.errors import SettingFault
 from regard.runs import LoadedRun
 from regard.tasks.generator import Generator
 from regard.tasks.translator import Translator
+from regard.text import Tokenizer
+from regard.text import chat as chats
+from regard.text.fast_tokenizer import FastTokenizer
 
 Decoder = TypeVar("Decoder")
 
@@ -23,6 +27,20 @@ def translator(model: LoadedRun, settings: dict[str, object]) -> Translator:
 def generator(model: LoadedRun, settings: dict[str, object]) -> Generator:
     """Make a generator with these settings; an invalid one is an error that names its option."""
     return _make(model.generator, settings)
+
+
+def chat(run: Path, tokenizer: Tokenizer, system: str | None) -> Callable[[str], list[int]]:
+    """Make a function from a message to the tokens of a conversation, with the chat template of a run."""
+    template = chats.read(run)
+    if not isinstance(tokenizer, FastTokenizer):
+        raise UserError(f"{run}: chat templates need the tokenizer of an imported model")
+    before = [] if system is None else [{"role": "system", "content": system}]
+
+    def tokens(message: str) -> list[int]:
+        messages = [*before, {"role": "user", "content": message}]
+        return tokenizer.encode_with_specials(chats.render(template, messages, tokenizer))
+
+    return tokens
 
 
 def _make(make: Callable[..., Decoder], settings: dict[str, object]) -> Decoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -70,6 +71,15 @@ def generate(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Always take the most likely token instead of sampling.")
     ] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Prompts are messages, put into the chat template that the model was imported with."
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --chat: the system message before each prompt.")
+    ] = None,
     form: options.Format = options.OutputFormat.TEXT,
     stream: Annotated[
         bool | None,
@@ -118,6 +128,10 @@ def generate(
     generator = decoders.generator(
         load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
     )
+    if system is not None and not chat:
+        raise UserError("--system is a message of a conversation: use it with --chat")
+    if chat:
+        generator = replace(generator, chat=decoders.chat(run, generator.tokenizer, system))
     source = Input(prompt, on_error=errors)
     if source.interactive and not quiet:
         note("Type the beginning of a text and press Enter; Ctrl-D ends.")
@@ -172,7 +186,8 @@ class _GenerateJob:
                 continue
             for text in generation.texts:
                 self._separate()
-                self.out.write("\n" if line.skipped else f"{generation.prompt}{text}\n")
+                before = "" if self.generator.chat is not None else generation.prompt
+                self.out.write("\n" if line.skipped else f"{before}{text}\n")
         self.out.flush()
 
     def _stream(self, number: int, prompt: str) -> None:
@@ -186,7 +201,7 @@ class _GenerateJob:
             written = text
 
         self._separate()
-        self.out.write(prompt)
+        self.out.write("" if self.generator.chat is not None else prompt)
         self.out.flush()
         (generation,) = self.generator([prompt], tokens=self.tokens, stop=self.stop, first=number, watch=show)
         show(0, 0, generation.text)

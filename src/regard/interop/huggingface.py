@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard import tensor_io
 from regard.errors import UserError
-from regard.files import errno_text
+from regard.files import errno_text, write_text
 from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus
 from regard.interop.common import Imported
 from regard.interop.decoders import DECODERS
@@ -30,6 +30,7 @@ from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.tensor_io import Tensors
 from regard.text import Tokenizer
+from regard.text.chat import FILE as CHAT_FILE
 
 
 class Importer(Protocol):
@@ -104,8 +105,22 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
         run.save_tokenizers(imported.source, imported.target)
         if imported.classes:
             run.save_classes(imported.classes)
+        if (template := chat_template(folder)) is not None:
+            write_text(run.path / CHAT_FILE, template)
         tensor_io.save(run.best, ours, {"step": 0, "weights": "imported"})
     return run
+
+
+def chat_template(folder: HFFolder) -> str | None:
+    """The chat template of a folder, from its own file or from tokenizer_config.json; of several, the default one."""
+    if folder.has(CHAT_FILE):
+        return folder.text(CHAT_FILE)
+    given = folder.json("tokenizer_config.json")
+    if not isinstance(templates := given.content.get("chat_template"), list):
+        return given.text("chat_template")
+    named = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
+    template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _tensor_map(converter: Converter, imported: Imported) -> TensorMap:

@@ -120,6 +120,7 @@ class Generator:
     lowercase: bool = False
     precision: str = "auto"  # on a GPU, as in `devices.autocast`
     runner: Runner | None = None  # runs the searches, given prompts on the host; None: the fastest
+    chat: Callable[[str], list[int]] | None = None  # makes a message the tokens of a conversation; None: plain text
 
     @classmethod
     def for_recipe(
@@ -194,7 +195,9 @@ class Generator:
     def _drafts(self, line: int, prompt: str, samples: int) -> list[_Draft]:
         text = prompt.lower() if self.lowercase else prompt
         separator = " " if self.tokenizer.unit == "word" and text and not text[-1].isspace() else ""
-        if self.stream:
+        if self.chat is not None:
+            tokens = self.chat(prompt)
+        elif self.stream:
             has_eos = self._eos_is_newline or self.tokenizer.foreign is not None  # imported models have EOS
             tokens = encode_stream(self.tokenizer, text) or ([EOS] if has_eos else self.tokenizer.encode("\n"))
         else:
