@@ -120,7 +120,7 @@ def save(picture: bytes, file: Path) -> None:
 
 def main(folder: Path, names: list[str]) -> None:
     HERE.mkdir(exist_ok=True)
-    server = open_server([folder / run for run in RUNS])
+    server = open_server([folder / run for run in RUNS if (folder / run).exists()])
     threading.Thread(target=server.run, daemon=True).start()
     with sync_playwright() as driver:
         rooted = ["--no-sandbox"] if os.geteuid() == 0 else []
