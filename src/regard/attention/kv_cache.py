@@ -74,6 +74,7 @@ class BeamTree:
     def _enter_fixed(self) -> None:
         assert self.cursor is not None and self.fed is not None and self.seen is not None and self.padding is not None
         beam = torch.arange(self.beams, device=self.cursor.device)
+        self.rows = torch.arange(self.sentences, device=beam.device)[:, None]  # [N, 1]
         self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam  # [N, K], for this step
         self.used = int(self.write.max()) + 1 if self.cursor.is_cpu else None
         own = (beam[:, None] == beam).expand(self.sentences, -1, -1)
@@ -240,9 +241,8 @@ class KVCache:
             k, v = self.key[:, :, : tree.entries], self.value[:, :, : tree.entries]
         else:
             assert self.key is not None and self.value is not None
-            rows = torch.arange(tree.sentences, device=k.device)[:, None]
             for store, new in ((self.key, k), (self.value, v)):
-                store.transpose(1, 2)[rows, tree.write] = new.transpose(1, 2).to(store.dtype)
+                store.transpose(1, 2)[tree.rows, tree.write] = new.transpose(1, 2).to(store.dtype)
             k, v = self.key[:, :, : tree.used], self.value[:, :, : tree.used]
         return q, k, v, tree.allowed(q.dtype, self.masked)
 

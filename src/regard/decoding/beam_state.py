@@ -135,6 +135,7 @@ class SearchState:
     ) -> SearchState:
         """Allocate the state for the sentences of `constraints`; `restart` initialises it."""
         device, count = constraints.limit.device, len(constraints.limit)
+        width = capacity + static  # a static search goes on writing for sentences that are done: after their end
         beams = settings.beam if settings.method == "beam" else nbest
         reorders = settings.method == "beam" and beams > 1
         finished = max(beams, nbest + 1) if reorders else beams  # one more than is wanted, for the ranking's margin
@@ -146,9 +147,9 @@ class SearchState:
             settings=settings,
             nbest=nbest,
             constraints=constraints,
-            tokens=new(beams, capacity, dtype=torch.long),
-            parents=new(beams, capacity, dtype=torch.long),
-            logprobs=new(beams, capacity),
+            tokens=new(beams, width, dtype=torch.long),
+            parents=new(beams, width, dtype=torch.long),
+            logprobs=new(beams, width),
             total=new(beams),
             last=new(beams, dtype=torch.long),
             step=new(dtype=torch.long),
@@ -156,13 +157,11 @@ class SearchState:
             margin=new() if margins else None,
             best=new(finished),
             ends=new(finished, dtype=torch.long),
-            penalty=length_penalties(settings.length_penalty, capacity).to(device),
+            penalty=length_penalties(settings.length_penalty, width).to(device),
             max_penalty=new(),
             keys=None,
             uniform=new(beams, 0 if settings.method == "beam" else capacity),
-            history=new(beams, capacity, dtype=torch.long)
-            if reorders and (watched or constraints.read_history)
-            else None,
+            history=new(beams, width, dtype=torch.long) if reorders and (watched or constraints.read_history) else None,
             static=static,
             lazy=lazy,
         )
@@ -203,7 +202,7 @@ class SearchState:
 
     @property
     def capacity(self) -> int:
-        return self.tokens.shape[-1]
+        return self.tokens.shape[-1] - self.static
 
     # -- its tensors ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +237,7 @@ class SearchState:
             parents=wider(self.parents, 0),
             logprobs=wider(self.logprobs, 0),
             history=None if self.history is None else wider(self.history, NONE),
-            penalty=length_penalties(self.settings.length_penalty, capacity).to(device),
+            penalty=length_penalties(self.settings.length_penalty, capacity + self.static).to(device),
             uniform=self.uniform if self.keys is None else _draws(self.keys, capacity).to(device),
         )
 
@@ -272,8 +271,7 @@ class SearchState:
         """The length penalty after so many more steps, [N, 1]; [1] if all sentences are at the same step."""
         if not self.static:
             return self.penalty[self.fed + ahead, None]
-        length = (self.step + ahead).clamp(max=self.capacity)  # of sentences that are done it does not matter
-        return self.penalty.index_select(0, length)[:, None]
+        return self.penalty[ahead:].index_select(0, self.step)[:, None]
 
     def _best_candidates(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Select the best of all K * V candidates.
@@ -327,7 +325,8 @@ class SearchState:
         if only is not None and single is not None:
             chosen = torch.arange(logp.shape[-1], device=logp.device) == single.token
             logp = torch.where(only, torch.where(chosen, single.logprob, -math.inf), logp)
-        uniform = self.uniform.gather(-1, self._here()).squeeze(-1)  # [N, K]
+        here = self._here().clamp(max=self.uniform.shape[-1] - 1)  # sentences that are done may be at the end
+        uniform = self.uniform.gather(-1, here).squeeze(-1)  # [N, K]
         tokens, logprobs, margins = draw(logp, uniform, self.settings)
         margin = None if self.margin is None else margins.masked_fill(self.total == -math.inf, math.inf).amin(-1)
         parents = self._beam_index if logits.shape[1] == self.beams else torch.zeros_like(self._beam_index)
@@ -369,8 +368,7 @@ class SearchState:
             written.append((self.history, choice.tokens))
         here = self._here()
         for trail, new in written:
-            kept = torch.where(self.done[:, None, None], trail.gather(2, here), new[..., None]) if self.static else None
-            trail.scatter_(2, here, new[..., None] if kept is None else kept)
+            trail.scatter_(2, here, new[..., None])
         self.last.copy_(choice.tokens)
         self.total.copy_(choice.total)
         if self.margin is not None and choice.margin is not None:
@@ -380,7 +378,7 @@ class SearchState:
 
     def _here(self) -> Tensor:
         """[N, K, 1] where the next token of each beam is written."""
-        return self.step.clamp(max=self.capacity - 1)[:, None, None].expand(-1, self.beams, 1)
+        return self.step[:, None, None].expand(-1, self.beams, 1)
 
     def _finish(self, which: Tensor, penalty: Tensor) -> None:
         """Move the live hypotheses `which` [N, K] to the finished ones, of which the F best are kept.
