@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard import torch_private
-from regard.errors import ReportedElsewhere, UserError
+from regard.errors import ReportedElsewhere, UserError, first_line
 
 Value = TypeVar("Value")
 Item = TypeVar("Item")
@@ -84,22 +84,31 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    limit = timedelta(seconds=timeout)
-    store, number, world = next(dist.rendezvous("env://", timeout=limit))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=number,
-        world_size=world,
-        timeout=limit,
-    )
-    _store, _grace = dist.PrefixStore("regard", store), min(timeout, 10.0)
-    _patient, _saving = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        store, number, world = next(dist.rendezvous("env://", timeout=limit))
+        store = dist.PrefixStore(_attempt(), store)
+        dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=limit)
+        _store, _grace = dist.PrefixStore("regard", store), min(timeout, 10.0)
+        _patient, _saving = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    except RuntimeError as error:
+        raise UserError(f"the processes of the job could not connect: {first_line(error)}") from error
     try:
         yield
     finally:
         _store = _patient = _saving = None
         dist.destroy_process_group()
+
+
+def _attempt() -> str:
+    """A prefix for the keys of this start of the processes.
+
+    torchrun keeps its store when it restarts them, with the addresses of processes that were killed while they
+    connected. The agents of several machines count restarts for themselves, so that they have no common prefix: there a
+    start that finds such an address fails, and torchrun starts again.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0) if alone else 0}"
 
 
 @contextmanager
