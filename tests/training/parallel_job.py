@@ -74,11 +74,8 @@ def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Ten
     for norm in model.modules():
         if isinstance(norm, BatchNorm):  # which computes its statistics in float32 always
             norm.running_mean, norm.running_variance = norm.running_mean.float(), norm.running_variance.float()
-    if case.sources:
-        chosen = [[0, 1, 2, 3, 4], [5], [6, 7], [2], [3, 5, 0]]
-        batches = [case.batch(only=only) for only in chosen]
-    else:
-        batches = [case.cast(case.batch(only=only), torch.float64) for only in ([0, 1, 2, 3], [4], [5, 6])]
+    chosen = [[0, 1, 2, 3, 4], [5], [6, 7], [2], [3, 5, 0]]
+    batches = [case.cast(case.batch(only=only), torch.float64) for only in chosen]
     backend = accelerate.for_training(model, settings, CPU, say=lambda line: None)
     parallel = accelerate.data_parallel(model, settings, CPU, backend)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
