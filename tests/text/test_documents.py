@@ -146,7 +146,7 @@ def test_well_formed_in_well_formed_out_whatever_the_alignment(seed: int) -> Non
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.sampled_from("<>/abip &;!-'\"= {}"), max_size=40))
+@given(st.text(st.sampled_from("<>/abip &;!-'\"= {}[]?\ud800"), max_size=40))
 def test_any_text_is_taken_apart_and_put_together(text: str) -> None:
     identity(text, "html")
 

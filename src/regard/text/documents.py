@@ -98,7 +98,10 @@ def _plain(line: str, language: str | None) -> list[Piece]:
 
 def sentence_spans(text: str, language: str | None) -> list[tuple[int, int]]:
     """Where the sentences of a text begin and end, without the white space around them."""
-    parts = [text] if segment is None or language is None else list(segment(language, text))
+    try:
+        parts = [text] if segment is None or language is None else list(segment(language, text))
+    except UnicodeEncodeError:  # half of a surrogate pair, which the tokenizer refuses
+        parts = [text]
     if "".join(parts) != text:
         parts = [text]
     spans, start = [], 0
@@ -254,8 +257,13 @@ class _Parser(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self.verbatim(f"<?{data}>")
 
-    def unknown_decl(self, data: str) -> None:
-        self.verbatim(f"<![{data}]>")
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """Leave `<![...]>` as it is; the library fails on those it does not know."""
+        closing = "]]>" if self.rawdata.startswith("<![CDATA[", i) else ">"
+        end = self.rawdata.find(closing, i)
+        stop = len(self.rawdata) if end < 0 else end + len(closing)
+        self.verbatim(self.rawdata[i:stop])
+        return stop
 
 
 def _escape(text: str) -> str:
