@@ -97,6 +97,8 @@ def test_deepl(service: Server, offline: LoadedRun) -> None:
     result = client.translate_text(TEXT, source_lang="EN", target_lang="ES")
     assert (result.text, result.detected_source_lang) == (expected.texts[0], "EN")
     assert [one.text for one in client.translate_text([TEXT, TEXT], target_lang="ES")] == [expected.texts[0]] * 2
+    tagged = client.translate_text(f"<p>{TEXT} <br/> <b>the dog</b></p>", target_lang="ES", tag_handling="html").text
+    assert tagged.startswith("<p>") and tagged.endswith("</p>") and tagged.count("<b>") == tagged.count("</b>") == 1
     assert [(one.code, one.name) for one in client.get_target_languages()] == [("ES", "Spanish")]
     assert [one.code for one in client.get_source_languages()] == ["EN"]
     usage = client.get_usage()
