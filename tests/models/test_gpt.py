@@ -332,3 +332,10 @@ def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
 def test_only_the_segments_mask_allows_segments() -> None:
     with pytest.raises(UserError, match='only a model with mask = "segments"'):
         list(make_model(mask="window").segments(torch.tensor([[4, 5]])))
+
+
+def test_the_size_of_a_large_model_counts_layers_and_not_lists_of_them() -> None:
+    from regard.models.sizes import Size
+
+    settings = GPTSettings.model_validate({"size": "gpt2", "global_layers": [1, 3], "mask": "window"})
+    assert Size.of(settings, 50257, 50257, True).stored == 124_439_808  # of GPT-2

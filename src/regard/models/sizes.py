@@ -29,7 +29,7 @@ class Size:
 
         Layers after the first are equal, so models of one and of two layers on the meta device are enough.
         """
-        depths = {name: value for name, value in settings if name.endswith("layers")}
+        depths = {name: value for name, value in settings if name.endswith("layers") and type(value) is int}
         sizes = source_size, target_size, shared
         one = _built(settings.model_copy(update=dict.fromkeys(depths, 1)), *sizes)
         stored, held = one.stored, one.held
