@@ -11,4 +11,5 @@ from small_runs import small, train_run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)  # of the weights, so that sums in another order do not matter
     train_run(small(Path(sys.argv[1]), **json.loads(sys.argv[3])), Path(sys.argv[2]))

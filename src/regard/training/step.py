@@ -60,7 +60,7 @@ class TrainingStep:
         self.norm = torch.zeros((), device=device)  # of the last gradient
         # A loss that is not finite sets this flag on the device. The fused optimizer skips its updates while it is set,
         # and the host reads it only every few steps, so that no step waits for the device.
-        self.nonfinite = torch.zeros((), device=device)
+        self.nonfinite = torch.zeros((), dtype=torch.float32, device=device)
         self.nonfinite_step = torch.zeros((), dtype=torch.long, device=device)
         self.scalars = torch.zeros(3, device=device)  # 1 / targets, learning rate, step
 
