@@ -5,25 +5,36 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard import __version__, tensor_io
+from regard import __version__, tasks, tensor_io
 from regard.api import Model, load
+from regard.batch import BatchTranslator, find_shards, translate_folder
 from regard.cli import decoders, options
 from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.output import note, text_output, written
 from regard.cli.partial import partial_output
 from regard.cli.progress import progress_bar
+from regard.data.workers import usable_cores
 from regard.errors import UserError
+from regard.run_dir import RunDir
 from regard.tasks.confidence import Confidence, confidence
 from regard.tasks.documents import Align, translate_documents
 from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
+
+
+class Engine(StrEnum):
+    """What runs the translation."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def translate(
@@ -35,7 +46,13 @@ def translate(
     others: options.With = None,
     input: Annotated[
         Path | None,
-        typer.Option("--input", "-i", metavar="FILE", help="Translate the lines of a file (plain, .gz, .xz or .zst)."),
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="Translate the lines of a file (plain, .gz, .xz or .zst); with --engine ray, of the files that a "
+            "pattern such as 'in/*.jsonl.zst' matches.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -43,7 +60,8 @@ def translate(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write to this file; FILE.part until it is complete. [default: standard output]",
+            help="Write to this file; FILE.part until it is complete; with --engine ray, a folder. "
+            "[default: standard output]",
         ),
     ] = None,
     resume: Annotated[
@@ -131,6 +149,19 @@ def translate(
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     threads: options.Threads = None,
+    engine: Annotated[
+        Engine, typer.Option(help="local: in this process; ray: many files, on this machine or a cluster.")
+    ] = Engine.LOCAL,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --engine ray: processes. [default: one per core]")
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(metavar="X", min=0, help="With --engine ray: GPUs of each worker. [default: 0]")
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --engine ray: the field of .jsonl files to translate. [default: text]"),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Translate sentences, a file, or standard input, line by line.
@@ -141,9 +172,14 @@ def translate(
     With --output, an interrupted translation is kept in FILE.part, and the same command with --resume continues it; the
     result is the same as without the interruption.
 
+    With --engine ray, workers translate whole files into the folder --output, each under its own name; JSON objects
+    get a field "translation". A file appears when it is complete, so that the same command continues where it stopped.
+
     Examples:
 
         regard translate runs/en-es 'this cat is very large'
+
+        regard translate runs/en-es --engine ray --input 'in/*.jsonl.zst' --output out/ --workers 8
 
         regard translate runs/en-es < in.txt > out.txt
 
@@ -170,6 +206,19 @@ def translate(
         raise UserError("--markup writes plain lines: it takes neither --format jsonl nor --nbest nor --confidence")
     if confidences and form is not options.OutputFormat.JSONL:
         raise UserError("--confidence needs --format jsonl")
+    if engine is Engine.RAY:
+        options.refuse("with --engine ray", text=text or None, resume=resume or None, prefix=prefix, **{"with": others})
+        options.refuse("with --engine ray", glossary=glossary, confidence=confidences or None, errors=errors)
+        options.refuse("with --engine ray", nbest=None if nbest == 1 else nbest, threads=threads)
+        search: dict[str, Any] = options.changed(beam=beam, length_penalty=length_penalty, min_length=min_length)
+        search |= options.changed(no_repeat_ngram=no_repeat_ngram, source_tag=source_tag, target_tag=target_tag)
+        search |= options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
+        search |= {"method": "sample", "seed": seed} if sample else {}
+        loading: dict[str, Any] = {"weights": weights, "device": device, "precision": precision}
+        sent = BatchTranslator(run, column=column or "text", **loading, **search)
+        _with_ray(sent, input, output, workers, gpus_per_worker or 0.0, quiet)
+        return
+    options.refuse("without --engine ray", workers=workers, gpus_per_worker=gpus_per_worker, column=column)
     terms = None if glossary is None else Glossary.read(glossary)
     if terms is not None and sample:
         raise UserError("--glossary has no effect with --sample: terms need a beam search")
@@ -202,6 +251,24 @@ def translate(
                 out.flush()
     else:
         _to_file(job, source, output, _settings(model, job), resume)
+
+
+def _with_ray(
+    translator: BatchTranslator, input: Path | None, output: Path | None, workers: int | None, gpus: float, quiet: bool
+) -> None:
+    """Translate many files with Ray."""
+    if input is None or output is None:
+        raise UserError("--engine ray needs --input 'PATTERN' and --output FOLDER")
+    run = RunDir(Path(translator.run))  # report mistakes before workers start
+    tasks.of(run.recipe).require_verb("translate", run.path)
+    run.checkpoint(translator.loading["weights"])
+    total = len(find_shards(str(input), output))
+    with progress_bar("files", total, quiet) as progress:
+        files, lines = translate_folder(
+            translator, str(input), output, workers=workers or usable_cores(), gpus=gpus, progress=progress
+        )
+    if not quiet:
+        note(f"{output} has the translations of {files:,} files; {lines:,} lines are new")
 
 
 def _translator(
