@@ -71,9 +71,14 @@ def test_between_nodes_all_devices_of_a_node_share_its_links() -> None:
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
     matmul = Kernel("mm", 1e12, 1e6)
-    assert speed.kernel_seconds(matmul, H100) == pytest.approx(1e12 / (speed.EFFICIENCY.matmul * H100.matmul_rate))
-    assert speed.kernel_seconds(Kernel("add", 0, 1e9), H100) == pytest.approx(1e9 / H100.bandwidth)
-    assert speed.kernel_seconds(Kernel("add", 0, 8), H100) == speed.EFFICIENCY.kernel_seconds
+    known = speed.EFFICIENCY
+    computing = 1e12 / (known.matmul * H100.matmul_rate) + known.matmul_traffic * 1e6 / H100.bandwidth
+    assert speed.kernel_seconds(matmul, H100) == pytest.approx(computing + known.kernel_seconds)
+    moving = 1e9 / (known.pointwise * H100.bandwidth)
+    assert speed.kernel_seconds(Kernel("add", 0, 1e9), H100) == pytest.approx(moving + known.kernel_seconds)
+    fused = speed.kernel_seconds(Kernel("add", 0, 1e9), H100, compiled=True)
+    assert fused == pytest.approx(known.compiled * moving + known.kernel_seconds)
+    assert speed.kernel_seconds(Kernel("add", 0, 8), H100) == 2 * known.kernel_seconds
 
 
 def test_communication_hides_behind_the_backward_pass() -> None:
@@ -82,6 +87,8 @@ def test_communication_hides_behind_the_backward_pass() -> None:
     long, short = Compute(10 * reduced, 0.0, parameters), Compute(0.3 * reduced, 0.0, parameters)
     last = cluster.all_reduce(COLLECTIVES.bucket)
     assert speed.ddp(long, cluster).waiting == pytest.approx(last + COLLECTIVES.contention * reduced)
+    graph = Compute(10 * reduced, 0.0, parameters, overlaps=False)
+    assert speed.ddp(graph, cluster).waiting == pytest.approx(reduced)  # a CUDA graph sums at the end
     exposed = reduced - 0.2 * reduced
     assert speed.ddp(short, cluster).waiting == pytest.approx(exposed + COLLECTIVES.contention * 0.2 * reduced)
 
@@ -103,12 +110,13 @@ def test_memory_of_a_rank_by_hand() -> None:
     traced, device = made_up(), HARDWARE["cpu"]  # no workspace
     plain = rank_memory(traced, "plain", 1, device)
     assert plain.peak == 680 + 1360 + 340 + 11_000
-    assert rank_memory(traced, "ddp", 4, device).peak == plain.peak + 680
+    assert rank_memory(traced, "ddp", 4, device).peak == plain.peak  # the sums come after the activations
+    assert rank_memory(made_up(backend="plain"), "ddp", 4, device).peak == plain.peak + 680  # buckets stay
     # ceil(6 / 4) = 2 rows twice, and ceil(5 / 4) = 2 rows, of 10 fp32 numbers
     assert sharded(traced, 4) == 4 * (20 + 20 + 20)
     fsdp = rank_memory(traced, "fsdp", 4, device)
     assert fsdp.weights == 240 and fsdp.optimizer == 480 and fsdp.gradients == 240
-    gathered, reduced = 2 * (50 + 2 * 60), 4 * 60
+    gathered, reduced = 4 * 50 + 2 * 2 * 60, 4 * 60
     assert fsdp.peak == 240 + 480 + 240 + gathered + reduced + 11_000
 
 
@@ -187,7 +195,7 @@ def test_the_recipe_s_step_is_divided_among_gpus(plan: Plan) -> None:
 def test_more_ranks_leave_less_state_on_each(plan: Plan) -> None:
     plain, ddp, fsdp = plan.memory
     assert [each.scheme for each in plan.memory] == ["plain", "ddp", "fsdp"]
-    assert fsdp.weights < plain.weights / 8 and ddp.peak > plain.peak
+    assert fsdp.weights < plain.weights / 8 and ddp.peak >= plain.peak
     assert all(each.fits and each.largest_batch >= 512 for each in plan.memory)
 
 

@@ -84,7 +84,7 @@ def test_weights_and_adam_take_12_bytes_a_parameter(traced: StepTrace) -> None:
 
 
 def test_the_step_is_that_of_a_gpu(traced: StepTrace) -> None:
-    assert traced.backend == "captured"
+    assert traced.backend == "captured"  # a small model: too little work to compile
     names = {kernel.name for kernel in traced.step}
     assert {"add_norm", "add_norm_backward", "varlen_attention", "cross_entropy_with_grad"} <= names
     assert "_fused_adam_" in {kernel.name for kernel in traced.update}
@@ -98,6 +98,18 @@ def test_matmuls_are_those_of_the_formula(traced: StepTrace) -> None:
     encoder, decoder = 8 * d * d + 4 * d * f, 12 * d * d + 4 * d * f  # FLOPs per token; cross-attention also reads
     forward = 2 * (source * (encoder + 4 * d * d) + target * decoder) + 2 * target * d * 300
     assert sum(k.flops for k in traced.step if "attention" not in k.name) == 3 * forward
+
+
+def test_a_sharded_step_has_plain_blocks() -> None:
+    pytest.importorskip("triton")
+    names = {kernel.name for kernel in trace(small("wmt14-en-de-base", *PAIRS), sharded=True).step}
+    assert "add_norm" not in names and "native_layer_norm" in names
+
+
+def test_long_trainings_are_planned_as_compiled() -> None:
+    pytest.importorskip("triton")
+    found = trace(small("wmt14-en-de-base", *PAIRS, "training.steps=100000000"))
+    assert found.backend == "compiled"
 
 
 def test_memory_grows_by_the_activations_of_a_larger_batch(traced: StepTrace) -> None:

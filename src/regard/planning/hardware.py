@@ -37,13 +37,18 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How far kernels stay below the rates of the device, measured on an H200 with captured steps."""
+    """How far kernels stay below the rates of the device; measured on an H200 (docs/scale.md)."""
 
     matmul: float = 0.92  # of the rate of one large matmul
-    varlen_attention: float = 0.25  # the same, of our kernel for packed sentences
-    flash_attention: float = 0.45  # the same, of PyTorch's kernel for windows of equal length
+    matmul_traffic: float = 0.12  # share of a matmul's memory traffic that its arithmetic does not hide
+    varlen_attention: float = 0.25  # of the matmul rate: our kernel for packed sentences
+    flash_attention: float = 0.42  # the same: PyTorch's kernel for windows of equal length
     tile: int = 64  # keys that our kernel computes in vain for each query, on average
-    kernel_seconds: float = 2.5e-6  # shortest time from the start of a kernel to that of the next
+    norm: float = 0.65  # of the memory bandwidth: our kernel of residual sum, dropout and norm
+    pointwise: float = 0.7  # the same: all other kernels
+    compiled: float = 0.5  # time of the other kernels after the compiler has fused them, over that before
+    kernel_seconds: float = 2e-6  # shortest time of a kernel, and the gap between two
+    step_seconds: float = 1e-3  # of a step beside its kernels: the batch's way to the device
     usable_memory: float = 0.94  # share of the memory that a step may take: the rest is fragmentation and the driver
 
 

@@ -155,24 +155,26 @@ class _Planner:
     speed_up: float
 
     def __post_init__(self) -> None:
-        self._traces: dict[int, StepTrace] = {}
+        self._traces: dict[tuple[int, bool], StepTrace] = {}
         settings = self.recipe.training
         self.step_tokens = settings.batch_tokens * settings.accumulate
         self._alone = 0.0  # tokens per second of one GPU
 
-    def trace(self, batch_tokens: int) -> StepTrace:
-        if batch_tokens not in self._traces:
+    def trace(self, batch_tokens: int, scheme: str = "plain") -> StepTrace:
+        sharded = scheme == "fsdp"
+        if (batch_tokens, sharded) not in self._traces:
             training = self.recipe.training.model_copy(update={"batch_tokens": batch_tokens})
             recipe = self.recipe.model_copy(update={"training": training})
             gpu = not self.hardware.name.startswith("CPU")
-            self._traces[batch_tokens] = trace(recipe, gpu=gpu, length=self.length)
-        return self._traces[batch_tokens]
+            traced = trace(recipe, gpu=gpu, length=self.length, sharded=sharded)
+            self._traces[batch_tokens, sharded] = traced
+        return self._traces[batch_tokens, sharded]
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def memory(self, scheme: str, ranks: int) -> RankMemory:
         usable = EFFICIENCY.usable_memory * self.hardware.memory
-        planned = rank_memory(self.trace(self.recipe.training.batch_tokens), scheme, ranks, self.hardware)
+        planned = rank_memory(self.trace(self.recipe.training.batch_tokens, scheme), scheme, ranks, self.hardware)
         largest = self._largest(scheme, ranks, usable)
         return replace(planned, fits=planned.peak <= usable, largest_batch=largest)
 
@@ -182,13 +184,14 @@ class _Planner:
         The line goes through the recipe's batch and a batch near the result, so that two traces serve all schemes.
         """
         tokens = self.recipe.training.batch_tokens
-        base, held = self.trace(tokens), rank_memory(self.trace(tokens), scheme, ranks, self.hardware)
+        base = self.trace(tokens, scheme)
+        held = rank_memory(base, scheme, ranks, self.hardware)
         room = usable - held.peak + base.activations + base.logits  # for activations
         first = min(int(tokens * room / (base.activations + base.logits)), MOST_TOKENS)
         if first < SMALLEST_SHARE:
             return 0
         other = min(max(2 ** (first.bit_length() - 1), SMALLEST_SHARE), MOST_TRACED)  # which other schemes may share
-        far = self.trace(other)
+        far = self.trace(other, scheme)
         if other == tokens:
             return first
         slope = (far.activations + far.logits - base.activations - base.logits) / (other - tokens)
@@ -200,10 +203,9 @@ class _Planner:
     def scheme(self, batch_tokens: int, ranks: int) -> str:
         """The simplest scheme whose memory suffices, FSDP if none does."""
         usable = EFFICIENCY.usable_memory * self.hardware.memory
-        schemes = ("plain",) if ranks == 1 else ("ddp", "fsdp")
-        traced = self.trace(batch_tokens)
-        fitting = [name for name in schemes if rank_memory(traced, name, ranks, self.hardware).peak <= usable]
-        return fitting[0] if fitting else schemes[-1]
+        first = "plain" if ranks == 1 else "ddp"
+        fits = rank_memory(self.trace(batch_tokens), first, ranks, self.hardware).peak <= usable
+        return first if fits or ranks == 1 else "fsdp"
 
     def larger(self, ranks: int) -> ScalingPoint:
         """Every rank computes at least one batch of the recipe's size."""
@@ -221,7 +223,8 @@ class _Planner:
         return self._point(ranks, min(share, settings.batch_tokens), each if share == settings.batch_tokens else 1)
 
     def _point(self, ranks: int, batch_tokens: int, micro_batches: int) -> ScalingPoint:
-        traced, scheme = self.trace(batch_tokens), self.scheme(batch_tokens, ranks)
+        scheme = self.scheme(batch_tokens, ranks)
+        traced = self.trace(batch_tokens, scheme)
         time = self.time(traced, scheme, ranks, micro_batches)
         rate = ranks * micro_batches * traced.targets / time.total
         self._alone = rate if ranks == 1 else self._alone
@@ -257,14 +260,16 @@ def rank_memory(traced: StepTrace, scheme: str, ranks: int, hardware: Hardware) 
     weights, optimizer, copies = traced.weights, traced.optimizer, traced.copies
     gradients, buffers = traced.gradients, int(hardware.workspace)
     during = traced.activations + traced.logits
-    if scheme == "ddp" and traced.micro_batches == 1:
-        during += gradients  # buckets stay allocated
+    if scheme == "ddp":
+        if traced.backend == "plain" and traced.micro_batches == 1:
+            during += gradients  # buckets stay allocated
+        gradients *= 2  # summed in a copy
     if scheme == "fsdp":
         share = sharded(traced, ranks) / (4 * traced.parameters)
         weights, optimizer, gradients = (int(share * size) for size in (weights, optimizer, gradients))
         units = _units(traced)
         block = max((size for unit, size in units.items() if unit), default=0)
-        copies = 2 * (units.get("", 0) + 2 * block)  # bf16: what is in no block stays, and two blocks
+        copies = 4 * units.get("", 0) + 2 * 2 * block  # what is in no block stays, in fp32; and two blocks in bf16
         buffers += 4 * max(units.values())  # gradients on their way
         during += gradients
     peak = max(during, gradients) + weights + optimizer + copies + buffers

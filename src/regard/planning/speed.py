@@ -1,8 +1,8 @@
 """How long a step takes: kernels by the roofline model, collectives as rings.
 
-A kernel takes the longer of its arithmetic at the device's rate and its memory traffic at the device's bandwidth, and
-never less than the time to start one. Attention takes the sum of both, since its tiles are too small to hide one behind
-the other.
+A matmul takes the longer of its arithmetic at the device's rate and its memory traffic at the device's bandwidth, other
+kernels the latter, and none less than the time to start one. Attention takes the sum of both, since its tiles are too
+small to hide one behind the other. `hardware.EFFICIENCY` holds the constants.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from regard.planning.trace import Kernel, StepTrace, is_attention
 BACKWARD_SHARE = 2 / 3  # of the time of both passes
 
 
-def kernel_seconds(kernel: Kernel, device: Hardware) -> float:
-    """The time of one kernel."""
-    moving = kernel.bytes / device.bandwidth
+def kernel_seconds(kernel: Kernel, device: Hardware, compiled: bool = False) -> float:
+    """The time of one kernel, with the gap before it."""
+    moving, rate = kernel.bytes / device.bandwidth, EFFICIENCY.matmul * device.matmul_rate
     if is_attention(kernel.name):
         varlen = kernel.name.startswith("varlen")
         share = EFFICIENCY.varlen_attention if varlen else EFFICIENCY.flash_attention
-        return EFFICIENCY.kernel_seconds + moving + kernel.flops / (share * device.matmul_rate)
-    computing = kernel.flops / (EFFICIENCY.matmul * device.matmul_rate)
-    if kernel.name == "cross_entropy_with_grad":
-        return computing + moving
-    return max(computing, moving, EFFICIENCY.kernel_seconds)
+        time = moving + kernel.flops / (share * device.matmul_rate)
+    elif kernel.name == "cross_entropy_with_grad":
+        time = kernel.flops / rate + moving
+    elif kernel.flops:
+        time = max(kernel.flops / rate + EFFICIENCY.matmul_traffic * moving, moving)
+    elif kernel.name.startswith("add_norm"):
+        time = moving / EFFICIENCY.norm
+    else:
+        time = moving / EFFICIENCY.pointwise * (EFFICIENCY.compiled if compiled else 1.0)
+    return max(time, EFFICIENCY.kernel_seconds) + EFFICIENCY.kernel_seconds
 
 
-def seconds(kernels: Iterable[Kernel], device: Hardware) -> float:
-    return sum(kernel_seconds(kernel, device) for kernel in kernels)
+def seconds(kernels: Iterable[Kernel], device: Hardware, compiled: bool = False) -> float:
+    return sum(kernel_seconds(kernel, device, compiled) for kernel in kernels)
 
 
 @dataclass(frozen=True)
@@ -97,20 +102,22 @@ class Compute:
     update: float
     parameters: int
     units: int = 1  # parts that FSDP gathers separately
+    overlaps: bool = True  # whether DDP sums gradients during the backward pass; a CUDA graph does it at the end
 
     @classmethod
     def of(cls, trace: StepTrace, device: Hardware) -> Compute:
-        passes = trace.micro_batches
         update = sum(kernel.bytes for kernel in trace.update) / device.bandwidth  # one kernel for many tensors
-        units = len({unit for _, unit in trace.shapes})
-        return cls(seconds(trace.step, device) / passes, update, trace.parameters, units)
+        units, passes = len({unit for _, unit in trace.shapes}), trace.micro_batches
+        micro_batch = seconds(trace.step, device, trace.backend == "compiled") / passes
+        overlaps = trace.backend == "plain"
+        return cls(micro_batch, update + EFFICIENCY.step_seconds, trace.parameters, units, overlaps)
 
 
 def ddp(work: Compute, cluster: Cluster, micro_batches: int = 1) -> StepTime:
-    """Every rank has the whole model; gradients are summed during the last backward pass."""
+    """Every rank has the whole model; gradients are summed during the last backward pass, or after it in a graph."""
     size = COLLECTIVES.grad_bytes * work.parameters
     communication = cluster.all_reduce(size) if cluster.ranks > 1 else 0.0
-    behind = BACKWARD_SHARE * work.micro_batch  # what can hide it
+    behind = BACKWARD_SHARE * work.micro_batch if work.overlaps else 0.0  # what can hide it
     last = cluster.all_reduce(min(COLLECTIVES.bucket, size)) if cluster.ranks > 1 else 0.0
     exposed = max(communication - behind, last)
     sent = 2 * (cluster.ranks - 1) / cluster.ranks * size

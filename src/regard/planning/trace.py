@@ -106,9 +106,10 @@ class Ledger:
         read_bytes = _bytes(reads)
         if name in GATHERS and reads:
             read_bytes += written_bytes - _bytes(reads[:1])
-        self.recorded.append(
-            Kernel(name, _flops(func, given[0], given[1], result, self.keys), read_bytes + written_bytes)
-        )
+        if name == "cross_entropy_with_grad":
+            written_bytes *= 4  # a matmul writes the logits, and the kernel reads them twice and writes the gradient
+        work = _flops(func, given[0], given[1], result, self.keys)
+        self.recorded.append(Kernel(name, work, read_bytes + written_bytes))
 
     def _add(self, tensor: Tensor, name: str) -> bool:
         """Count the storage of a tensor, unless it is known."""
@@ -205,10 +206,13 @@ class _TracedStep(TrainingStep):
         super()._update()
 
 
-def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None) -> StepTrace:
-    """Trace a step of a recipe on a GPU, or on a CPU; `length` is the mean length of a sentence in tokens."""
+def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharded: bool = False) -> StepTrace:
+    """Trace a step of a recipe on a GPU, or on a CPU; `length` is the mean length of a sentence in tokens.
+
+    A `sharded` model has plain blocks and gathers bf16 weights, as `accelerate.parallel.shard` makes it.
+    """
     _refuse_old_libraries(gpu)
-    example, settings = Example.of(recipe, gpu, length), recipe.training
+    example, settings = Example.of(recipe, gpu, length, sharded), recipe.training
     batch, shape = example.batch, example.shape
     target = torch.device("cuda" if gpu else "cpu")
     precision = "bf16" if settings.precision == "bf16" or (gpu and settings.precision == "auto") else "fp32"
@@ -222,11 +226,18 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None) -> Ste
         ledger = Ledger(mean_keys(batch))
         stack.enter_context(torch_private.watch_operators(ledger.watch))
         model = example.model(recipe)
-        accelerate.for_training(model, settings, target, "plain", say=lambda line: None)
+        if not sharded:
+            accelerate.for_training(model, settings, target, "plain", say=lambda line: None)
+        elif settings.checkpoint_activations:
+            accelerate.checkpoint_activations(model)
         optimizer = OPTIMIZERS[settings.optimizer](model, settings)
         average = EMA(model, settings.ema) if settings.ema else None
         copies = ledger.total
-        working = accelerate.bf16_context(model, settings, target) if shape is not None else nullcontext
+        working: Any = nullcontext
+        if sharded and precision == "bf16":
+            working = accelerate.Bf16Weights(model).active  # in place of gathered weights
+        elif shape is not None:
+            working = accelerate.bf16_context(model, settings, target)
         copies = ledger.total - copies
         step = _TracedStep(model, optimizer, average, settings, host, None, shape, working, ledger)
         step.run(batch, 1)  # makes the state of the optimizer
@@ -254,6 +265,8 @@ def _summary(model: SequenceModel, step: _TracedStep, example: Example, before: 
     parameters, ledger = list(model.parameters()), step.ledger
     weights = sum(_rounded(t) for t in chain(parameters, model.buffers()))
     logits = ledger.at_peak["cross_entropy_with_grad"]
+    # The compiler recomputes in the backward pass what is only a cast.
+    recomputed = ledger.at_peak["_to_copy"] - copies if example.backend == "compiled" else 0
     return StepTrace(
         shapes=[(p.shape, _unit(name)) for name, p in model.named_parameters()],
         parameters=sum(p.numel() for p in parameters),
@@ -261,9 +274,9 @@ def _summary(model: SequenceModel, step: _TracedStep, example: Example, before: 
         optimizer=before - weights - copies,
         copies=copies,
         gradients=sum(_rounded(p) for p in parameters if p.requires_grad),
-        activations=ledger.peak - before - logits,
+        activations=ledger.peak - before - logits - recomputed,
         logits=logits,
-        peak=ledger.peak,
+        peak=ledger.peak - recomputed,
         backend=example.backend,
         targets=example.targets,
         model_flops=example.flops,
@@ -297,7 +310,7 @@ class Example:
     flops: float  # of an update, on average
 
     @classmethod
-    def of(cls, recipe: Recipe, gpu: bool, length: int | None = None) -> Example:
+    def of(cls, recipe: Recipe, gpu: bool, length: int | None = None, sharded: bool = False) -> Example:
         task = tasks.of(recipe)
         names = task.class_names()
         source_size = recipe.text.vocabulary if recipe.data.has_tokens else 0
@@ -306,6 +319,9 @@ class Example:
             model = build(recipe.model, *sizes)
         with kernels.simulated() if gpu else nullcontext():
             backend = accelerate.requested_backend(recipe.training, model, torch.device("cuda" if gpu else "cpu"))
+        long = recipe.training.backend == "auto" and accelerate.worth_compiling(model, recipe.training)
+        if backend == "captured" and (long or sharded):
+            backend = "compiled" if long else "plain"  # gathered weights cannot be captured
         tokenizer = train_tokenizer(["a"], "char", 300, list(recipe.model.extra_tags))
         run = cast(RunDir, SimpleNamespace(tokenizers=(tokenizer, tokenizer), classes=names, recipe=recipe))
         dataset = TokenDataset([synthetic(recipe, length)]) if isinstance(task, TextTask) else task.dataset(run)
