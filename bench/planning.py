@@ -31,13 +31,16 @@ from regard.recipes import load
 from regard.registry import OPTIMIZERS
 from regard.training.captured_step import make_step
 
+CAPTURED = "training.backend=captured"  # compiling takes half a minute
 GPT = ["text.vocabulary=50304", "model.dropout=0.1"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "base": ("wmt14-en-de-base", []),
     "big": ("wmt14-en-de-big", []),
     "gpt2-124m": ("wikitext2", ["model.size=gpt2", "training.batch_tokens=32768", *GPT]),
-    "gpt2-350m": ("wikitext2", ["model.size=gpt2-medium", "training.batch_tokens=16384", *GPT]),
-    "gpt2-774m": ("wikitext2", ["model.size=gpt2-large", "training.batch_tokens=16384", *GPT]),
+    "gpt2-350m": ("wikitext2", ["model.size=gpt2-medium", "training.batch_tokens=16384", CAPTURED, *GPT]),
+    "gpt2-774m": ("wikitext2", ["model.size=gpt2-large", "training.batch_tokens=16384", CAPTURED, *GPT]),
+    "base-captured": ("wmt14-en-de-base", [CAPTURED]),
+    "big-captured": ("wmt14-en-de-big", [CAPTURED]),
     "base-accumulated": ("wmt14-en-de-base", ["training.accumulate=4"]),
     "base-plain": ("wmt14-en-de-base", ["training.backend=plain"]),
     "base-checkpointed": ("wmt14-en-de-base", ["training.checkpoint_activations=true"]),
