@@ -30,7 +30,7 @@ from regard.tasks.translator import Answer, Translator
 from regard.text import UNK
 
 
-class Engine(StrEnum):
+class BatchEngine(StrEnum):
     """What runs the translation."""
 
     LOCAL = "local"
@@ -150,8 +150,8 @@ def translate(
     precision: options.Precision = "auto",
     threads: options.Threads = None,
     engine: Annotated[
-        Engine, typer.Option(help="local: in this process; ray: many files, on this machine or a cluster.")
-    ] = Engine.LOCAL,
+        BatchEngine, typer.Option(help="local: in this process; ray: many files, on this machine or a cluster.")
+    ] = BatchEngine.LOCAL,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --engine ray: processes. [default: one per core]")
     ] = None,
@@ -206,7 +206,7 @@ def translate(
         raise UserError("--markup writes plain lines: it takes neither --format jsonl nor --nbest nor --confidence")
     if confidences and form is not options.OutputFormat.JSONL:
         raise UserError("--confidence needs --format jsonl")
-    if engine is Engine.RAY:
+    if engine is BatchEngine.RAY:
         options.refuse("with --engine ray", text=text or None, resume=resume or None, prefix=prefix, **{"with": others})
         options.refuse("with --engine ray", glossary=glossary, confidence=confidences or None, errors=errors)
         options.refuse("with --engine ray", nbest=None if nbest == 1 else nbest, threads=threads)
