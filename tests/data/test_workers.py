@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,30 @@ def test_a_killed_worker_is_an_error_of_one_line() -> None:
 
     with pytest.raises(UserError, match="was killed"):
         list(map_in_order(die, range(40), workers=2))
+
+
+PARENT = """
+import fcntl, sys, time
+from regard.data.workers import map_in_order
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+for n in map_in_order(lambda n: n, range(40), workers=2):
+    if n == 20:
+        print("workers are there", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_workers_of_a_killed_process_end_and_free_its_locks(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline()
+        parent.kill()
+    deadline = time.monotonic() + 20
+    with open(path) as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "workers hold the lock"
+                time.sleep(0.1)
