@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,15 +14,17 @@ from typing import Any
 
 import pytest
 
-from regard import load
+from regard import load, tensor_io
 from regard.batch import (
     BLOCK_LINES,
+    JOB_FILE,
     BatchTranslator,
     Shard,
     claim_folder,
     find_shards,
     translate_folder,
     translate_shards,
+    translation_facts,
 )
 from regard.data.lines import open_compressed, read_lines
 from regard.errors import UserError
@@ -129,6 +132,24 @@ def test_a_folder_belongs_to_one_kind_of_translation(tmp_path: Path) -> None:
     claim_folder(tmp_path, {"run": "a", "beam": 4})
     with pytest.raises(UserError, match="with another beam: choose another --output"):
         claim_folder(tmp_path, {"run": "a", "beam": 5})
+    with pytest.raises(UserError, match="with another beam: choose another --output"):
+        claim_folder(tmp_path, {"run": "a"})
+    with pytest.raises(UserError, match="with another tag: choose another --output"):
+        claim_folder(tmp_path, {"run": "a", "beam": 4, "tag": None})
+    (tmp_path / JOB_FILE).write_text("[]")
+    with pytest.raises(UserError, match="is not a JSON object"):
+        claim_folder(tmp_path, {"run": "a", "beam": 4})
+
+
+def test_a_folder_belongs_to_the_weights_of_one_model(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    translator = BatchTranslator(copy, device="cpu", beam=2)
+    claim_folder(tmp_path / "out", translation_facts(translator))
+    claim_folder(tmp_path / "out", translation_facts(BatchTranslator(copy, device="cuda", beam=2)))
+    weights, facts = tensor_io.load(copy / "model.safetensors")
+    tensor_io.save(copy / "model.safetensors", {n: t + 1 for n, t in weights.items()}, facts)  # trained further
+    with pytest.raises(UserError, match="with another checksum of the weights: choose another --output"):
+        claim_folder(tmp_path / "out", translation_facts(translator))
 
 
 class DiesOnce:

@@ -25,10 +25,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard import tensor_io
 from regard.api import load
 from regard.data.lines import COMPRESSED, open_compressed, read_lines
 from regard.errors import UserError, first_line
 from regard.files import DirectoryLock, atomic_write, parse_json, remove_temporary_files, write_text
+from regard.run_dir import RunDir
 
 if TYPE_CHECKING:
     from regard.api import Model
@@ -163,6 +165,20 @@ def find_shards(pattern: str, folder: Path) -> list[Shard]:
     return shards
 
 
+def translation_facts(translator: BatchTranslator) -> dict[str, Any]:
+    """What translations depend on: the model with a checksum of its weights, and the settings."""
+    loading = {key: value for key, value in translator.loading.items() if key != "device"}
+    files = RunDir(translator.run).checkpoint(translator.loading["weights"]).files
+    return {
+        "run": str(Path(translator.run).resolve()),
+        **loading,
+        "checksum of the weights": [tensor_io.file_digest(file) for file in files],
+        **translator.settings,
+        "column": translator.column,
+        "output": translator.output,
+    }
+
+
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write down what the translations in a folder depend on; refuse a folder with translations of another kind."""
     job = folder / JOB_FILE
@@ -172,7 +188,10 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> None:
             before = parse_json(job.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {job}: {first_line(error)}") from error
-        changed = [key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key]]
+        if not isinstance(before, dict):
+            raise UserError(f"{job} is damaged: it is not a JSON object")
+        missing = object()
+        changed = [key for key in {**before, **facts} if before.get(key, missing) != facts.get(key, missing)]
         if changed:
             raise UserError(f"{folder} holds translations with another {', '.join(changed)}: choose another --output")
         return
@@ -193,9 +212,7 @@ def translate_folder(
     The folder keeps what its translations depend on, and is locked.
     """
     shards = find_shards(pattern, folder)
-    facts = {"run": str(Path(translator.run).resolve()), **translator.loading, **translator.settings}
-    del facts["device"]
-    facts |= {"column": translator.column, "output": translator.output}
+    facts = translation_facts(translator)
     with DirectoryLock(folder, "translating"):
         claim_folder(folder, facts)
         remove_temporary_files(folder)  # of workers that died
