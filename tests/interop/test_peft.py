@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_decoders import CASES, folder_of
 from test_huggingface import marian_folder, transformers
 
@@ -52,6 +54,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir]:
 
 def fresh(folder: Path) -> Any:
     return transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def adapter(base: tuple[Path, RunDir], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("adapter")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="gaussian")
+    peft.get_peft_model(fresh(base[0]), config).save_pretrained(path)
+    return path
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]])
@@ -118,3 +128,42 @@ def test_bad_adapters_are_refused_in_one_line(base: tuple[Path, RunDir], tmp_pat
         import_adapter(tmp_path / "llama", other, tmp_path / "run")
     alone = ["train", "copy", "--set", "training.adapter=lora", "--out", str(tmp_path / "run"), "--device", "cpu", "-q"]
     assert run_command(alone, debug=False) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4'"),
+        ({"init_lora_weights": ["gaussian"]}, "init_lora_weights = list"),
+        ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"kasa_config": {"beta": 1.0}}, "kasa_config"),
+        ({"r": 10**9}, "r must be between 1 and the width of the base run, 32"),
+        ({"r": 3}, "does not have rank r = 3"),
+        ({"lora_alpha": float("inf")}, "lora_alpha must be a positive number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a positive number"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a positive number"),
+    ],
+)
+def test_adapters_that_would_compute_something_else_are_refused(
+    base: tuple[Path, RunDir], adapter: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text()) | changes
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").symlink_to(adapter / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=re.escape(message)):
+        import_adapter(tmp_path, base[1], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_without_adapters_and_a_base_with_adapters_are_refused(
+    base: tuple[Path, RunDir], adapter: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="has no adapters"):
+        import_adapter(tmp_path, base[1], tmp_path / "run")
+    once = import_adapter(adapter, base[1], tmp_path / "once")
+    with pytest.raises(UserError, match="has adapters already"):
+        import_adapter(adapter, once, tmp_path / "twice")

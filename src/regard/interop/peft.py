@@ -100,19 +100,18 @@ def is_adapter_folder(path: Path) -> bool:
 
 def import_adapter(path: str | Path, base: RunDir, out: str | Path) -> RunDir:
     """Make a run of a base run and adapters that peft wrote."""
+    if base.recipe.training.adapter != "none":
+        raise UserError(f"{base.path} has adapters already, which the new ones would replace: name a run without")
     folder = HFFolder(path, CONFIG)
     config = folder.json(CONFIG)
     _refuse(config)
-    rank, alpha = config.integer("r") or 0, config.content.get("lora_alpha")
-    if rank < 1 or isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
-        raise config.error("r" if rank < 1 else "lora_alpha", "must be a positive number")
-    alpha = alpha * math.sqrt(rank) if config.boolean("use_rslora", False) else alpha
+    rank, alpha = _scaling(config, base.recipe)
     if not folder.has(WEIGHTS):
         raise UserError(f"{folder.path} has no {WEIGHTS}")
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose another --out")
     known = {theirs: (layer, block) for theirs, layer, block in _names(base.recipe)}
-    adapters = _adapters(folder, known)
+    adapters = _adapters(folder, known, rank)
     blocks = {name.rpartition(".")[2] for name in adapters}
     targets = [t for t in lora.TARGETS if t in {TARGET_OF.get(block, block) for block in blocks}]
     training = base.recipe.training.model_copy(
@@ -132,7 +131,13 @@ def import_adapter(path: str | Path, base: RunDir, out: str | Path) -> RunDir:
     return run
 
 
-UNSUPPORTED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "layers_pattern")
+UNSUPPORTED = (
+    *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "layers_pattern"),
+    *("alora_invocation_tokens", "layer_replication", "trainable_token_indices"),
+    *("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+)
+INITIALISATIONS = ("gaussian", "eva", "orthogonal")  # the others change the weights of the base model
+MAX_ALPHA = 1e6
 TARGET_OF = {"gate": "ffn_in", "up": "ffn_in", "down": "ffn_out"}
 
 
@@ -145,16 +150,37 @@ def _refuse(config: Fields) -> None:
             raise config.error(name, f"= {short_repr(config.content[name])} has no counterpart here")
     if config.content.get("bias", "none") != "none":
         raise config.error("bias", "must be none to have a counterpart here")
+    initial = config.content.get("init_lora_weights")
+    if initial is not None and not isinstance(initial, bool) and initial not in INITIALISATIONS:
+        raise config.error(
+            "init_lora_weights", f"= {short_repr(initial)} may have changed the weights of the base model"
+        )
 
 
-def _adapters(folder: HFFolder, known: dict[str, tuple[str, str]]) -> Tensors:
+def _scaling(config: Fields, recipe: Recipe) -> tuple[int, float]:
+    """The rank of the adapters, and alpha such that what they add is multiplied by alpha / rank."""
+    rank, alpha, width = config.integer("r") or 0, config.content.get("lora_alpha"), recipe.model.width
+    if not 1 <= rank <= width:
+        raise config.error("r", f"must be between 1 and the width of the base run, {width}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= MAX_ALPHA:
+        raise config.error("lora_alpha", f"must be a positive number up to {MAX_ALPHA:,.0f}")
+    return rank, alpha * math.sqrt(rank) if config.boolean("use_rslora", False) else alpha
+
+
+def _adapters(folder: HFFolder, known: dict[str, tuple[str, str]], rank: int) -> Tensors:
     """The tensors of a peft file by our names."""
     tensors: Tensors = {}
     for info in folder.tensors_of(WEIGHTS):
         match = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])(?:\.default)?\.weight", info.name)
         if match is None or match[1] not in known:
             raise UserError(f"{info.file}: {short_repr(info.name)} has no counterpart in the base run")
+        # A is [rank, in], B is [out, rank]
+        if len(info.shape) != 2 or info.shape["AB".index(match[2])] != rank:
+            shape = "×".join(map(str, info.shape))
+            raise UserError(f"{info.file}: {short_repr(info.name)} of shape {shape} does not have rank r = {rank}")
         layer, block = known[match[1]]
         with safe_open(str(info.file), framework="pt") as file:
             tensors[f"{layer}.lora_{match[2].lower()}.{block}"] = file.get_tensor(info.name).float()
+    if not tensors:
+        raise UserError(f"{folder.path / WEIGHTS} has no adapters")
     return tensors
