@@ -14,6 +14,7 @@ import torch
 from test_huggingface import sentencepieces, spread, transformers
 
 from regard.cli import run as run_command
+from regard.errors import UserError
 from regard.interop import import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
@@ -162,3 +163,18 @@ def test_a_run_of_bart_translates_and_is_drawn(made: Any, tmp_path: Path, capsys
     out = tmp_path / "picture.svg"
     assert run_command(["draw", str(run.path), "the cat", "--out", str(out)], debug=True) == 0
     assert out.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("forced", [999_999, -1, True, "es_XX"])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_forced_token_that_is_no_token_is_refused(made: Any, tmp_path: Path, forced: Any, file: str) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for one in made("nllb")[1].iterdir():
+        (folder / one.name).symlink_to(one)
+    for name in ("generation_config.json", "config.json"):
+        content = json.loads((folder / name).read_text()) | {"forced_bos_token_id": forced if name == file else None}
+        (folder / name).unlink()
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"{file}: forced_bos_token_id"):
+        import_folder(folder, tmp_path / "run")

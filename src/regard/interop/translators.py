@@ -13,7 +13,7 @@ from regard.interop import marian
 from regard.interop.common import Imported, activation, count, end_of_text, fraction, layers, rows, token
 from regard.interop.encoders import OFFSET, WithoutFirst
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
-from regard.interop.hf_folder import HFFolder, TensorInfo
+from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.marian import APART, BIAS, NEG_LOGIT, OUTPUT, SHARED
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, inverse, layered
 from regard.interop.pegasus import FINAL_NORMS
@@ -127,8 +127,7 @@ def _tokenizer(folder: HFFolder, size: int) -> tuple[Tokenizer, dict[str, str]]:
     eos, pad = end_of_text(folder, 2, size), token(folder, "pad_token_id", 1, size)
     start = token(folder, "decoder_start_token_id", eos, size)
     start = eos if start is None else start
-    forced = folder.json("generation_config.json").content.get("forced_bos_token_id")
-    forced = folder.setting("forced_bos_token_id") if forced is None else forced
+    forced = _forced(folder, size)
     if not folder.has(FILE):
         tokenizer, before = _m2m100(folder, size, (pad, start, eos))
     else:
@@ -145,9 +144,19 @@ def _tokenizer(folder: HFFolder, size: int) -> tuple[Tokenizer, dict[str, str]]:
     given = folder.json("tokenizer_config.json")
     tags = {"source_tag": _tag(tokenizer, before[0] if before else None)}
     named = given.text("tgt_lang")
-    target = _tag(tokenizer, forced if isinstance(forced, int) else None)
+    target = _tag(tokenizer, forced)
     tags["target_tag"] = target if target is not None or named not in tokenizer.tags else named
     return tokenizer, {name: tag for name, tag in tags.items() if tag is not None}
+
+
+def _forced(folder: HFFolder, size: int) -> int | None:
+    """The id that every target begins with."""
+    for config in (folder.json("generation_config.json"), folder.config):
+        if (forced := config.integer("forced_bos_token_id")) is not None:
+            if not 0 <= forced < size:
+                raise config.error("forced_bos_token_id", f"= {short_repr(forced)} is not one of the {size} tokens")
+            return forced
+    return None
 
 
 def _tag(tokenizer: Tokenizer, theirs: int | None) -> str | None:
