@@ -16,6 +16,7 @@ from small_runs import metrics, small, tensors, train_run
 from regard import tensor_io
 from regard.errors import UserError
 from regard.run_dir import RunDir
+from regard.training.sharded_state import remove_shards
 from regard.verify import verify
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -93,6 +94,17 @@ def test_shards_are_weights_like_any_others_and_are_verified(sharded: Path, tmp_
     second.unlink()
     with pytest.raises(UserError, match=f"{second.name} could not be read"):
         tensors(run.resume)
+
+
+def test_folders_of_other_names_are_kept(tmp_path: Path) -> None:
+    kept = ["resume-backup", "resume-00000006-0123abcd-copy", "resume-6-0123abcd", "resume-00000008-89abcdef"]
+    for name in [*kept, "resume-00000006-0123abcd", "resume-123456789-0123abcd"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "resume-00000004-00000000").symlink_to("resume-backup")
+    (tmp_path / "resume-00000002-00000000").touch()
+    remove_shards(tmp_path / "resume.safetensors", but="resume-00000008-89abcdef")
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {*kept, "resume-00000004-00000000", "resume-00000002-00000000"}
 
 
 @pytest.mark.slow

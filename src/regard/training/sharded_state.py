@@ -8,6 +8,7 @@ such file names does not count, so that a job that ends at any moment leaves a c
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -89,8 +90,9 @@ class ShardedStates:
 
 def remove_shards(path: Path, but: str = "") -> None:
     """Remove the folders of shards that `path` does not name any more."""
+    written = re.compile(rf"{re.escape(path.stem)}-\d{{8,}}-[0-9a-f]{{8}}")  # by `ShardedStates.save`
     for folder in path.parent.glob(f"{path.stem}-*"):
-        if folder.name != but:
+        if written.fullmatch(folder.name) and folder.name != but and folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
 
 
