@@ -205,6 +205,52 @@ def test_a_step_that_is_not_a_number_is_refused(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "shards",
+    [
+        {"/etc/passwd": ""},
+        {"resume-1/../../secret": ""},
+        {"resume-1/..": ""},
+        {"resume-1": ""},
+        {"resume-1/": ""},
+        {"resume-1/a/b": ""},
+        {"resume-1/a\\b": ""},
+        {"resume-1/a\0b": ""},
+        {"../resume-1": ""},
+        {"other/part": ""},
+        {"resume.safetensors": ""},
+        {"resume-1/part": 5},
+        ["resume-1/part"],
+        "resume-1/part",
+        5,
+    ],
+)
+def test_shards_elsewhere_are_refused_before_they_are_opened(
+    tmp_path: Path, shards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "resume.safetensors"
+    tensor_io.save(file, {"model.a": torch.zeros(3)}, {"shards": shards})
+    monkeypatch.setattr(tensor_io, "file_digest", lambda path: pytest.fail(f"{path} was read"))
+    facts, name = {"shards": shards}, next(iter(shards)) if isinstance(shards, dict) else ""
+    for read in (
+        lambda: tensor_io.load(file),
+        lambda: tensor_io.elements(file),
+        lambda: tensor_io.shard_folder(file, facts),
+        lambda: tensor_io.verify_shard(file, facts, name),
+    ):
+        with pytest.raises(UserError, match=r"^.*resume\.safetensors is damaged: .* shard.*$"):
+            read()
+
+
+def test_a_shard_that_names_shards_is_counted_once(tmp_path: Path) -> None:
+    file, part = tmp_path / "resume.safetensors", tmp_path / "resume-1" / "resume.safetensors"
+    part.parent.mkdir()
+    (tmp_path / "resume-1" / "resume-1").symlink_to(tmp_path / "resume-1")
+    for path in (file, part):
+        tensor_io.save(path, {"model.a": torch.zeros(3)}, {"shards": {"resume-1/resume.safetensors": ""}})
+    assert tensor_io.elements(file) == 6
+
+
+@pytest.mark.parametrize(
     ("facts", "fault"),
     [
         ({"step": "9"}, "step is '9'"),

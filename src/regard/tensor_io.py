@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -152,24 +153,39 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
     facts = _facts(header, path)
     if facts.pop(CHECKSUM, header.get(CHECKSUM)) != digest(tensors):  # older files had it beside the facts
         raise _altered(path)
-    if facts.get(SHARDS):
+    if shards(path, facts):
         tensors |= _load_shards(path, facts)
     return tensors, facts
 
 
+def shards(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The shards that a file names, with their checksums; all are in one folder beside it, named after the file.
+
+    A file may come from anyone: names that lead elsewhere are refused before anything is opened.
+    """
+    named = facts.get(SHARDS) or {}
+    if not isinstance(named, dict) or not all(isinstance(word, str) for pair in named.items() for word in pair):
+        raise UserError(f"{path} is damaged: its shards are not names with checksums")
+    for name in named:
+        if not re.fullmatch(rf"{re.escape(path.stem)}-[^/\\\0]*/(?!\.)[^/\\\0]+", name):
+            raise UserError(f"{path} is damaged: {name!r:.80} is not the name of a shard of it")
+    return named
+
+
 def shard_folder(path: Path, facts: Mapping[str, Any]) -> Path:
     """The folder of the shards that a file names, which holds no other files."""
-    names = {Path(name) for name in facts[SHARDS]}
+    names = {Path(name) for name in shards(path, facts)}
     folder = path.parent / min(names).parent
     present = {file.relative_to(path.parent) for file in folder.glob("*")}
-    if present != names or folder.parent != path.parent:
+    if present != names:
         raise UserError(f"{path} is damaged: {folder} does not hold the {len(names)} files that it names")
     return folder
 
 
 def verify_shard(path: Path, facts: Mapping[str, Any], name: str) -> None:
     """Raise a UserError if a shard was altered."""
-    if file_digest(path.parent / name) != facts[SHARDS][name]:
+    expected = shards(path, facts)[name]
+    if file_digest(path.parent / name) != expected:
         raise _altered(path.parent / name)
 
 
@@ -186,7 +202,7 @@ def _load_shards(path: Path, facts: Mapping[str, Any]) -> Tensors:
     """Put together the tensors whose parts are in shards."""
     from torch.distributed import checkpoint as dcp
 
-    for name in facts[SHARDS]:
+    for name in shards(path, facts):
         verify_shard(path, facts, name)
     tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, facts).items()}
     with warnings.catch_warnings():  # that this is one process, as asked for
@@ -227,13 +243,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def elements(path: Path, prefix: str = "") -> int:
-    """The number of elements of all tensors whose names start with `prefix`, read from the header."""
+    """The number of elements of all tensors whose names start with `prefix`, read from the headers."""
+    parts = shards(path, read_metadata(path))
+    return sum(_elements(file, prefix) for file in (path, *(path.parent / name for name in parts)))
+
+
+def _elements(path: Path, prefix: str) -> int:
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            count = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-            facts = _facts(file.metadata() or {}, path)
-        return count + sum(elements(path.parent / name, prefix) for name in facts.get(SHARDS) or ())
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
 

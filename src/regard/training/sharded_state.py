@@ -100,6 +100,6 @@ def load_shards(path: Path, facts: Mapping[str, Any], into: Mapping[str, Tensor]
     """Load a state into tensors that are divided among processes, each its parts. All processes have to call this."""
     from torch.distributed import checkpoint as dcp
 
-    distributed.spread(lambda name: tensor_io.verify_shard(path, facts, name), list(facts[tensor_io.SHARDS]))
+    distributed.spread(lambda name: tensor_io.verify_shard(path, facts, name), list(tensor_io.shards(path, facts)))
     reader = dcp.HuggingFaceStorageReader(str(tensor_io.shard_folder(path, facts)))
     dcp.load(dict(into), storage_reader=reader)
