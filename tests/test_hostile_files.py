@@ -272,7 +272,8 @@ def test_metadata_of_wrong_types_is_refused(tmp_path: Path, facts: dict[str, Any
 def test_an_unknown_family_in_run_json_gets_the_line_of_a_recipe(run: Path) -> None:
     settings = RunDir(run).info["recipe"]
     change_run_json(run, recipe={**settings, "model": {**settings["model"], "family": "mamba"}})
-    with pytest.raises(UserError, match=r'run\.json: model\.family = "mamba": must be bert, gpt, .* or vit$'):
+    families = "bert, decision, gpt, graph, recurrent, transformer or vit"
+    with pytest.raises(UserError, match=rf'run\.json: model\.family = "mamba": must be {families}$'):
         _ = RunDir(run).recipe
 
 
