@@ -20,6 +20,7 @@ from regard.batch import (
     JOB_FILE,
     BatchTranslator,
     Shard,
+    ShardWorker,
     claim_folder,
     find_shards,
     translate_folder,
@@ -103,13 +104,43 @@ def test_a_translation_with_more_lines_is_not_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "line 2: not valid JSON"), ("[1]", "line 2: no text in a field 'text'"), ('{"text": 5}', "no text in")],
+    [
+        ("{", "line 2: not valid JSON"),
+        ("[1]", "line 2: no text in a field 'text'"),
+        ('{"text": 5}', "no text in"),
+        (r'{"text": "a\ud83d"}', "line 2: half of a surrogate pair"),
+        (r'{"text": "a", "more": [{"\udc00": 1}]}', "line 2: half of a surrogate pair"),
+    ],
 )
 def test_a_bad_record_is_named(tmp_path: Path, line: str, message: str) -> None:
     shard = Shard(write(tmp_path / "a.jsonl", ['{"text": "a"}', line]), tmp_path / "out" / "a.jsonl")
     with pytest.raises(UserError, match=message):
         shard.translate(backwards, "text", "es")
     assert not shard.target.exists()
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz", "zst"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "other"])
+def test_a_damaged_file_is_the_error_of_its_row(tmp_path: Path, suffix: str, damage: str) -> None:
+    if suffix == "zst":
+        pytest.importorskip("pyarrow")
+    source = write(tmp_path / f"a.txt.{suffix}", [str(n * n) for n in range(2000)])
+    content, middle = source.read_bytes(), source.stat().st_size // 2
+    altered = content[:middle] + bytes(byte ^ 255 for byte in content[middle:])
+    source.write_bytes({"truncated": content[:middle], "altered": altered, "other": b"no archive"}[damage])
+    target = tmp_path / "out" / source.name
+    row = ShardWorker(backwards, "text", "es")({"source": str(source), "target": str(target)})
+    assert row["lines"] == 0 and str(source) in row["error"] and "\n" not in row["error"] and not target.exists()
+
+
+@pytest.mark.parametrize("error", [EOFError("a"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "a")])
+def test_an_error_of_a_translator_is_the_error_of_its_row(tmp_path: Path, error: Exception) -> None:
+    def fail(texts: list[str]) -> list[str]:
+        raise error
+
+    source = write(tmp_path / "a.txt", ["a"])
+    row = ShardWorker(fail, "text", "es")({"source": str(source), "target": str(tmp_path / "out" / "a.txt")})
+    assert row["error"] == f"{source}: {error}"
 
 
 def test_files_are_found_once_and_never_overwritten(tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ class Shard:
             raise UserError(f"{self.source}, line {number}: not valid JSON: {first_line(error)}") from error
         if not isinstance(record, dict) or not isinstance(record.get(column), str):
             raise UserError(f"{self.source}, line {number}: no text in a field {column!r} (--column names another)")
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{self.source}, line {number}: half of a surrogate pair, which is no character") from None
         return record
 
 
@@ -236,6 +240,8 @@ class ShardWorker:
             lines = shard.translate(self.translate, self.column, self.output)
         except UserError as error:  # of the input: another try would fail too
             return {"source": row["source"], "lines": 0, "error": str(error)}
+        except (OSError, EOFError, ValueError) as error:  # should not stop the other files
+            return {"source": row["source"], "lines": 0, "error": f"{row['source']}: {first_line(error)}"}
         return {"source": row["source"], "lines": lines, "error": ""}
 
 
