@@ -22,6 +22,7 @@ from regard.interop.vocabularies import ids_of
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 from regard.text import EOS
+from regard.text.chat import render
 
 BOUND = 1e-4
 ROPE5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -256,3 +257,67 @@ def test_a_chat_template_gives_transformers_tokens_and_stop_ids_end_a_text(
     (run.path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(UserError, match="the chat template failed"):
         decoders.chat(run.path, tokenizer, None)("the cat")
+
+
+TEMPLATES = {
+    "generation tag": """
+{%- for message in messages %}
+    {%- set kind = "outer" %}
+    {% generation %}
+    {%- set kind = "inner" %}
+<{{ message.role }}> {{ message.content }} {{ kind }}
+    {% endgeneration %}
+{{ kind }}
+{% endfor %}""",
+    "break and continue": """{% for message in messages %}
+{% if message.role == "system" %}{% continue %}{% endif %}{{ message.content }}{% break %}
+{% endfor %}""",
+    "date": "{{ strftime_now('%Y') }} {{ messages[0].content }}",
+    "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2, sort_keys=true) }}",
+    "json with options": "{{ messages | tojson(separators=(',', ':')) }} {{ messages | tojson(ensure_ascii=true) }}",
+    "what is not given": "{{ tools is none }} {{ documents is defined }} {{ tools is defined }} {{ eos_token }}",
+    "operators": "{{ 'ab' * 3 + 'c' }} {{ 2 ** 10 + 3 * 1.5 }} {{ ([1] + [2]) * 2 }} {{ 2 ** -1 }}",
+}
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, RunDir]:
+    pytest.importorskip("jinja2")
+    path = tmp_path_factory.mktemp("chat")
+    folder_of(Case("Qwen2", qwen, {**QWEN, "chat_template": TEMPLATE}), path / "theirs")
+    theirs = transformers.AutoTokenizer.from_pretrained(path / "theirs")
+    return theirs, import_folder(path / "theirs", path / "run")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_templates_have_transformers_tags_functions_and_filters(chatting: tuple[Any, RunDir], name: str) -> None:
+    theirs, run = chatting
+    messages = [{"role": "system", "content": "<b> & 'é'"}, {"role": "user", "content": 'the "cat"?'}]
+    expected = theirs.apply_chat_template(
+        messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=True
+    )
+    assert render(TEMPLATES[name], messages, run.tokenizers[1]) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}many words{% endfor %}{% endfor %}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ ([0] * 10 ** 12) | length }}",
+        "{{ 10 ** 12 * 'a' }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{# " + "a" * 2**18 + " #}",
+    ],
+)
+def test_a_chat_template_cannot_fill_the_memory(chatting: tuple[Any, RunDir], template: str) -> None:
+    with pytest.raises(UserError, match="the chat template failed"):
+        render(template, [{"role": "user", "content": "the cat"}], chatting[1].tokenizers[1])
+
+
+def test_a_chat_template_that_is_too_long_is_not_imported(tmp_path: Path) -> None:
+    folder_of(Case("Qwen2", qwen, {**QWEN, "chat_template": "a" * (2**18 + 1)}), tmp_path / "theirs")
+    with pytest.raises(UserError, match="the chat template has more than 262,144 characters"):
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -29,8 +29,7 @@ from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.tensor_io import Tensors
-from regard.text import Tokenizer
-from regard.text.chat import FILE as CHAT_FILE
+from regard.text import Tokenizer, chat
 
 
 class Importer(Protocol):
@@ -100,21 +99,22 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
     about = f"imported from {folder.path.resolve().name} ({kind})" + ("; its head is new" if imported.headless else "")
     recipe = imported.recipe.model_copy(update={"about": about})
     tensors = imported.tensors or _tensor_map(CONVERTERS[kind], imported)
+    template = chat.checked(chat_template(folder) or "")
     with _converted(folder, tensors, header, imported) as ours:
         run = RunDir.create(out, recipe)  # last, so that a failed import leaves nothing behind
         run.save_tokenizers(imported.source, imported.target)
         if imported.classes:
             run.save_classes(imported.classes)
-        if (template := chat_template(folder)) is not None:
-            write_text(run.path / CHAT_FILE, template)
+        if template:
+            write_text(run.path / chat.FILE, template)
         tensor_io.save(run.best, ours, {"step": 0, "weights": "imported"})
     return run
 
 
 def chat_template(folder: HFFolder) -> str | None:
     """The chat template of a folder, from its own file or from tokenizer_config.json; of several, the default one."""
-    if folder.has(CHAT_FILE):
-        return folder.text(CHAT_FILE)
+    if folder.has(chat.FILE):
+        return folder.text(chat.FILE)
     given = folder.json("tokenizer_config.json")
     if not isinstance(templates := given.content.get("chat_template"), list):
         return given.text("chat_template")

@@ -2,41 +2,105 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError, first_line
 from regard.text.fast_tokenizer import FastTokenizer
 
 FILE = "chat_template.jinja"  # in a run directory
-MAX_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 20  # of a conversation
+MAX_TEMPLATE = 1 << 18
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
-def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokenizer) -> str:
-    """Apply a Jinja template, in a sandbox, to messages such as {"role": "user", "content": "Hello"}."""
+@cache
+def _environment() -> Environment:
+    """Jinja in a sandbox, with the tags, functions and filters that transformers offers to templates."""
     try:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, nodes
+        from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise UserError("chat templates need jinja2: pip install 'regard[formats]'") from None
-    for message in messages:
-        if spelled := tokenizer.specials_in(message["content"]):
-            raise UserError(f"a message must not contain {spelled[0]}, a special token of the model")
+
+    class GenerationTag(Extension):
+        """{% generation %} ... {% endgeneration %} marks what the model writes; here it is its content only."""
+
+        tags = {"generation"}  # noqa: RUF012: as the base class declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    class ChatEnvironment(ImmutableSandboxedEnvironment):
+        """A sandbox in which no operator makes a value larger than a text may be."""
+
+        intercepted_binops = frozenset({"+", "*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if _size(operator, left, right) > MAX_CHARACTERS:
+                raise TemplateError(f"{operator} would make a value larger than {MAX_CHARACTERS:,}")
+            return super().call_binop(context, operator, left, right)
 
     def raise_exception(reason: str) -> Any:
         raise TemplateError(reason)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
+    environment = ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    environment.filters["tojson"] = to_json
+    return environment
+
+
+def _size(operator: str, left: Any, right: Any) -> int:
+    """About how large the result of an operator is: elements of a sequence, bits of a power."""
+    sizes = [len(side) if isinstance(side, str | bytes | list | tuple) else None for side in (left, right)]
+    if operator == "+":
+        return sum(size or 0 for size in sizes)
+    if operator == "**":
+        return left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
+    count = left if sizes[0] is None else right
+    return max(size or 0 for size in sizes) * count if isinstance(count, int) else 0
+
+
+def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokenizer) -> str:
+    """Apply a Jinja template, in a sandbox, to messages such as {"role": "user", "content": "Hello"}."""
+    environment = _environment()
+    for message in messages:
+        if spelled := tokenizer.specials_in(message["content"]):
+            raise UserError(f"a message must not contain {spelled[0]}, a special token of the model")
     specials = tokenizer.foreign.spellings if tokenizer.foreign is not None else [None] * 4
-    names = {"bos_token": specials[1] or "", "eos_token": specials[2] or ""}
+    names = {"bos_token": specials[1] or "", "eos_token": specials[2] or "", "tools": None, "documents": None}
+    pieces, length = [], 0
     try:
-        text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
+        made = environment.from_string(checked(template)).generate(
+            messages=messages, add_generation_prompt=True, **names
+        )
+        for piece in made:
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_CHARACTERS:
+                raise UserError(f"it made a text of more than {MAX_CHARACTERS:,} characters")
     except Exception as error:  # a template is a program of someone else: it may fail in any way
         raise UserError(f"the chat template failed: {first_line(error)[:200]}") from error
-    if len(text) > MAX_CHARACTERS:
-        raise UserError(f"the chat template made a text of more than {MAX_CHARACTERS:,} characters")
-    return text
+    return "".join(pieces)
+
+
+def checked(template: str) -> str:
+    """Return a template; one that is too long is an error."""
+    if len(template) > MAX_TEMPLATE:
+        raise UserError(f"the chat template has more than {MAX_TEMPLATE:,} characters")
+    return template
 
 
 def read(run: Path) -> str:
