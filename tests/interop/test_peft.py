@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_decoders import CASES, folder_of
+from test_decoders import CASES, TEMPLATE, folder_of
 from test_huggingface import marian_folder, transformers
 
 from regard.cli import run as run_command
@@ -49,6 +49,7 @@ def their_logits(model: Any) -> torch.Tensor:
 def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir]:
     path = tmp_path_factory.mktemp("peft")
     folder_of(CASES["llama 2"], path / "theirs")
+    (path / "theirs" / "chat_template.jinja").write_text(TEMPLATE)
     return path / "theirs", import_folder(path / "theirs", path / "run")
 
 
@@ -73,6 +74,7 @@ def test_files_of_peft_load(base: tuple[Path, RunDir], tmp_path: Path, targets: 
     adapted = peft.get_peft_model(fresh(folder), config).eval()
     adapted.save_pretrained(tmp_path / "adapter")
     made = import_adapter(tmp_path / "adapter", run, tmp_path / "run")
+    assert (made.path / "chat_template.jinja").read_text() == TEMPLATE
     assert not torch.allclose(our_logits(made), our_logits(run), atol=1e-2), "the adapters do something"
     torch.testing.assert_close(our_logits(made), their_logits(adapted), atol=1e-4, rtol=1e-4)
     again = export_adapter(made, tmp_path / "again")
@@ -94,6 +96,7 @@ def test_training_changes_adapters_only_and_peft_reads_them(
     recipe, out = str(run.path / "recipe.toml"), tmp_path / "tuned"
     command = ["train", recipe, "--from", str(run.path), "--out", str(out), *changes, "--device", "cpu", "-q"]
     assert run_command(command, debug=True) == 0
+    assert (out / "chat_template.jinja").read_text() == TEMPLATE
     before, after = load_file(run.best), load_file(out / "model.safetensors")
     trained = {name for name in after if is_adapter(name)}
     assert after.keys() - before.keys() == trained and len(trained) == 2 * 2 * 2

@@ -21,6 +21,7 @@ from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.tensor_io import Tensors
+from regard.text import chat
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -127,6 +128,7 @@ def import_adapter(path: str | Path, base: RunDir, out: str | Path) -> RunDir:
     tensor_io.check_names(shapes, tensors, folder.path)
     run = RunDir.create(out, recipe)
     run.save_tokenizers(*base.tokenizers)
+    chat.copy(base.path, run.path)
     tensor_io.save(run.best, tensors, {"step": 0, "weights": "imported"})
     return run
 

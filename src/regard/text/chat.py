@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError, first_line
+from regard.files import write_text
 from regard.text.fast_tokenizer import FastTokenizer
 
 FILE = "chat_template.jinja"  # in a run directory
@@ -109,3 +110,9 @@ def read(run: Path) -> str:
     if not file.is_file():
         raise UserError(f"{run} has no chat template: leave --chat out")
     return file.read_text(encoding="utf-8")
+
+
+def copy(origin: Path, run: Path) -> None:
+    """Copy the chat template of a run, if it has one, to a run that takes over its tokenizer."""
+    if (origin / FILE).is_file():
+        write_text(run / FILE, checked(read(origin)))

@@ -21,6 +21,7 @@ from regard.resuming import may_change
 from regard.run_dir import RunDir
 from regard.tasks import Task
 from regard.tasks.text import OWN_LINKS
+from regard.text import chat
 from regard.training import origin as origins
 from regard.training.checkpoint import TrainingProgress
 from regard.training.loop import Trainer
@@ -80,6 +81,8 @@ def _train(
         if not run.scales and (scales := task.scales()):
             run.save_scales(scales)
         if not run.has_tokenizers():
+            if origin is not None and origin.recipe.text.shared == recipe.text.shared:  # else one is newly trained
+                chat.copy(origin.path, run.path)
             run.save_tokenizers(*origins.tokenizers(recipe, origin, reporter))
     settings = run.recipe.training
     if settings.adapter != "none" and origin is None and not run.resume.exists():
@@ -164,7 +167,7 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
     elsewhere = origin is not None and not run.started_from(origin)
     if (changed or elsewhere) and not _has_learnt(run):  # start over
         run.remove_tokenizers()
-        for file in (run.best, out / OWN_LINKS):
+        for file in (run.best, out / OWN_LINKS, out / chat.FILE):
             file.unlink(missing_ok=True)
     else:
         _refuse_another(changed, out)
