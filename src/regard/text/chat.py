@@ -33,7 +33,7 @@ def _environment() -> Environment:
     class GenerationTag(Extension):
         """{% generation %} ... {% endgeneration %} marks what the model writes; here it is its content only."""
 
-        tags = {"generation"}  # noqa: RUF012: as the base class declares it
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
