@@ -83,7 +83,7 @@ USAGE = [
     (["train", "copy", "--nosuch"], ["--nosuch", "regard train --help"]),
     (["train"], ["RECIPE", "regard train --help"]),
     (["translate"], ["RUN", "regard translate --help"]),
-    (["draw", "run"], ["TEXT"]),
+    (["draw", "run"], ["run does not exist"]),
     (["evaluate"], ["RUN", "--outputs", "--reference"]),
     (["translate", "nowhere", "a"], ["nowhere", "does not exist", "regard train"]),
     (["translate", "", "a"], ["run directory"]),

@@ -426,6 +426,5 @@ def test_with_decodes_with_an_ensemble(regard, trained, train_copy, tmp_path):
 
 def test_runs_that_cannot_form_an_ensemble_are_refused(regard, trained, tmp_path):
     assert "does not exist" in regard("translate", trained, "--with", tmp_path / "nowhere", "a").error
-    for words in (["--alignment"], ["--outputs", tmp_path / "out.txt", "--reference", tmp_path / "out.txt"]):
-        run = [] if "--outputs" in words else [trained]
-        assert "--with has no effect" in regard("evaluate", *run, *words, "--with", trained).error
+    files = "--outputs", tmp_path / "out.txt", "--reference", tmp_path / "out.txt"
+    assert "--with has no effect" in regard("evaluate", *files, "--with", trained).error

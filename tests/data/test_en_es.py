@@ -115,7 +115,7 @@ def test_contractions_and_euphonic_conjunctions_are_made_everywhere(train: list[
 
 
 def test_the_corpus_names_its_splits_and_refuses_others_in_one_line() -> None:
-    assert CORPORA == ("en-es", "stories", "moods", "copy", "reverse", "sort")
+    assert CORPORA == ("en-es", "stories", "moods", "molecules", "smiles", "copy", "reverse", "sort")
     assert splits("en-es") == ("train", "valid", "test", "shapes")
     with pytest.raises(UserError, match="no built-in corpus 'en-fr'; there are en-es"):
         splits("en-fr")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding import Hypothesis, Report, SearchRequest, score, search
+from regard.decoding.constraints import Constraints
 from regard.errors import UserError
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import DecodingSettings
@@ -574,3 +575,8 @@ def test_scores_are_float32_under_half_precision() -> None:
     (found,) = score(lambda given: logits, batch)
     expected = logits.double().log_softmax(-1)[[0, 1], [3, EOS]]
     assert found == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_constraints_move_with_all_their_tensors() -> None:
+    constraints = Constraints.of(DecodingSettings(stop_ids=[5]), [3, 2], torch.device("cpu"))
+    assert all(tensor.is_meta for tensor in constraints.to(torch.device("meta")).tensors())

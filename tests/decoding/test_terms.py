@@ -189,13 +189,19 @@ def stays_in_time(tokens: tuple[int, ...], terms: Sequence[Term], limit: int) ->
 
 
 def stays_before_the_end(model: FakeModel, source: tuple[int, ...], tokens: tuple[int, ...], terms: list[Term]) -> bool:
-    """Whether every token after which EOS was the most likely one and terms were unmet is the next token of a term."""
+    """Whether, where EOS was the most likely of what may follow and terms were unmet, a term was continued.
+
+    There is no such restriction where avoided terms exclude every token that continues one.
+    """
+    avoided = [term for term in terms if term.avoid]
     for n, token in enumerate(tokens):
         row = model.logits(source, (BOS, *tokens[:n]))
-        ends = max((EOS, 3, 4, 5), key=row.__getitem__) == EOS
+        may_follow = [next_one for next_one in (3, 4, 5) if satisfies((*tokens[:n], next_one), avoided)]
+        ends = max((EOS, *may_follow), key=row.__getitem__) == EOS
         if ends and slow_needed(tokens[:n], terms) and slow_needed(tokens[: n + 1], terms):
             unmet = [term for term in terms if not term.avoid and not satisfies(tokens[:n], [term])]
-            if token not in {next_token(tokens[:n], phrase) for term in unmet for phrase in term.alternatives}:
+            continuing = {next_token(tokens[:n], phrase) for term in unmet for phrase in term.alternatives}
+            if token not in continuing and continuing & {*may_follow}:
                 return False
     return True
 

@@ -685,7 +685,7 @@ def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
     pairs.write_text("\n".join(lines) + "\n")
     recipe = small(tmp_path, steps=2, data={"pairs": str(pairs), "max_length": 5})
     train_run(recipe, tmp_path / "run", quiet=False)
-    assert "data: 3 pairs, 4 empty and 3 over-long pairs dropped; vocabulary" in capsys.readouterr().err
+    assert "data: 3 pairs, 4 empty and 3 over-long dropped; vocabulary" in capsys.readouterr().err
 
 
 def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -419,7 +419,7 @@ class SearchState:
             over = self._ranking()[:, self.nbest - 1] >= live / self.max_penalty
         else:
             over = live == -math.inf
-        torch.logical_or(over, at_limit, out=self.done)  # at the limit also if scores are NaN
+        torch.logical_or(over, at_limit | self.done, out=self.done)  # done stays done, also if scores are NaN
         self.total.masked_fill_(self.done[:, None], -math.inf)
 
     # -- watching ------------------------------------------------------------------------------------------------------

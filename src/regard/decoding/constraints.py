@@ -138,7 +138,7 @@ class Constraints:
         return replace(own, longest=int(own.limit), terms=terms)
 
     def to(self, device: torch.device) -> Constraints:
-        names = ("limit", "prefix", "prompt", "banned")
+        names = ("limit", "prefix", "prompt", "banned", "ends")
         terms = None if self.terms is None else self.terms.to(device)
         return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
 

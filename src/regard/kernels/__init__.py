@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import first_line
 
-_simulated: ContextVar[bool] = ContextVar("regard_simulated_kernels", default=False)
+_simulated = False  # not a ContextVar, which torch.compile cannot trace
 
 
 @contextmanager
@@ -21,11 +20,12 @@ def simulated() -> Iterator[None]:
 
     For fake tensors, which have shapes and no data: `regard.planning` runs a training step on them.
     """
-    token = _simulated.set(True)
+    global _simulated
+    before, _simulated = _simulated, True
     try:
         yield
     finally:
-        _simulated.reset(token)
+        _simulated = before
 
 
 def available() -> bool:
@@ -33,12 +33,12 @@ def available() -> bool:
 
     True inside a compiler, whose own kernels are written in Triton, too.
     """
-    return torch.compiler.is_compiling() or _simulated.get() or why_not() is None
+    return torch.compiler.is_compiling() or _simulated or why_not() is None
 
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels work for this tensor: on a GPU, and not in float64."""
-    return (x.is_cuda or _simulated.get()) and x.dtype != torch.float64 and available()
+    return (x.is_cuda or _simulated) and x.dtype != torch.float64 and available()
 
 
 @cache
