@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_few_hostile_files_requests_and_command_lines() -> None:
     """In a process of its own, which forks one for every trial: see tests/campaign."""
     command = [sys.executable, "-m", "tests.campaign", "fuzz", "--count", "6", "--seed", "1"]

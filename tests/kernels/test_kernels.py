@@ -451,6 +451,7 @@ def test_topk_and_logsumexp(size: int, count: int, dtype: torch.dtype) -> None:
     assert ((topk(broken, count)[1] >= 0) & (topk(broken, count)[1] < size)).all()
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_a_gpu() -> None:
     """The interpreter accepts code that the compiler rejects."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

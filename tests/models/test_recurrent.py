@@ -483,6 +483,7 @@ def copies(generator: torch.Generator, symbols: int = 6) -> Iterator[SeqBatch]:
         yield SeqBatch.from_lists(lines, lines, bos=BOS)
 
 
+@pytest.mark.slow
 def test_a_small_model_with_additive_attention_learns_to_copy() -> None:
     torch.manual_seed(3)
     sizes = settings(width=48, encoder_width=48, embedding=32, cell="gru", attention="additive")

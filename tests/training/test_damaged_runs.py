@@ -319,5 +319,6 @@ def test_a_damaged_cache_is_rebuilt_with_one_message(
         assert content(folder) == before
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_result_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert silent_changes(tmp_path, 75, 1, monkeypatch) == []

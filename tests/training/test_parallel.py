@@ -37,6 +37,7 @@ def check_job(world: int, which: str, folder: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
     check_job(2, "few", tmp_path)
 
