@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from regard import cancel
 from regard.text import documents
 from regard.text.documents import prepare, sentence_spans
 from regard.text.markup import MarkedText, Span, transfer
@@ -149,6 +151,23 @@ def test_well_formed_in_well_formed_out_whatever_the_alignment(seed: int) -> Non
 @given(st.text(st.sampled_from("<>/abip &;!-'\"= {}[]?\ud800"), max_size=40))
 def test_any_text_is_taken_apart_and_put_together(text: str) -> None:
     identity(text, "html")
+
+
+def test_tags_nested_deeply_stay_where_they_are() -> None:
+    for inside in ("a", "One cat. <i>Two</i> dogs."):
+        text = "<b>" * 1500 + inside + "</b>" * 1500
+        assert identity(text, "html") == text
+    document = prepare("x <b>" * 250 + "y" + " z</b>" * 250, "html", "en")
+    etree.fromstring(f"<p>{document.assemble(document.sentences)}</p>")
+
+
+def test_many_sentences_with_tags_take_little_time_and_can_be_cancelled() -> None:
+    text = "A cat sat. <b>Dog</b> ran. " * 300
+    begun = time.monotonic()
+    assert identity(text, "html") == text
+    assert time.monotonic() - begun < 3
+    with cancel.cancellable(lambda: True), pytest.raises(cancel.Cancelled):
+        prepare(text, "html", "en")
 
 
 def test_doctest_of_transfer() -> None:

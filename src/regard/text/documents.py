@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from itertools import pairwise
 from typing import Literal
 
+from regard.cancel import check
 from regard.text.markup import Link, MarkedText, Span, find_placeholders, transfer
 
 try:
@@ -32,6 +34,7 @@ INLINE = frozenset(
     | {"kbd", "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u"}
     | {"var", "wbr", "x"}
 )
+MAX_DEPTH = 100  # of inline tags; one inside so many stays where it is
 RAW = frozenset({"script", "style", "textarea"})  # their content is not translated
 
 
@@ -69,6 +72,7 @@ class Document:
         results = iter(zip(translations, aligned, strict=True))
         parts = []
         for piece in self.pieces:
+            check()
             if piece.sentence is None:
                 parts.append(piece.verbatim)
             else:
@@ -121,21 +125,28 @@ def _pieces(marked: MarkedText, language: str | None, escape: Callable[[str], st
     if not sentences:
         inner = sorted(spans, key=lambda span: span.start)
         return [Piece("".join(span.opening + span.closing for span in inner) + escape(text))]
+    stops = [stop for _, stop in sentences]
+    own: list[list[Span]] = [[] for _ in sentences]
+    for span in spans:
+        own[_sentence_of(span, stops)].append(span)
     pieces, end = [], 0
-    for number, (start, stop) in enumerate(sentences):
+    for (start, stop), inside in zip(sentences, own, strict=True):
+        check()
         pieces.append(Piece(escape(text[end:start])))
-        own = [span for span in spans if _sentence_of(span, sentences) == number]
         parents: dict[int, Span] = {}
-        moved = tuple(span.moved(start, parents) for span in own)
+        moved = tuple(span.moved(start, parents) for span in inside)
         pieces.append(Piece(sentence=MarkedText(text[start:stop], moved)))
         end = stop
     return [*pieces, Piece(escape(text[end:]))]
 
 
-def _sentence_of(span: Span, sentences: list[tuple[int, int]]) -> int:
-    """The number of the sentence that a tag belongs to: the first that ends behind its beginning, or the last."""
-    behind = [n for n, (_, stop) in enumerate(sentences) if stop > span.start or (stop == span.start == span.end)]
-    return behind[0] if behind else len(sentences) - 1
+def _sentence_of(span: Span, stops: list[int]) -> int:
+    """The number of the sentence that a tag belongs to: the first that ends behind its beginning, or the last.
+
+    A tag without content right behind a sentence belongs to that sentence. `stops` are the ends of the sentences.
+    """
+    behind = (bisect_left if span.start == span.end else bisect_right)(stops, span.start)
+    return min(behind, len(stops) - 1)
 
 
 def _merged(sentences: list[tuple[int, int]], spans: Sequence[Span]) -> list[tuple[int, int]]:
@@ -162,22 +173,17 @@ class _Parser(HTMLParser):
     def flush(self) -> None:
         """End the text collected so far. Elements that are still open are cut: their tags stay where they are."""
         cuts = [span for _, span in self.open]
-        spans = [span for span in self.spans if span not in cuts]
+        order = {id(span): n for n, span in enumerate(self.spans)}
+        positions = [-1, *(order[id(cut)] for cut in cuts), len(self.spans)]
         starts = [0, *(span.start for span in cuts), len(self.text)]
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
                 self.pieces.append(Piece(cuts[number - 1].opening))
-            first, last = self.spans_between(cuts, number)
+            first, last = positions[number], positions[number + 1]
             parents: dict[int, Span] = {}
-            order = {id(span): n for n, span in enumerate(self.spans)}
-            own = [span.moved(start, parents) for span in spans if first < order[id(span)] < last]
+            own = [span.moved(start, parents) for span in self.spans[first + 1 : last]]
             self.pieces.extend(_pieces(MarkedText(self.text[start:stop], tuple(own)), self.language, _escape))
         self.text, self.spans, self.open = "", [], []
-
-    def spans_between(self, cuts: list[Span], number: int) -> tuple[int, int]:
-        """The numbers of the tags around the part with this number, when the text is cut at `cuts`."""
-        positions = [-1, *(self.spans.index(cut) for cut in cuts), len(self.spans)]
-        return positions[number], positions[number + 1]
 
     def verbatim(self, text: str) -> None:
         self.flush()
@@ -196,6 +202,8 @@ class _Parser(HTMLParser):
             self.raw = tag if tag in RAW else ""
         elif tag in VOID:
             self.point(opening)
+        elif len(self.open) >= MAX_DEPTH:  # this also cuts those around it, whose end tags then stay as well
+            self.verbatim(opening)
         else:
             span = Span(opening, "", len(self.text), len(self.text), self._parent())
             self.spans.append(span)
