@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -194,6 +195,40 @@ def test_broken_weights_are_a_plain_error() -> None:
         next(model.parameters()).fill_(math.nan)
     with pytest.raises(UserError, match="not a number"), engine_of(model) as run:
         search(model, request_of([5, EOS], 0, {"beam": 2}), run=run)
+
+
+@pytest.mark.parametrize("place", ["session", "key", "observe"])
+def test_an_error_outside_a_batch_ends_its_callers_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    model = model_of("transformer").double()
+    request = request_of([5, 6, EOS], 0, {"beam": 2})
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no memory left")
+
+    with engine_of(model) as run:
+        with monkeypatch.context() as patch:
+            if place == "session":
+                patch.setattr(run.engine.runner, "session", broken)
+            elif place == "key":
+                patch.setattr(Job, "key", property(broken))
+            else:
+                patch.setattr(run.engine, "observe", broken)
+            with pytest.raises(MemoryError, match="no memory left"), cancel.cancellable(Late(20)):
+                search(model, request, run=run)
+        assert search(model, request, run=run)
+        assert run.engine.waiting == run.engine.running == 0
+
+
+class Late:
+    """Whether so many seconds have passed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        return time.monotonic() > self.end
 
 
 class engine_of:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
@@ -275,6 +276,7 @@ class Engine:
             runner = CapturedRunner(precision in ("auto", "bf16"), coarse=True) if on_gpu else StaticRunner(lazy=False)
         self.runner = runner
         self._waiting: deque[Job] = deque()
+        self._joining: list[Job] = []  # those that this turn has taken
         self._lanes: dict[object, Lane] = {}
         self._changed, self._closed = Condition(), False
         self._thread = Thread(target=self._run, name="regard-engine", daemon=True)
@@ -314,12 +316,26 @@ class Engine:
                 self._changed.wait_for(lambda: self._closed or self._waiting or self._lanes)
                 if self._closed:
                     break
-            self.turn()
+            try:
+                self.turn()
+            except Exception as error:
+                self._fail(error)
         ended = RuntimeError("the engine was closed")
         for lane in self._lanes.values():
             lane.fail(ended)
         for job in self._waiting:
             job.news(News(job.number, outcome=ended))
+
+    def _fail(self, error: Exception) -> None:
+        """End all jobs with an error, and begin again without lanes."""
+        with self._changed:
+            jobs = [job for lane in self._lanes.values() for job in lane.jobs if job is not None]
+            jobs = list(dict.fromkeys([*jobs, *self._joining, *self._waiting]))
+            self._lanes, self._joining = {}, []
+            self._waiting.clear()
+        for job in jobs:
+            with suppress(Exception):  # a caller that cannot be told does not keep the others from it
+                job.news(News(job.number, outcome=error))
 
     def turn(self) -> None:
         """Let jobs join, and take a step in every lane."""
@@ -350,8 +366,10 @@ class Engine:
         arrivals: dict[object, list[Job]] = {}
         room, budget = self.rows - self.running, PREFILL_TOKENS[self.device.type]
         with self._changed:
+            self._joining = []
             while self._waiting and room > 0 and budget > 0:
                 job = self._waiting.popleft()
+                self._joining.append(job)
                 if not job.cancelled:
                     arrivals.setdefault(job.key, []).append(job)
                     room, budget = room - 1, budget - len(job.source)
