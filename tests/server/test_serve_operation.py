@@ -112,6 +112,18 @@ def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
         assert send(server, "/healthz")[0] == 200
 
 
+def test_large_glossaries_are_refused(runs: dict[str, Path]) -> None:
+    many = {f"term{n}": "x" for n in range(501)}
+    with serving(runs) as server:
+        for glossary in (many, {"cat": ["gato"] * 17}, {"cat": "x" * 20_000}):
+            assert send(server, "/v1/translate", {"q": TEXT, "glossary": glossary})[0] == 413
+        assert send(server, "/v1/translate", {"q": TEXT, "glossary": {"cat": ["gato"]}})[0] == 200
+        made = {"name": "many", "source_lang": "en", "target_lang": "es"}
+        for entries, status in ((many, 413), ({"cat": "x" * 20_000}, 413), ({"cat": "gato"}, 201)):
+            text = "\n".join(f"{a}\t{b}" for a, b in entries.items())
+            assert send(server, "/v2/glossaries", {**made, "entries": text})[0] == status
+
+
 def test_a_full_queue_and_a_slow_request_are_refused(runs: dict[str, Path]) -> None:
     with serving(runs, seconds=0.8, rows=1, queue=1) as server:
         send(server, "/v1/completions", {"model": "stories", "prompt": "Once", "max_tokens": 1})  # loads the model

@@ -18,9 +18,9 @@ from regard.server.gateway import Gateway, Payload
 from regard.server.languages import detect, name_of
 from regard.server.pool import Pair
 from regard.server.registry import NotFound
-from regard.server.translate_api import Translated, Wishes, body_schema, translations
+from regard.server.translate_api import Translated, Wishes, body_schema, check_glossary, translations
 
-MAX_GLOSSARIES, MAX_ENTRIES = 100, 10_000  # of a key, and of a glossary
+MAX_GLOSSARIES = 100  # of a key
 
 
 class DeepLBody(Payload):
@@ -88,8 +88,6 @@ def parse_entries(text: str, separator: str) -> dict[str, str]:
         entries[term] = translation
     if not entries:
         raise UserError("entries: there are none")
-    if len(entries) > MAX_ENTRIES:
-        raise UserError(f"entries: at most {MAX_ENTRIES} are allowed")
     return entries
 
 
@@ -102,6 +100,7 @@ class TermLists:
 
     def add(self, body: GlossaryBody, key: ApiKey) -> TermList:
         entries = parse_entries(body.entries, "\t" if body.entries_format == "tsv" else ",")
+        check_glossary(entries)
         pair = body.source_lang.lower(), body.target_lang.lower()
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         made = TermList(secrets.token_hex(16), body.name, pair, entries, key.name, created)

@@ -11,12 +11,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from regard.runs import LoadedRun
-from regard.server.gateway import Gateway, Payload
+from regard.server.gateway import Gateway, Payload, TooBig
 from regard.server.pool import Engaged
 from regard.tasks.documents import TranslatedDocument, translate_documents
 from regard.tasks.translator import Translator
 
 MAX_NBEST = 16
+MAX_TERMS, MAX_FORMS, MAX_TERM_CHARACTERS = 500, 16, 20_000  # of a glossary, of a term, and of all terms
 
 Terms = dict[str, str | list[str]]
 
@@ -69,6 +70,18 @@ class Wishes:
     prefix: str | None = None
 
 
+def check_glossary(glossary: Mapping[str, str | list[str]]) -> None:
+    """Refuse a glossary that would take long to prepare."""
+    forms = {term: [own] if isinstance(own, str) else own for term, own in glossary.items()}
+    size = sum(len(term) + sum(map(len, own)) for term, own in forms.items())
+    if len(forms) > MAX_TERMS:
+        raise TooBig(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS} are allowed")
+    if any(len(own) > MAX_FORMS for own in forms.values()):
+        raise TooBig(f"a term of the glossary has more than {MAX_FORMS} translations")
+    if size > MAX_TERM_CHARACTERS:
+        raise TooBig(f"a glossary of {size:,} characters: at most {MAX_TERM_CHARACTERS:,} are allowed")
+
+
 def translations(engaged: Engaged, texts: list[str], wishes: Wishes, language: str | None = None) -> list[Translated]:
     """Translate texts in the batches of the engine; `language`, that of the texts, selects the sentence splitter.
 
@@ -116,6 +129,7 @@ def routes(gateway: Gateway) -> APIRouter:
         """Translate a text or several."""
         body = await gateway.read(request, TranslateBody)
         texts = [body.q] if isinstance(body.q, str) else body.q
+        check_glossary(body.glossary)
         gateway.check_texts(request, texts)
         served = gateway.pool.translating(body.source, body.target, body.model)
         request.state.model = served.name
