@@ -10,7 +10,7 @@ import pytest
 from tests.server.service import make_runs, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 TEXT = "this cat is very large"
 
@@ -59,6 +59,22 @@ def test_a_glossary_and_other_translations(translator: Page) -> None:
     others.first.click()
     translator.locator("#choices").wait_for(state="hidden")
     assert translator.locator("#output").inner_text().split() == chosen.split()
+
+
+def test_a_long_subtitle_file_is_sent_in_parts(translator: Page, tmp_path: Path) -> None:
+    file = tmp_path / "long.srt"
+    file.write_text("\n".join(f"{n}\n00:00:01,000 --> 00:00:02,000\ndog\n" for n in range(1, 302)), "utf-8")
+    sizes: list[int] = []
+
+    def answer(route: Route) -> None:
+        sizes.append(len(route.request.post_data_json["q"]))
+        route.fulfill(json={"translations": [{"text": "perro"}] * sizes[-1]})
+
+    translator.route("**/v1/translate", answer)
+    translator.set_input_files("#file", file)
+    translator.locator("#output", has_text="301").wait_for()
+    assert sizes == [256, 45]
+    assert translator.locator("#output").inner_text().count("perro") == 301
 
 
 def test_files_keep_tags_and_times(translator: Page, tmp_path: Path) -> None:

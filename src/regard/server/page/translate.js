@@ -2,6 +2,7 @@
 import { parseGlossary, parseSrt } from "./formats.js";
 
 const WAIT_MS = 250; // after the last key
+const MAX_TEXTS = 256; // of a request
 const UNSURE = 0.9, WRONG = 0.5; // confidence below which a word is underlined
 const $ = (id) => document.getElementById(id);
 let pending = null; // the request under way; a newer one cancels it
@@ -48,7 +49,11 @@ async function translate() {
 async function translated(source, signal) {
   if (opened.format !== "srt") return (await call(request(source), signal))[0];
   const subtitles = parseSrt(source);
-  const found = await call(request(subtitles.texts, { format: "text" }), signal);
+  const body = request([], { format: "text" }), found = [];
+  for (let start = 0; start < subtitles.texts.length; start += MAX_TEXTS) {
+    const q = subtitles.texts.slice(start, start + MAX_TEXTS);
+    found.push(...(await call({ ...body, q }, signal)));
+  }
   return { text: subtitles.assemble(found.map((t) => t.text)), unmet: found.flatMap((t) => t.unmet ?? []) };
 }
 
