@@ -112,6 +112,21 @@ def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
         assert send(server, "/healthz")[0] == 200
 
 
+def test_counts_of_a_pool_bear_models_that_are_unloaded_meanwhile(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ModelPool([str(runs["en-es"])], device="cpu")
+    (served,) = pool.served.values()
+    with pool.using(served) as engaged:
+        reads = [engaged, None] * 2
+        monkeypatch.setattr(type(served), "engaged", property(lambda _: reads.pop(0)), raising=False)
+        assert pool.waiting == 0
+        reads = [engaged, None]
+        assert pool.running == 0
+        monkeypatch.undo()
+    pool.close()
+
+
 def test_large_glossaries_are_refused(runs: dict[str, Path]) -> None:
     many = {f"term{n}": "x" for n in range(501)}
     with serving(runs) as server:

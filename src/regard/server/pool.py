@@ -226,7 +226,7 @@ class ModelPool:
         if not self.memory:
             return
         loaded = sorted((run for run in self.served.values() if run.engaged), key=lambda run: run.used)
-        size = sum(run.engaged.bytes for run in loaded if run.engaged)
+        size = sum(engaged.bytes for run in loaded if (engaged := run.engaged) is not None)
         for run in loaded:
             if size <= self.memory:
                 return
@@ -246,18 +246,21 @@ class ModelPool:
                 continue
 
     def close(self) -> None:
-        for run in self.served.values():
-            if run.engaged is not None:
-                run.engaged.engine.close()
+        for engaged in self._engaged():
+            engaged.engine.close()
+
+    def _engaged(self) -> list[Engaged]:
+        """The loaded models; each is read once, because another thread may unload it."""
+        return [engaged for run in self.served.values() if (engaged := run.engaged) is not None]
 
     @property
     def waiting(self) -> int:
         """Sentences that wait in all engines."""
-        return sum(run.engaged.engine.waiting for run in self.served.values() if run.engaged)
+        return sum(engaged.engine.waiting for engaged in self._engaged())
 
     @property
     def running(self) -> int:
-        return sum(run.engaged.engine.running for run in self.served.values() if run.engaged)
+        return sum(engaged.engine.running for engaged in self._engaged())
 
     @property
     def failures(self) -> dict[str, str]:
