@@ -79,6 +79,10 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path, monkeypat
         file.write_text(text)
         with pytest.raises(UserError, match=why):
             read_keys(file)
+    for rate in ("nan", "inf", "-1"):
+        file.write_text(f"alice {KEY} {rate}")
+        with pytest.raises(UserError, match="not a number"):
+            read_keys(file)
     monkeypatch.delenv("REGARD_API_KEY")
     file.write_text("")
     with pytest.raises(UserError, match="no keys"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import time
@@ -118,7 +119,9 @@ def read_keys(file: Path | None, rate: float = 0.0) -> dict[str, tuple[str, floa
         try:
             limit = float(words[2]) if len(words) == 3 else rate
         except ValueError:
-            raise UserError(f"{where}: {words[2]!r} is not a number of requests a minute") from None
+            limit = math.nan
+        if len(words) == 3 and not (math.isfinite(limit) and limit >= 0):
+            raise UserError(f"{where}: {words[2]!r} is not a number of requests a minute")
         keys[_checked(words[1], where)] = (words[0], limit)
     if not keys:
         raise UserError(f"--keys {file}: the file has no keys")
