@@ -51,7 +51,7 @@ def find_placeholders(text: str) -> MarkedText:
     for match in PLACEHOLDER.finditer(text):
         kept += text[end : match.start()]
         end = match.end()
-        before, after = kept[-1:].isspace(), text[end : end + 1].isspace()
+        before, after = kept[-1:] == " ", text[end : end + 1] == " "  # other white space stays where it is
         spaced = (before or not kept) and (after or end == len(text))
         if spaced and after:  # one of the spaces goes with it
             end += 1
