@@ -1,0 +1,125 @@
+"""Parts of models of sound: convolutional subsampling, SpecAugment, and the CTC loss, on packed batches.
+
+Shapes: S frames of features in a packed batch, F features of a frame, N recordings, D width, V vocabulary, T labels.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import taps
+from regard.dropout import dropout
+from regard.nn import positions
+from regard.packed import PackedLayout
+from regard.special_tokens import PAD
+
+KERNEL, STRIDE, PADDING = 3, 2, 1  # of a convolution, which halves the frames
+
+
+class SoundSettings(Protocol):
+    """What a sound embedding reads of a family's settings."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def position_base(self) -> float: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def mels(self) -> int: ...
+    @property
+    def subsample(self) -> int: ...
+
+
+class SoundEmbedding(nn.Module):
+    """Convolutions along time, each of which halves the frames, and positions: dropout(conv(x) + position encoding).
+
+    `subsample` is the number of frames that become one: 2 to the power of the number of convolutions.
+    """
+
+    def __init__(self, settings: SoundSettings) -> None:
+        super().__init__()
+        count = settings.subsample.bit_length() - 1
+        widths = [settings.mels, *[settings.width] * count]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(wide, settings.width, KERNEL, STRIDE, PADDING) for wide in widths[:-1]
+        )
+        self.project = nn.Linear(widths[-1], settings.width)
+        self.positions = positions.make(
+            settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
+        )
+        self.dropout = settings.dropout
+
+    def forward(self, values: Tensor, layout: PackedLayout) -> tuple[Tensor, PackedLayout]:
+        """Frames [S, F] -> [S', D], and the layout of what is left of each recording."""
+        x = values
+        for convolution in self.convolutions:
+            layout_after = layout.convolved(KERNEL, STRIDE, PADDING)
+            # The padded view has zeros around each recording, as the convolution's own padding.
+            x = F.gelu(layout_after.flatten(convolution(layout.pad(x).mT).mT[:, : layout_after.max_len]))
+            layout = layout_after
+        x = taps.tap(self, "tokens", self.project(x))
+        length = F.pad(layout.length, (0, 1), value=1)[layout.segment_ids]
+        encoded = taps.tap(self, "positions", self.positions(layout.position, length))
+        return taps.tap(self, "stream", dropout(x + encoded, self.dropout, self.training)), layout
+
+
+def subsampled(length: int, factor: int) -> int:
+    """What is left of `length` frames.
+
+    >>> subsampled(98, 4), subsampled(1, 4)
+    (25, 1)
+    """
+    while factor > 1:
+        length, factor = (length + 2 * PADDING - KERNEL) // STRIDE + 1 if length else 0, factor // STRIDE
+    return length
+
+
+def spec_augment(
+    values: Tensor, layout: PackedLayout, bands: tuple[int, int], frames: tuple[int, int], share: float = 0.5
+) -> Tensor:
+    """Zero random bands of frequencies and stretches of time of each recording (SpecAugment; Park et al. 2019).
+
+    `bands` and `frames` are how many masks, and how wide each is at most; the stretches of a recording together take at
+    most a `share` of it. values [S, F], whose mean is zero; the random numbers are PyTorch's.
+    """
+    count, device = len(layout), values.device
+    features = torch.arange(values.shape[1], device=device)
+    masked = torch.zeros(count + 1, values.shape[1], dtype=torch.bool, device=device)  # the last row is for padding
+    for _ in range(bands[0]):
+        width, begin = torch.rand(2, count + 1, 1, device=device)
+        width = width * min(bands[1], values.shape[1])
+        begin = begin * (values.shape[1] - width)
+        masked |= (features >= begin) & (features < begin + width)
+    masked = masked[layout.segment_ids]
+    length = F.pad(layout.length, (0, 1))
+    for _ in range(frames[0]):
+        width, begin = torch.rand(2, count + 1, device=device)
+        width = width * (length * share / frames[0]).clamp(max=frames[1])
+        begin = begin * (length - width)
+        position = layout.position
+        hit = (position >= begin[layout.segment_ids]) & (position < (begin + width)[layout.segment_ids])
+        masked = masked | hit[:, None]
+    return values.masked_fill(masked, 0.0)
+
+
+def ctc_loss(logits: Tensor, layout: PackedLayout, labels: Tensor, label_layout: PackedLayout) -> Tensor:
+    """-log of the probability of all paths of each text, summed over the recordings, in float32.
+
+    logits [S, V] of the frames that are laid out by `layout`; labels [T], of which the last of each text, EOS, is left
+    out. `PAD` is the blank. A recording that is too short for its text counts as 0.
+    """
+    log_probs = layout.pad(logits.float().log_softmax(-1)).transpose(0, 1)  # [L, N, V]
+    texts = label_layout.pad(labels)  # [N, longest]
+    # On the host, where the loss wants them.
+    frames, lengths = torch.tensor(layout.lengths), torch.tensor(label_layout.lengths) - 1
+    loss: Tensor = F.ctc_loss(log_probs, texts, frames, lengths, blank=PAD, reduction="sum", zero_infinity=True)
+    return loss

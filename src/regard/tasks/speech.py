@@ -1,0 +1,154 @@
+"""Speech recognition: from a recording to what is said in it, in its own language or in another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.data.audio import Samples, check_samples, read_audio
+from regard.data.corpora import expand
+from regard.data.features import Example
+from regard.data.log_mel import HOP, log_mel
+from regard.data.speech import Recording, Utterance, at_speeds, join_utterances, read_utterances
+from regard.errors import UserError
+from regard.metrics.error_rates import ErrorRates
+from regard.metrics.text_scores import score_texts
+from regard.models.speech import SpeechSettings
+from regard.nn.sound import subsampled
+from regard.recipes.schema import Corpus, Recipe
+from regard.registry import CORPORA, TASKS
+from regard.run_dir import RunDir
+from regard.tasks.feature_text import FeatureDataset, Features, FeatureTextTask
+from regard.tasks.transcriber import Transcriber
+
+SPLITS = {"train": 0, "valid": 1, "test": 2}  # seeds of joined recordings
+
+
+@TASKS.register("speech")
+class SpeechTask(FeatureTextTask):
+    """Trains on recordings and their texts; the loss counts every token of a text."""
+
+    name = "speech"
+    about = "from a recording to its text"
+    data = "speech"
+    verb = "transcribe"
+    usage = "recording.wav"
+    verbs = frozenset({"transcribe", "evaluate", "draw", "bench"})
+    trace = None
+    writer_class = Transcriber
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        super().check(recipe)
+        model, data = recipe.model, recipe.data
+        if isinstance(model, SpeechSettings) and model.ctc_weight and recipe.training.r_drop:
+            raise ValueError("training.r_drop needs model.ctc_weight = 0: it compares the outputs of a decoder")
+        if data.join is not None and (data.speech is None or data.join[0] > data.join[1]):
+            raise ValueError("data.join is for the recordings of data.speech: the fewest, then the most to be joined")
+        for name in ("test_speakers", "speeds"):
+            if getattr(data, name) and data.speech is None:
+                raise ValueError(f"data.{name} is for the recordings of data.speech")
+
+    @property
+    def settings(self) -> SpeechSettings:
+        assert isinstance(self.recipe.model, SpeechSettings)
+        return self.recipe.model
+
+    @property
+    def members(self) -> str:
+        return "recordings"
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def check_files(self, resumed: bool) -> list[str]:
+        if self.recipe.data.speech is not None:
+            expand(self.recipe.data.speech, self.recipe.data.folder)
+        return []
+
+    @cached_property
+    def utterances(self) -> list[Utterance]:
+        """All recordings of the manifests."""
+        return read_utterances(self.recipe.data)
+
+    def training_examples(self, corpus: Corpus) -> list[Example]:
+        if corpus.corpus is not None:
+            return [(u.recording, u.text) for u in CORPORA[corpus.corpus].utterances("train", corpus.count)]
+        return self._split("train")[: corpus.count]
+
+    def held_out_examples(self, split: str) -> list[Example]:
+        if self.recipe.data.corpus is not None:
+            return [(u.recording, u.text) for u in CORPORA[self.recipe.data.corpus].utterances(split)]
+        return self._split(split)
+
+    def _split(self, split: str) -> list[Example]:
+        """The examples of a split of the manifests, joined if the recipe says so."""
+        data = self.recipe.data
+        chosen = [utterance for utterance in self.utterances if utterance.split == split]
+        if not chosen:
+            raise UserError(f"there are no {split} recordings: give the manifest a column split, or set data.held_out")
+        if split == "train":
+            chosen = at_speeds(chosen, data.speeds)
+        if data.join is not None:
+            count = data.count if split == "train" and data.count is not None else len(chosen)
+            chosen = join_utterances(chosen, data.join, count, 3 * data.split_seed + SPLITS[split])
+        return [(utterance.recording, utterance.text) for utterance in chosen]
+
+    def read_input(self, argument: str) -> Samples:
+        return read_audio(argument, self.settings.sample_rate)
+
+    def input_list(self, given: Any) -> tuple[list[Any], bool]:
+        """The recordings that an argument of `Model.transcribe` stands for, and whether it is a single one."""
+        single = isinstance(given, str | Path) or getattr(given, "ndim", 2) == 1
+        sounds = [given] if single else list(given)
+        return [
+            self.read_input(str(s)) if isinstance(s, str | Path) else check_samples(np.asarray(s), "transcribe")
+            for s in sounds
+        ], single
+
+    def stored_features(self, given: Any) -> Features:
+        rate = self.settings.sample_rate
+        samples = given.samples(rate) if isinstance(given, Recording) else given
+        longest = self.settings.max_positions * self.settings.subsample * HOP
+        if len(samples) > longest * rate:
+            name = given.name if isinstance(given, Recording) else "the recording"
+            seconds = f"{len(samples) / rate:.1f} seconds long"
+            raise UserError(f"{name} is {seconds}, and the model reads at most {longest:g}: cut it into parts")
+        features: Features = log_mel(samples, rate, self.settings.mels).numpy()
+        return features
+
+    def show_input(self, index: int, given: Any) -> str:
+        return given.name if isinstance(given, Recording) else f"recording {index + 1}"
+
+    def dataset(
+        self,
+        run: RunDir,
+        progress: Callable[[str, int], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> FeatureDataset:
+        dataset = super().dataset(run, progress, say)
+        if self.settings.ctc_weight and say is not None:
+            short = sum(self._too_short(store.source[i], store.target[i]) for store in dataset.stores
+                        for i in range(len(store)))  # fmt: skip
+            if short:
+                say(
+                    f"warning: {short:,} recordings have fewer frames than CTC needs for their texts, and teach it "
+                    "nothing: lower model.subsample, or choose longer tokens"
+                )
+        return dataset
+
+    def _too_short(self, features: Features, target: Any) -> bool:
+        """CTC needs a frame for each token, and one more between two equal ones."""
+        tokens = target[:-1].tolist()
+        needed = len(tokens) + sum(a == b for a, b in pairwise(tokens))
+        return subsampled(len(features), self.settings.subsample) < needed
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def scores(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        rates, scores = ErrorRates.of(outputs, references), score_texts(outputs, references)
+        return {"wer": rates.wer, "cer": rates.cer, "exact": rates.accuracy, "bleu": scores.bleu, "chrf": scores.chrf}

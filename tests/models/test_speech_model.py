@@ -1,0 +1,141 @@
+"""The speech model: subsampling, SpecAugment and CTC on packed batches, each against its definition."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from regard.models import build
+from regard.models.speech import SpeechModel, SpeechSettings
+from regard.nn.sound import SoundEmbedding, ctc_loss, spec_augment, subsampled
+from regard.packed import FeatureBatch, PackedFeatures, PackedLayout, PackedTokens
+from regard.special_tokens import BOS, EOS, PAD
+
+TINY = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn_width": 16, "mels": 5, "dropout": 0}
+
+
+def settings(**changes: Any) -> SpeechSettings:
+    return SpeechSettings.model_validate({"family": "speech", **TINY, **changes})
+
+
+def model(seed: int = 0, **changes: Any) -> SpeechModel:
+    torch.manual_seed(seed)
+    made = build(settings(**changes), 0, 9, False)
+    assert isinstance(made, SpeechModel)
+    return made.eval()
+
+
+def frames(*lengths: int) -> list[Tensor]:
+    torch.manual_seed(sum(lengths))
+    return [torch.randn(n, 5) for n in lengths]
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+def test_subsampling_of_a_packed_batch_is_that_of_each_recording_alone(factor: int) -> None:
+    torch.manual_seed(0)
+    embedding = SoundEmbedding(settings(subsample=factor, positions="none"))
+    recordings = frames(13, 1, 8, 30)
+    packed = PackedFeatures.from_arrays(recordings, size=60)
+    found, layout = embedding(packed.values, packed.layout)
+    assert layout.lengths == tuple(subsampled(len(r), factor) for r in recordings)
+    for one, recording in zip(layout.split(found), recordings, strict=True):
+        x = recording.T[None]  # [1, F, n]
+        for convolution in embedding.convolutions:
+            assert isinstance(convolution, nn.Conv1d)
+            x = nn.functional.gelu(convolution(x))
+        torch.testing.assert_close(one, embedding.project(x[0].T), atol=1e-5, rtol=1e-5)
+
+
+def test_spec_augment_zeroes_whole_bands_and_stretches_of_each_recording() -> None:
+    layout = PackedLayout([40, 25], size=70)
+    values = torch.ones(70, 12)
+    torch.manual_seed(1)
+    bands = [spec_augment(values, layout, (1, 6), (0, 0)) for _ in range(200)]
+    widths = set()
+    for masked in bands:
+        for part in layout.split(masked):
+            assert torch.equal(part, part[:1].expand_as(part))  # the same bands in all frames
+            (zero,) = torch.where(part[0] == 0)
+            widths.add(len(zero))
+            assert not len(zero) or zero.tolist() == list(range(int(zero[0]), int(zero[-1]) + 1))
+    assert widths == set(range(7))
+    assert any((masked[0] != masked[40]).any() for masked in bands)  # recordings have masks of their own
+    longest = 0
+    for _ in range(100):
+        parts = layout.split(spec_augment(values, layout, (0, 0), (2, 30), share=0.5))
+        for part in parts:
+            assert torch.equal(part, part[:, :1].expand_as(part))  # all bands of a frame
+            hidden = int((part[:, 0] == 0).sum())
+            assert hidden <= len(part) / 2 + 2
+            longest = max(longest, hidden)
+    assert longest > 10
+    assert torch.equal(spec_augment(values, layout, (0, 0), (0, 0)), values)
+
+
+def all_paths(logits: Tensor, text: list[int]) -> float:
+    """The probability of a text by the definition of CTC: the sum over paths that collapse to it."""
+    probs, total = logits.softmax(-1), 0.0
+    for path in product(range(logits.shape[1]), repeat=len(logits)):
+        merged = [token for t, token in enumerate(path) if t == 0 or token != path[t - 1]]
+        if [token for token in merged if token != PAD] == text:
+            total += float(torch.stack([probs[t, token] for t, token in enumerate(path)]).prod())
+    return total
+
+
+def test_the_ctc_loss_sums_over_all_paths() -> None:
+    torch.manual_seed(0)
+    logits, layout = torch.randn(9, 4), PackedLayout([4, 3], size=9)
+    texts = [[1, 1], [3]]
+    labels = PackedTokens.from_lists([[*text, EOS] for text in texts], size=7)
+    expected = -sum(
+        torch.tensor(all_paths(part, text)).log().item() for part, text in zip(layout.split(logits), texts, strict=True)
+    )
+    assert ctc_loss(logits, layout, labels.ids, labels.layout).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_recording_that_is_too_short_for_its_text_counts_as_nothing() -> None:
+    logits, layout = torch.randn(2, 4, requires_grad=True), PackedLayout([2])
+    labels = PackedTokens.from_lists([[1, 2, 3, EOS]])
+    loss = ctc_loss(logits, layout, labels.ids, labels.layout)
+    loss.backward()
+    assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
+
+
+def test_the_loss_weighs_ctc_and_the_decoder() -> None:
+    made = model(ctc_weight=0.25)
+    batch = FeatureBatch.from_lists(frames(30, 50), [[5, 6, EOS], [7, EOS]], bos=BOS)
+    encoded, layout = made.encode(batch.source)
+    ctc = ctc_loss(made.ctc_logits(encoded), layout, batch.labels, batch.inputs.layout)
+    text = nn.functional.cross_entropy(made.logits(batch), batch.labels, reduction="sum")
+    torch.testing.assert_close(made(batch), 0.25 * ctc + 0.75 * text)
+    assert model(ctc_weight=0).ctc is None  # nothing that is never trained
+
+
+def test_ctc_alone_has_no_decoder_and_trains_all_its_weights() -> None:
+    made = model(ctc_weight=1, decoder_layers=0)
+    assert len(made.decoder) == 0 and not made.has_decoder
+    batch = FeatureBatch.from_lists(frames(30, 50), [[5, 6, EOS], [7, EOS]], bos=BOS)
+    made(batch).backward()
+    assert all(p.grad is not None for p in made.parameters())
+    assert SpeechSettings.model_validate({"family": "speech", "ctc_weight": 1}).decoder_layers == 0
+    with pytest.raises(ValidationError, match="CTC alone has no decoder"):
+        settings(ctc_weight=1)
+    with pytest.raises(ValidationError, match="CTC alone has no decoder"):
+        settings(decoder_layers=0)
+
+
+def test_masks_are_drawn_in_training_only() -> None:
+    made = model()
+    batch = FeatureBatch.from_lists(frames(60), [[5, EOS]], bos=BOS)
+    assert torch.equal(made(batch), made(batch))
+    made.train()
+    torch.manual_seed(0)
+    first = made(batch)
+    assert not torch.equal(first, made(batch))
+    torch.manual_seed(0)
+    assert torch.equal(first, made(batch))
