@@ -14,8 +14,9 @@ import torch
 import regard
 from regard import tasks
 from regard.attention import Additive, MultiHeadAttention
-from regard.data.packing import StreamPosition
-from regard.data.shapes import CLASSES, COLOURS, SIZE, Shapes, draw, generator, read_image
+from regard.data.image_files import ImageShape
+from regard.data.shapes import CLASSES, COLOURS, SIZE, Shapes, generator
+from regard.data.stream import StreamPosition
 from regard.errors import UserError
 from regard.models.vit import ImageBatch, ViT
 from regard.recipes import load
@@ -25,6 +26,7 @@ from regard.runs import LoadedRun
 from regard.training.setup import train
 
 CPU = torch.device("cpu")
+SHAPE = ImageShape(SIZE, 3)
 QUICK = ["training.steps=6", "training.validate_every=3", "training.save_every=3", "data.count=96", "training.seed=3"]
 SMALL = ["model.width=16", "model.heads=2", "model.layers=1", "model.ffn_width=16", "model.dropout=0.1"]
 
@@ -60,7 +62,7 @@ def test_images_are_the_same_every_time_and_differ_between_splits() -> None:
 
 @pytest.mark.parametrize("label", CLASSES)
 def test_an_image_has_the_colour_of_its_class_in_the_middle(label: str) -> None:
-    middle = np.mean([draw(label, generator(9, n))[SIZE // 2, SIZE // 2] for n in range(40)], 0)
+    middle = np.mean([Shapes.draw(label, generator(9, n))[0][SIZE // 2, SIZE // 2] for n in range(40)], 0)
     assert middle.argmax() == list(COLOURS).index(label.split()[0])
 
 
@@ -72,7 +74,7 @@ def test_the_areas_of_the_shapes_are_those_of_geometry() -> None:
         for n in range(30):
             random = generator(4, n)
             radius = generator(4, n).uniform(6, 9)
-            image = draw(f"red {shape}", random)
+            image = Shapes.draw(f"red {shape}", random)[0] / 255
             inside = (image[..., 0] - image[..., 2]) > 0.25  # red, not grey
             found.append(inside.sum() / (2 * radius) ** 2)
         assert np.mean(found) == pytest.approx(share, rel=0.1), shape
@@ -81,14 +83,14 @@ def test_the_areas_of_the_shapes_are_those_of_geometry() -> None:
 def test_patches_are_the_pixels_in_reading_order() -> None:
     vit, images = model(), batch([3, 7]).images
     side, seen = vit.settings.patch, []
-    vit.project_patch.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    vit.tokens.stem.project.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(0, 2)))
     vit.encode(images)
     across = SIZE // side
     for number in (0, 1, across, across**2 + 2 * across + 3):
         image, place = divmod(number, across**2)
         row, column = (side * i for i in divmod(place, across))
-        patch = images[image, row : row + side, column : column + side] - 0.5  # [side, side, 3]
-        assert torch.equal(seen[0][number], patch.permute(2, 0, 1).flatten())
+        patch = images[image, row : row + side, column : column + side] / 255  # [side, side, 3]
+        assert torch.equal(seen[0][number], ((patch - 0.5) / 0.25).permute(2, 0, 1).flatten())
 
 
 def test_the_score_is_that_of_every_attention() -> None:
@@ -117,7 +119,7 @@ def test_every_epoch_visits_every_image_once_in_another_order(run: RunDir) -> No
 
 
 def test_a_run_keeps_its_classes_and_its_validations(run: RunDir) -> None:
-    assert run.classes == CLASSES and not list(run.path.glob("*tokenizer.json"))
+    assert list(run.classes) == sorted(CLASSES) and not list(run.path.glob("*tokenizer.json"))
     metrics = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     looks = [entry for entry in metrics if entry["kind"] == "valid"]
     assert [look["step"] for look in looks] == [3, 6] and all(0 <= look["exact"] <= 100 for look in looks)
@@ -131,7 +133,7 @@ def test_accuracy_is_that_of_the_predictions(run: RunDir, capsys: pytest.Capture
     right = sum(prediction.label == label for prediction, (_, label) in zip(found, examples, strict=True))
     entry = json.loads(call(capsys, "evaluate", run.path, "--json", "--device", "cpu"))
     assert entry["examples"] == 600 and entry["accuracy"] == pytest.approx(100 * right / 600)
-    assert sum(map(sum, entry["confusion"])) == 600 and entry["classes"] == list(CLASSES)
+    assert sum(map(sum, entry["confusion"])) == 600 and entry["classes"] == sorted(CLASSES)
     for prediction in found[:20]:
         assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-5)
         assert list(prediction.probabilities.values()) == sorted(prediction.probabilities.values(), reverse=True)
@@ -154,8 +156,8 @@ def test_files_of_images_are_classified_line_by_line(
     images = [image for image, _ in Shapes.images("test", 3)]
     files = [tmp_path / f"{n}.npy" for n in range(3)]
     np.save(files[0], images[0])
-    np.save(files[1], (255 * images[1]).round().astype(np.uint8))
-    np.save(files[2], images[2].astype(np.float64))
+    np.save(files[1], images[1].astype(np.int64))
+    np.save(files[2], images[2] / 255.0)
     found = LoadedRun.load(run.path, device="cpu").predictions(images)
     out = call(capsys, "predict", run.path, *files, "--device", "cpu")
     assert out.splitlines() == [prediction.label for prediction in found]
@@ -164,30 +166,18 @@ def test_files_of_images_are_classified_line_by_line(
     assert entry["class"] == found[0].label and list(entry["probabilities"]) == list(found[0].probabilities)[:2]
 
 
-def test_an_image_file_is_read_as_its_pixels(tmp_path: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
-    pillow.fromarray(pixels).save(tmp_path / "one.png")
-    np.testing.assert_allclose(read_image(tmp_path / "one.png"), pixels / np.float32(255), atol=1e-6)
-    pillow.fromarray(pixels[:, :, 0]).save(tmp_path / "grey.png")
-    np.testing.assert_array_equal(read_image(tmp_path / "grey.png")[:, :, 1], pixels[:, :, 0] / np.float32(255))
-    (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(UserError, match=r"cannot read .*text\.png"):
-        read_image(tmp_path / "text.png")
-
-
 def test_what_is_no_image_gets_one_line(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "small.npy", np.zeros((4, 4, 3)))
+    np.save(tmp_path / "flat.npy", np.zeros(4))
     np.save(tmp_path / "bright.npy", np.full((SIZE, SIZE, 3), 7.0))
     (tmp_path / "text.npy").write_text("not an array")
     for name, why in {
-        "small": "an image is",
+        "flat": "an image is",
         "bright": "from 0 to 1",
         "text": "not an image",
         "gone": "cannot read",
     }.items():
         with pytest.raises(UserError, match=why):
-            read_image(tmp_path / f"{name}.npy")
+            SHAPE.read(tmp_path / f"{name}.npy")
         message = call(capsys, "predict", run.path, tmp_path / f"{name}.npy", "--device", "cpu", status=2)
         assert len(message.splitlines()) == 1
 

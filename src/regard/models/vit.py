@@ -1,6 +1,6 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): an encoder over the patches of an image, to classify it.
 
-N images, P patches each, N P = T tokens of a packed batch, D width, C classes.
+N images, P tokens each, N P = T tokens of a packed batch, D width, C classes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import pack
-from regard.dropout import dropout
 from regard.models.base import SequenceModel
-from regard.nn import flops
-from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
-from regard.packed import Batch, PackedLayout
+from regard.nn import flops, losses
+from regard.nn.augment import Augmentation
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, EncoderBlock
+from regard.nn.image_tokens import ImageConfig, ImageTokens
+from regard.packed import Batch
 from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
-
-INIT_STD = 0.02  # of the position vectors
 
 
 @dataclass(frozen=True)
 class ImageBatch(Batch):
-    """Images [N, side, side, 3], from 0 to 1, and their class ids [N]."""
+    """Images [N, side, side, channels], uint8 or numbers from 0 to 1, and their class ids [N].
+
+    A batch to train on may also say how its images are augmented, by random numbers `draws` [N, K].
+    """
 
     images: Tensor
     labels: Tensor
+    draws: Tensor | None = None
+    augmentation: Augmentation | None = None
 
     @property
     def target_mask(self) -> Tensor:
@@ -47,14 +52,31 @@ class ViTSettings(SizedSettings):
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": dict(width=64, heads=4, layers=3, ffn_width=128, dropout=0.0),
         "small": dict(width=128, heads=4, layers=4, ffn_width=512, dropout=0.1),
+        "medium": dict(width=256, heads=4, layers=7, ffn_width=768, dropout=0.1),
+        "large": dict(width=384, heads=6, layers=8, ffn_width=1536, dropout=0.1),
+        "base": dict(width=768, heads=12, layers=12, ffn_width=3072, dropout=0.1),
     }
     DEFAULT_SIZE: ClassVar[str] = "tiny"
     TASKS: ClassVar[tuple[str, ...]] = ("image-classification",)
 
     family: Literal["vit"] = Field("vit", description="model family")
-    size: Literal["tiny", "small"] = Field("tiny", description="preset for the sizes below; each can be set separately")
-    image: int = Field(24, ge=1, description="height and width of an image in pixels")
+    size: Literal["tiny", "small", "medium", "large", "base"] = Field(
+        "tiny", description="preset for the sizes below; each can be set separately"
+    )
+    image: int = Field(24, ge=1, le=4096, description="height and width of an image in pixels; others are resized")
+    channels: Literal[1, 3] = Field(3, description="1: grey, 3: red, green and blue")
     patch: int = Field(4, ge=1, description="height and width of a patch in pixels; must divide image")
+    stem: Literal["patches", "convolutions"] = Field(
+        "patches",
+        description="what turns patches into tokens: a linear layer, or convolutions with pooling, as in CCT, which "
+        "learn more from few images",
+    )
+    positions: Literal["learned", "sinusoidal"] = Field(
+        "learned", description="position vectors of patches; sinusoidal: of row and column"
+    )
+    pooling: Literal["mean", "class-token"] = Field(
+        "mean", description="what the class is read from: the mean over the patches, or a token of its own"
+    )
     width: int = Field(..., ge=2, description="embedding and hidden size")
     heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
     layers: int = Field(..., ge=1, description="number of layers")
@@ -71,10 +93,9 @@ class ViTSettings(SizedSettings):
         return self.layers, 0
 
     def forward_flops(self, batch: ImageBatch, target_size: int) -> int:
-        images, patches = len(batch.images), (self.image // self.patch) ** 2
-        embedding = 2 * images * patches * 3 * self.patch**2 * self.width
-        encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), [patches] * images)
-        return embedding + encoder + 2 * images * self.width * target_size
+        images, config = len(batch.images), ImageConfig.from_settings(self)
+        encoder = self.layers * flops.encoder_block(BlockConfig.from_settings(self), [config.tokens] * images)
+        return images * config.flops + encoder + 2 * images * self.width * target_size
 
     def summary(self) -> str:
         return "ViT"
@@ -83,35 +104,45 @@ class ViTSettings(SizedSettings):
     def _whole_patches(self) -> ViTSettings:
         if self.image % self.patch:
             raise ValueError(f"patch {self.patch} does not divide the {self.image} pixels of an image's side")
+        if self.stem == "convolutions" and self.patch & (self.patch - 1):
+            raise ValueError(f'stem = "convolutions" halves an image repeatedly: patch {self.patch} is no power of 2')
         return self
 
 
 @MODELS.register("vit")
 class ViT(SequenceModel):
-    """W · mean over the patches of encoder(patch vectors + position vectors)."""
+    """W · pool(encoder(tokens of the image))."""
 
     Settings = ViTSettings
+    static_shapes = True
 
     def __init__(self, settings: ViTSettings, source_size: int, target_size: int, shared: bool = False) -> None:
         super().__init__()
         self.settings = settings
-        side, width = settings.patch, settings.width
-        self.patches = (settings.image // side) ** 2
-        self.project_patch = nn.Linear(3 * side**2, width)
-        self.positions = nn.Parameter(torch.randn(self.patches, width) * INIT_STD)
+        self.tokens = ImageTokens(ImageConfig.from_settings(settings))
         self.encoder = BlockStack.of(BlockConfig.from_settings(settings), EncoderBlock, settings.layers)
-        self.classifier = nn.Linear(width, target_size)
+        self.classifier = nn.Linear(settings.width, target_size)
 
     def encode(self, images: Tensor) -> Tensor:
-        """images [N, side, side, 3] -> [N P, D]."""
-        side, count = self.settings.patch, len(images)
-        grid = images.unfold(1, side, side).unfold(2, side, side)  # [N, rows, columns, 3, side, side]
-        tokens = taps.tap(self, "tokens", self.project_patch(grid.reshape(count * self.patches, -1) - 0.5))
-        x = dropout(tokens + self.positions.repeat(count, 1), self.settings.dropout, self.training)
-        layout = PackedLayout([self.patches] * count, device=images.device)
+        """images [N, side, side, channels] -> [N P, D]."""
+        x, layout = self.tokens(images)
         return self.encoder(x, pack(layout, layout), is_token=layout.is_token)
 
     def logits(self, batch: ImageBatch) -> Tensor:
         """[N, C]."""
-        pooled = self.encode(batch.images).unflatten(0, (-1, self.patches)).mean(1)
+        hidden = self.encode(batch.images).unflatten(0, (len(batch.images), -1))
+        pooled = hidden.mean(1) if self.settings.pooling == "mean" else hidden[:, 0]
         return taps.tap(self, "logits", self.classifier(pooled))
+
+    def forward(self, batch: ImageBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+        """The training loss. The labels of mixed images are mixed too: each has two, with their shares."""
+        if batch.augmentation is None or batch.draws is None:
+            return super().forward(batch, smoothing, r_drop)
+        images, share = batch.augmentation(batch.images, batch.draws)
+        augmented = ImageBatch(images, batch.labels)
+        if not batch.augmentation.mixes:
+            return super().forward(augmented, smoothing, r_drop)
+        logits = self.logits(augmented)
+        own = (batch.labels[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float()
+        mixed = own.roll(1, 0).lerp(own, share[:, None])
+        return losses.cross_entropy(logits, mixed, batch.target_mask, smoothing)

@@ -2,69 +2,128 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from regard.data.corpora import corpora
-from regard.data.packing import BatchStream
-from regard.data.shapes import CLASSES, SIZE, Image, ImageBatches, Shapes, check_image, read_image
+from regard.data.image_files import Example, Image, ImageShape
+from regard.data.images import AugmentedBatches, ImageBatches, ImageStore, is_decoded, open_images, split_members
+from regard.data.stream import BatchStream
+from regard.errors import UserError
 from regard.models.vit import ImageBatch, ViTSettings
+from regard.nn.augment import Augmentation
+from regard.nn.image_tokens import MEAN, to_unit
 from regard.packed import Batch
 from regard.recipes.schema import Recipe
-from regard.registry import TASKS
+from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
-from regard.tasks.base import Dataset
+from regard.tasks.axes import (
+    Hidden,
+    InspectableTask,
+    Inspection,
+    element,
+    patch_axis,
+    picture,
+    refuse_edges,
+    refuse_special,
+)
+from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import ClassTask, InputBatch
+from regard.tasks.text import check_files
 
 BATCH = 256  # images in a batch of prediction
 
 
 @dataclass(frozen=True)
 class ImageDataset(Dataset):
-    """Images in memory and the names of their classes."""
+    """Images with their classes, and which of them to train on."""
 
-    examples: list[tuple[Image, str]]
+    store: ImageStore
+    members: npt.NDArray[np.int64]
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        return _digest(self.examples)
+        return self.store.digest(self.members)
 
 
 @TASKS.register("image-classification")
-class ImageClassificationTask(ClassTask):
+class ImageClassificationTask(ClassTask, InspectableTask):
     """Trains on images and the names of their classes; `training.batch_tokens` counts images."""
 
     name = "image-classification"
     about = "name the class of an image"
     data = "images"
-    usage = "image.npy"
-    verbs = frozenset({"predict", "evaluate"})
+    sections = ("augment",)
+    usage = "image.png"
+    verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
     has_source = False
-    trace = None
+    targets = "images"
+    trace = TraceSpec("predict")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
-        if isinstance(recipe.model, ViTSettings) and recipe.model.image != SIZE:
-            raise ValueError(f"model.image is {recipe.model.image}, and the images have {SIZE} pixels a side")
+        if recipe.data.mix:
+            raise ValueError("data.mix is not for images: name several folders in data.images")
+        size = getattr(CORPORA[recipe.data.corpus], "size", None) if recipe.data.corpus else None
+        if isinstance(recipe.model, ViTSettings) and size not in (None, recipe.model.image):
+            raise ValueError(f"model.image is {recipe.model.image}, and the images have {size} pixels a side")
+
+    @property
+    def shape(self) -> ImageShape:
+        model = self.recipe.model
+        assert isinstance(model, ViTSettings)
+        return ImageShape(model.image, model.channels)
 
     def check_files(self, resumed: bool) -> list[str]:
-        return []  # the images are built in
+        data = self.recipe.data
+        lines = check_files(data, resumed)
+        new = data.images is not None and not is_decoded(data.images, data, self.shape)
+        return [*lines, "decoding the images into the cache, once"] if new else lines
 
-    def held_out(self, split: str) -> list[tuple[Image, str]]:
-        return list(Shapes.images(split))
+    @cached_property
+    def store(self) -> ImageStore:
+        """The images to train on, and those that `data.held_out` holds out."""
+        return self._store(None, None)
+
+    def _store(self, progress: Callable[[str, int], None] | None, say: Callable[[str], None] | None) -> ImageStore:
+        data = self.recipe.data
+        if data.images is None:
+            examples = CORPORA[data.corpus or ""].images("train", data.count)
+            return ImageStore.of([(self.shape.of_array(image), name) for image, name in examples])
+        return open_images(data.images, data, self.shape, progress, say).first(data.count)
+
+    def held_out(self, split: str) -> list[Example]:
+        data = self.recipe.data
+        given = {"valid": data.valid, "test": data.test}.get(split)
+        if given is not None:
+            store = open_images(given, data, self.shape)
+            return [store[number] for number in range(len(store))]
+        if data.images is None:
+            examples = CORPORA[data.corpus or ""].images(split)
+            return [(self.shape.of_array(image), name) for image, name in examples]
+        if not data.held_out or split not in ("valid", "test"):
+            raise UserError(f"the recipe has no {split} images: set data.{split}, or data.held_out to a share of them")
+        members = split_members(len(self.store), data, split)
+        if not len(members):
+            raise UserError(f"{data.held_out} of {len(self.store)} images is not one: raise data.held_out")
+        return [self.store[number] for number in members]
 
     def digest(self, examples: Sequence[Any]) -> str:
-        return _digest(examples)
+        return ImageStore.of(examples).digest()
 
     def class_names(self) -> list[str]:
-        return list(CLASSES)
+        names = self.store.classes
+        if len(names) < 2:
+            raise UserError(f"the training images need at least two classes, and all are {names[0]!r}")
+        order = {name: number for number, name in enumerate(self.recipe.data.classes)}
+        return sorted(names, key=lambda name: (order.get(name, len(order)), name))
 
     def dataset(
         self,
@@ -72,18 +131,20 @@ class ImageClassificationTask(ClassTask):
         progress: Callable[[str, int], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> ImageDataset:
-        return ImageDataset([e for corpus in corpora(self.recipe.data) for e in Shapes.images("train", corpus.count)])
+        return ImageDataset(self.store, split_members(len(self.store), self.recipe.data, "train"))
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         assert isinstance(dataset, ImageDataset)
-        images, names = zip(*dataset.examples, strict=True)
-        settings = self.recipe.training
-        labels = self.class_ids(run, names, "the training data")
-        return ImageBatches(images, labels, settings.batch_tokens, settings.seed)
+        settings, store = self.recipe.training, dataset.store
+        ids = self.class_ids(run, store.classes, "the training data")
+        labels = [ids[store.labels[number]] for number in dataset.members]
+        batches = ImageBatches(store.pixels, dataset.members, labels, settings.batch_tokens, settings.seed)
+        augmentation = Augmentation(**self.recipe.augment.model_dump())
+        return AugmentedBatches(batches, settings.seed, augmentation) if augmentation.varies else batches
 
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
         assert isinstance(dataset, ImageDataset)
-        count, size = len(dataset.examples), self.recipe.training.batch_tokens
+        count, size = len(dataset.members), self.recipe.training.batch_tokens
         return [f"data: {count:,} images of {len(run.classes)} classes, in batches of {min(size, count)}"]
 
     def describe_batch(self, run: RunDir, batch: Batch) -> list[dict[str, Any]]:
@@ -101,19 +162,33 @@ class ImageClassificationTask(ClassTask):
             yield InputBatch(list(indices), ImageBatch(images, classes))
 
     def read_input(self, argument: str) -> Image:
-        return read_image(argument)
+        return self.shape.read(argument)
+
+    def inspect(self, run: RunDir, given: Any) -> Inspection:
+        (only,) = self.batches(run, [given])
+        assert isinstance(only.batch, ImageBatch) and isinstance(self.recipe.model, ViTSettings)
+        image = to_unit(only.batch.images)
+        patches = patch_axis(image[0].numpy(), self.recipe.model.patch)
+        if self.recipe.model.pooling == "class-token":
+            others = [one | {"predicts": False} for one in patches.elements]
+            patches = replace(patches, elements=[element("class", -1, special=True), *others])
+        return Inspection(replace(only.batch, images=image), patches)
+
+    def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
+        """Make the pixels of some patches grey, which the model reads as zeros."""
+        refuse_edges(hidden, "patches")
+        refuse_special(hidden, inspection.axis)
+        images = inspection.content.images.clone()
+        for n in hidden.elements:
+            x, y, width, height = inspection.axis.elements[n]["box"]
+            images[:, y : y + height, x : x + width] = MEAN
+        seen = replace(inspection.axis, arrays=picture(images[0].numpy()))
+        return Inspection(replace(inspection.content, images=images), seen)
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
-        single = isinstance(given, str | Path) or getattr(given, "ndim", 4) == 3
+        single = isinstance(given, str | Path) or getattr(given, "ndim", 4) < 4
         images = [given] if single else list(given)
-        return [read_image(image) if isinstance(image, str | Path) else check_image(image) for image in images], single
+        return [self.shape.read(i) if isinstance(i, str | Path) else self.shape.of_array(i) for i in images], single
 
     def show_input(self, index: int, given: Any) -> str:
         return f"held-out image {index + 1}"
-
-
-def _digest(examples: Sequence[tuple[Image, str]]) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
-    for image, name in examples:
-        hashed.update(image.tobytes() + name.encode())
-    return hashed.hexdigest()
