@@ -22,6 +22,7 @@ from regard.attention import (
     use_backend,
 )
 from regard.attention.backends import fused, plain
+from regard.attention.positional_scores import BucketedBias
 from regard.errors import UserError
 from regard.packed import PackedLayout
 from regard.registry import POSITIONS
@@ -166,6 +167,8 @@ def test_scores_for_positions_by_name() -> None:
     scores = {name: encoding.score(6, 2, 10000.0) for name, encoding in POSITIONS.items()}
     rotary, relative = scores.pop("rotary"), scores.pop("relative")
     assert isinstance(rotary, Rotary) and isinstance(relative, Relative)
+    bucketed = scores.pop("bucketed")
+    assert isinstance(bucketed, BucketedBias) and bucketed.bias.shape[1] == 2  # a column for each head
     shapes = {name: tuple(p.shape) for name, p in relative.named_parameters()}
     assert shapes == {"content": (2, 6), "distance": (2, 6), "weight": (2, 6, 6)}
     assert set(scores.values()) == {None}

@@ -11,6 +11,7 @@ from typing import Any
 import locally_trained as trained
 import pytest
 import torch
+from imported import Imported, imported_cases
 from test_huggingface import spread, transformers
 
 from regard.cli import decoders
@@ -157,29 +158,11 @@ def folder_of(case: Case, path: Path, seed: int = 0) -> Any:
     return getattr(transformers, kind).from_pretrained(path, attn_implementation="eager").eval()
 
 
-@dataclass(frozen=True)
-class Made:
-    model: Any
-    folder: Path
-    run: RunDir
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    known: dict[str, Made] = {}
-
-    def get(name: str) -> Made:
-        if name not in known:
-            path = tmp_path_factory.mktemp("decoder")
-            model = folder_of(CASES[name], path / "theirs")
-            known[name] = Made(model, path / "theirs", import_folder(path / "theirs", path / "run"))
-        return known[name]
-
-    return get
+made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Made], name: str) -> None:
+def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Imported], name: str) -> None:
     case = made(name)
     found = largest_difference(case.run, case.folder)
     print(f"{name}: the largest difference of the logits is {found:.1e}")
@@ -187,7 +170,7 @@ def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Made
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
+def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], Imported], name: str) -> None:
     case, prompts = made(name), ["the cat sat", "a", "the dog saw the other cats in their house"]
     theirs = transformers.AutoTokenizer.from_pretrained(case.folder)
     _, target = case.run.tokenizers
@@ -215,7 +198,7 @@ def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], M
 
 @pytest.mark.parametrize("name", ["llama 2", "llama 3", "qwen2", "gemma", "olmo"])
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
-def test_tokenizers_split_and_join_text_as_theirs(made: Callable[[str], Made], name: str, count: int) -> None:
+def test_tokenizers_split_and_join_text_as_theirs(made: Callable[[str], Imported], name: str, count: int) -> None:
     case = made(name)
     theirs = transformers.AutoTokenizer.from_pretrained(case.folder)
     ours = case.run.tokenizers[1]
@@ -276,6 +259,7 @@ TEMPLATES = {
     "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2, sort_keys=true) }}",
     "json with options": "{{ messages | tojson(separators=(',', ':')) }} {{ messages | tojson(ensure_ascii=true) }}",
     "what is not given": "{{ tools is none }} {{ documents is defined }} {{ tools is defined }} {{ eos_token }}",
+    "special tokens": "{{ bos_token is defined }} {{ bos_token }} {{ eos_token }} {{ pad_token }}",
     "operators": "{{ 'ab' * 3 + 'c' }} {{ 2 ** 10 + 3 * 1.5 }} {{ ([1] + [2]) * 2 }} {{ 2 ** -1 }}",
 }
 

@@ -11,12 +11,11 @@ from typing import Any
 import locally_trained as trained
 import pytest
 import torch
+from imported import imported_cases
 from test_huggingface import spread, transformers, wordpieces
 
-from regard.interop import import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
-from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 
 BOUND = 1e-4
@@ -124,18 +123,7 @@ def folder_of(case: Case, path: Path) -> Any:
     return kind.from_pretrained(path, attn_implementation="eager").eval()
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path, RunDir]]:
-    known: dict[str, tuple[Any, Path, RunDir]] = {}
-
-    def get(name: str) -> tuple[Any, Path, RunDir]:
-        if name not in known:
-            path = tmp_path_factory.mktemp("encoder")
-            model = folder_of(CASES[name], path / "theirs")
-            known[name] = model, path / "theirs", import_folder(path / "theirs", path / "run")
-        return known[name]
-
-    return get
+made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
 @pytest.mark.parametrize("name", CHOSEN)

@@ -14,6 +14,8 @@ from safetensors.torch import load, save_file
 from test_decoders import CASES
 from test_decoders import folder_of as decoder_folder
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
+from test_translators import CASES as TRANSLATORS
+from test_translators import folder_of as translator_folder
 
 from regard.errors import UserError
 from regard.interop import import_folder
@@ -23,6 +25,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "bert": lambda path: bert_folder(path, "BertForSequenceClassification", num_labels=3),
     "marian": marian_folder,
     "llama": lambda path: decoder_folder(CASES["llama 2"], path),
+    "t5": lambda path: translator_folder(TRANSLATORS["t5 v1.1"], path),
 }
 ABSURD = 10**12
 
@@ -66,6 +69,8 @@ def change(folder: Path, file: str, **fields: Any) -> None:
     ("name", "fields"),
     [
         ("llama", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]),
+        ("t5", ["num_layers", "num_decoder_layers", "d_model", "d_kv", "num_heads", "d_ff", "vocab_size"]),
+        ("t5", ["relative_attention_num_buckets", "relative_attention_max_distance"]),
         ("gpt2", ["n_layer", "n_embd", "n_head", "n_inner", "n_positions", "vocab_size"]),
         (
             "bert",
@@ -93,7 +98,7 @@ def test_sizes_are_compared_with_the_weights_before_allocation(
         for value in (ABSURD, 10**30, -3, 2.5, "9", True, [], {"a": 1}):
             (folder / "config.json").write_text(sound)
             change(folder, "config.json", **{field: value})
-            assert field in refused(folder)
+            assert field in refused(folder), (field, value)
 
 
 def test_labels_are_compared_with_the_weights(copied: Callable[[str], Path]) -> None:
@@ -183,6 +188,40 @@ def test_a_header_is_bounded_and_has_the_right_shapes(copied: Callable[[str], Pa
         assert name in refused(folder)
         save_file(tensors | {name: tensors[name].flatten()[:0]}, path)
         assert name in refused(folder)
+
+
+def test_tensors_and_settings_of_t5_are_compared(copied: Callable[[str], Path]) -> None:
+    folder = copied("t5")
+    path, sound = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
+    tensors = load(sound)
+    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    for name in (bias, "decoder.final_layer_norm.weight", "lm_head.weight"):
+        if name != "lm_head.weight":  # without one, embeddings are tied, as in transformers 5
+            save_file({other: tensor for other, tensor in tensors.items() if other != name}, path)
+            assert "lacks tensor" in refused(folder)
+        save_file(tensors | {name: tensors[name].flatten()[:-1].clone()}, path)
+        assert name in refused(folder)
+    save_file(
+        tensors | {"encoder.block.9.layer.0.layer_norm.weight": tensors["encoder.final_layer_norm.weight"].clone()},
+        path,
+    )
+    assert "has an unknown tensor" in refused(folder)
+    path.write_bytes(sound)
+    for fields, complaint in (
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj = 'gated-tanh' has no counterpart"),
+        ({"feed_forward_proj": ["relu"]}, "feed_forward_proj must be a string"),
+        ({"architectures": ["T5ForSequenceClassification"]}, "architectures = 'T5ForSequenceClassification'"),
+        ({"decoder_start_token_id": None, "pad_token_id": None}, "decoder_start_token_id is missing"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder = False has no counterpart"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ):
+        sound_config = (folder / "config.json").read_text()
+        change(folder, "config.json", **fields)
+        assert complaint in refused(folder), fields
+        (folder / "config.json").write_text(sound_config)
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in refused(folder)
 
 
 def test_invalid_tokenizer_files_are_named(copied: Callable[[str], Path]) -> None:

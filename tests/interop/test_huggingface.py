@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from imported import Imported, imported_cases
 from safetensors.torch import load_file, save_file
 
 from regard.cli import run as run_command
@@ -216,33 +217,14 @@ if int(transformers.__version__.split(".")[0]) >= 5:  # before, it gave such a d
     }
 
 
-@dataclass(frozen=True)
-class Made:
-    model: Any
-    folder: Path
-    run: RunDir
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """A case's model, its folder and the imported run; created once."""
-    known: dict[str, Made] = {}
-
-    def get(name: str) -> Made:
-        if name not in known:
-            path = tmp_path_factory.mktemp("formats")
-            model = CASES[name].make(path / "theirs", **CASES[name].changes)
-            known[name] = Made(model, path / "theirs", import_folder(path / "theirs", path / "run"))
-        return known[name]
-
-    return get
+made = imported_cases(lambda name, path: CASES[name].make(path, **CASES[name].changes))
 
 
 # -- the same numbers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_imported_model_computes_the_same_logits(made: Callable[[str], Made], name: str) -> None:
+def test_an_imported_model_computes_the_same_logits(made: Callable[[str], Imported], name: str) -> None:
     case = made(name)
     found = largest_difference(case.run, case.folder)
     size = max(float(p.detach().abs().max()) for p in case.model.parameters())
@@ -251,7 +233,7 @@ def test_an_imported_model_computes_the_same_logits(made: Callable[[str], Made],
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "body" not in name])
-def test_an_imported_model_is_exported_bit_for_bit(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_bit_for_bit(made: Callable[[str], Imported], name: str, tmp_path: Path) -> None:
     case = made(name)
     folder = export_run(case.run, tmp_path / "out")
     before, after = (load_file(path / "model.safetensors") for path in (case.folder, folder))
@@ -264,7 +246,9 @@ def test_an_imported_model_is_exported_bit_for_bit(made: Callable[[str], Made], 
         assert old.get(setting, new[setting]) == new[setting], setting
 
 
-def test_a_body_without_its_head_is_imported_and_exported_with_one(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_a_body_without_its_head_is_imported_and_exported_with_one(
+    made: Callable[[str], Imported], tmp_path: Path
+) -> None:
     gpt = made("gpt2 body")  # whose head is its embedding
     exported = load_file(export_run(gpt.run, tmp_path / "gpt") / "model.safetensors")
     for name, tensor in gpt.model.state_dict().items():
@@ -283,7 +267,7 @@ def test_a_body_without_its_head_is_imported_and_exported_with_one(made: Callabl
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "gpt2 narrow, inner 20"])
-def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
+def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Imported], name: str) -> None:
     from regard.tasks.generator import Generator, generation
 
     case = made(name)
@@ -304,7 +288,7 @@ def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Made]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("marian")])
-def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made], name: str) -> None:
+def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Imported], name: str) -> None:
     from regard.api import load
 
     case = made(name)
@@ -332,7 +316,7 @@ def test_greedy_translation_gives_transformers_tokens(made: Callable[[str], Made
             assert answer.texts[0] == theirs.decode(out, skip_special_tokens=True)
 
 
-def test_the_most_probable_fills_are_transformers(made: Callable[[str], Made]) -> None:
+def test_the_most_probable_fills_are_transformers(made: Callable[[str], Imported]) -> None:
     from regard.api import load
 
     case = made("bert")
@@ -351,7 +335,7 @@ def test_the_most_probable_fills_are_transformers(made: Callable[[str], Made]) -
             assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_the_class_of_a_text_is_transformers(made: Callable[[str], Made]) -> None:
+def test_the_class_of_a_text_is_transformers(made: Callable[[str], Imported]) -> None:
     from regard.api import load
 
     case = made("bert classifier")
@@ -366,7 +350,7 @@ def test_the_class_of_a_text_is_transformers(made: Callable[[str], Made]) -> Non
         assert prediction.probability == pytest.approx(found.softmax(-1).max().item(), abs=1e-5)
 
 
-def test_probability_goes_only_to_tokens_of_the_model(made: Callable[[str], Made]) -> None:
+def test_probability_goes_only_to_tokens_of_the_model(made: Callable[[str], Imported]) -> None:
     """Our special tokens that GPT-2 lacks, and the second copy of its EOS, have no probability."""
     from regard.packed import PackedTokens, SeqBatch
 
@@ -380,7 +364,7 @@ def test_probability_goes_only_to_tokens_of_the_model(made: Callable[[str], Made
     assert chances[:, [PAD, BOS, UNK]].max() == 0 and chances[:, EOS].min() > 0
 
 
-def test_perplexity_and_scores_are_transformers(made: Callable[[str], Made]) -> None:
+def test_perplexity_and_scores_are_transformers(made: Callable[[str], Imported]) -> None:
     from regard.api import load
     from regard.metrics.perplexity import text_perplexity
 
@@ -407,7 +391,7 @@ AWKWARD = ["the cat's  mats", "Größe ☃ 🙂", "a\tb", "THE Cats sat!?", "x" 
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "marian"])
-def test_text_is_encoded_as_their_ids(made: Callable[[str], Made], name: str, tmp_path: Path) -> None:
+def test_text_is_encoded_as_their_ids(made: Callable[[str], Imported], name: str, tmp_path: Path) -> None:
     """Mapped ids are those of their tokenizer, from the imported and from the exported folder."""
     case = made(name)
     kind = {"gpt2": "GPT2Tokenizer", "bert": "BertTokenizer", "marian": "MarianTokenizer"}[name]
@@ -420,7 +404,7 @@ def test_text_is_encoded_as_their_ids(made: Callable[[str], Made], name: str, tm
             assert ours == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
-def test_both_sides_of_a_marian_have_their_own_sentencepiece_model(made: Callable[[str], Made]) -> None:
+def test_both_sides_of_a_marian_have_their_own_sentencepiece_model(made: Callable[[str], Imported]) -> None:
     case = made("marian")
     theirs = transformers.MarianTokenizer.from_pretrained(case.folder)
     source, target = case.run.tokenizers
@@ -582,7 +566,7 @@ def test_a_setting_without_counterpart_is_named(
 
 
 @pytest.fixture
-def copied(made: Callable[[str], Made], tmp_path: Path) -> Path:
+def copied(made: Callable[[str], Imported], tmp_path: Path) -> Path:
     """A copy of the GPT-2 folder, to be damaged."""
     return Path(shutil.copytree(made("gpt2").folder, tmp_path / "copied"))
 
@@ -631,7 +615,7 @@ def test_a_bert_in_its_first_published_layout_is_the_same_model(tmp_path: Path) 
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_weights_in_several_files_are_one_model(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_weights_in_several_files_are_one_model(made: Callable[[str], Imported], tmp_path: Path) -> None:
     case = made("bert")
     folder = Path(shutil.copytree(case.folder, tmp_path / "copied"))
     (folder / "model.safetensors").unlink()
@@ -652,8 +636,8 @@ def test_invalid_settings_and_files_are_named(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     for change, complaint in (
         (
-            {"model_type": "t5"},
-            "model_type = 't5' has no counterpart here (gpt2, gpt_neox, bert,",
+            {"model_type": "mamba"},
+            "model_type = 'mamba' has no counterpart here (gpt2, gpt_neox, bert,",
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True has no counterpart"),
         ({"activation_function": "mish"}, "activation_function = 'mish' has no counterpart"),
@@ -691,7 +675,7 @@ def test_both_verbs_check_themselves(copied: Path, tmp_path: Path, capsys: pytes
 
 
 def test_importing_needs_no_transformers_but_checking_does(
-    made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Callable[[str], Imported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made("marian").folder
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -703,7 +687,7 @@ def test_importing_needs_no_transformers_but_checking_does(
     assert "needs sentencepiece: pip install 'regard[formats]'" in capsys.readouterr().err
 
 
-def test_a_different_model_fails_its_check(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_a_different_model_fails_its_check(made: Callable[[str], Imported], tmp_path: Path) -> None:
     from regard.interop.check import checked
 
     case = made("gpt2")
@@ -715,7 +699,9 @@ def test_a_different_model_fails_its_check(made: Callable[[str], Made], tmp_path
         checked(case.run, other)
 
 
-def test_an_imported_run_is_fine_tuned_and_exported_with_their_ids(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_an_imported_run_is_fine_tuned_and_exported_with_their_ids(
+    made: Callable[[str], Imported], tmp_path: Path
+) -> None:
     """With data set and --from, training starts from the imported weights."""
     case = made("gpt2")
     (tmp_path / "mine.txt").write_text("\n".join(texts(ENGLISH, 12)))

@@ -1,4 +1,4 @@
-"""Imported encoder-decoders (BART, mBART-50, M2M100, NLLB) compute what transformers computes."""
+"""Imported encoder-decoders (BART, mBART-50, M2M100, NLLB, T5) compute what transformers computes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import locally_trained as trained
 import pytest
 import torch
+from imported import imported_cases
 from test_huggingface import sentencepieces, spread, transformers
 
 from regard.cli import run as run_command
@@ -18,7 +19,6 @@ from regard.errors import UserError
 from regard.interop import import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
-from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 from regard.text import EOS
 
@@ -59,6 +59,13 @@ def m2m_tokenizer(path: Path) -> dict[str, int]:
     return {word: i for i, word in enumerate([*words, *codes])}
 
 
+def t5_tokenizer(path: Path) -> dict[str, int]:
+    tokenizer = trained.unigram(["<pad>", "</s>", "<unk>"], "$A </s>")
+    tokenizer.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(5))])
+    trained.save(tokenizer, path, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    return tokenizer.get_vocab()
+
+
 def trained_codes() -> list[str]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
@@ -72,6 +79,17 @@ class Case:
     target: str | None  # the token that every target begins with
     changes: dict[str, Any] = field(default_factory=dict)
     everyday: bool = True
+    sizes: dict[str, Any] = field(default_factory=lambda: SMALL)
+    start: str = "</s>"  # what decoders are fed first
+
+
+SMALL_T5 = dict(d_model=32, d_kv=6, d_ff=48, num_layers=2, num_heads=4)
+SMALL_T5 |= dict(relative_attention_num_buckets=16, relative_attention_max_distance=20)
+GATED = {"feed_forward_proj": "gated-gelu"}
+
+
+def t5(kind: str = "T5", *, everyday: bool = False, **changes: Any) -> Case:
+    return Case(kind, t5_tokenizer, None, changes, everyday, SMALL_T5, "<pad>")
 
 
 CASES = {
@@ -86,35 +104,37 @@ CASES = {
     "mbart": Case("MBart", language_tokenizer, "es_XX", {"scale_embedding": True}),
     "nllb": Case("M2M100", language_tokenizer, "es_XX"),
     "m2m100": Case("M2M100", m2m_tokenizer, "__es__", {"activation_function": "gelu"}),
+    "t5": t5(everyday=True),
+    "t5 v1.1": t5(**GATED, tie_word_embeddings=False, everyday=True),
+    "t5, heads as wide as the model": t5(d_kv=8, num_decoder_layers=1),
+    "t5, many buckets": t5(relative_attention_num_buckets=32, relative_attention_max_distance=128),
+    "t5, gated silu": t5(feed_forward_proj="gated-silu", layer_norm_epsilon=1e-3),
+    "mt5": t5("MT5", **GATED, tie_word_embeddings=False),
 }
 CHOSEN = [pytest.param(name, marks=[] if case.everyday else pytest.mark.slow) for name, case in CASES.items()]
 
 
 def folder_of(case: Case, path: Path) -> Any:
     vocabulary = case.tokenizer(path)
-    ids = {"pad_token_id": vocabulary["<pad>"], "eos_token_id": vocabulary["</s>"]}
-    settings = {**SMALL, "vocab_size": len(vocabulary) + 2, **ids, "bos_token_id": vocabulary["<s>"], **case.changes}
-    settings |= {"decoder_start_token_id": vocabulary["</s>"], "forced_eos_token_id": None}
+    ids = {
+        "pad_token_id": vocabulary["<pad>"],
+        "eos_token_id": vocabulary["</s>"],
+        "bos_token_id": vocabulary.get("<s>"),
+    }
+    settings = {**case.sizes, "vocab_size": len(vocabulary) + 2, **ids, **case.changes}
+    settings |= {"decoder_start_token_id": vocabulary[case.start], "forced_eos_token_id": None}
     kind, config = (getattr(transformers, case.kind + end) for end in ("ForConditionalGeneration", "Config"))
-    model = spread(kind(config(**settings)), 3)
+    model = kind(config(**settings))
+    if case.changes.get("tie_word_embeddings") is False:  # transformers 5 ties those of T5 unless they differ
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model = spread(model, 3)
     if case.target is not None:
         model.generation_config.forced_bos_token_id = vocabulary[case.target]
     model.save_pretrained(path)
     return kind.from_pretrained(path, attn_implementation="eager").eval()
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path, RunDir]]:
-    known: dict[str, tuple[Any, Path, RunDir]] = {}
-
-    def get(name: str) -> tuple[Any, Path, RunDir]:
-        if name not in known:
-            path = tmp_path_factory.mktemp("translator")
-            model = folder_of(CASES[name], path / "theirs")
-            known[name] = model, path / "theirs", import_folder(path / "theirs", path / "run")
-        return known[name]
-
-    return get
+made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -140,7 +160,10 @@ def test_greedy_and_beam_search_give_transformers_tokens(made: Any, name: str) -
         for line, answer in zip(lines, translator(lines), strict=True):
             inputs = theirs(line, return_tensors="pt")
             assert [ids_of(run.tokenizers[0])[token] for token in answer.source] == inputs["input_ids"][0].tolist()
-            begin = [ids[EOS], *([model.generation_config.forced_bos_token_id] if forced else [])]
+            begin = [
+                model.config.decoder_start_token_id,
+                *([model.generation_config.forced_bos_token_id] if forced else []),
+            ]
             out = model.generate(
                 **inputs,
                 decoder_input_ids=torch.tensor([begin]),
@@ -163,6 +186,30 @@ def test_a_run_of_bart_translates_and_is_drawn(made: Any, tmp_path: Path, capsys
     out = tmp_path / "picture.svg"
     assert run_command(["draw", str(run.path), "the cat", "--out", str(out)], debug=True) == 0
     assert out.read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+def test_all_verbs_take_an_imported_t5(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, folder, run = made("t5 v1.1")
+    source, target = tmp_path / "a.txt", tmp_path / "b.txt"
+    source.write_text("the cat sat\na dog saw the house\n" * 8)
+    target.write_text("el gato\nel perro vio\n" * 8)
+    data = [f"data.{name}={value}" for name, value in (("source", source), ("target", target))]
+    data += [f'data.valid=["{source}","{target}"]', "training.steps=2", "training.validate_every=2"]
+    data += ["training.save_every=2", "training.batch_tokens=64", "training.average=0"]
+    changes = [word for setting in data for word in ("--set", setting)]
+    path, picture = str(run.path), tmp_path / "picture.svg"
+    for command in (
+        ["import", str(folder), "--out", str(tmp_path / "checked"), "--check"],
+        ["translate", path, "the cat", "--device", "cpu"],
+        ["draw", path, "the cat", "--out", str(picture)],
+        ["explain", path, "the cat", "--masks", "8", "--device", "cpu"],
+        ["evaluate", path, "--source", str(source), "--reference", str(target), "--device", "cpu"],
+        ["train", str(run.path / "recipe.toml"), "--from", path, "--out", str(tmp_path / "tuned"), *changes],
+        ["translate", str(tmp_path / "tuned"), "the cat", "--device", "cpu"],
+    ):
+        assert run_command(command, debug=True) == 0, command
+    assert picture.read_text().startswith("<svg") and "BLEU" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("forced", [999_999, -1, True, "es_XX"])

@@ -1,4 +1,4 @@
-"""Attention scores that depend on the positions of query and key: rotary and relative positions, and bounded scores."""
+"""Attention scores that depend on the positions of query and key, and bounded scores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.scores import Dot, ScaledDot, Score, TokenPositions
@@ -187,3 +188,79 @@ class Relative(Score):
 
     def cached_width(self, width: int) -> int:
         return width + 2 * len(self.table.frequencies)
+
+
+@dataclass(frozen=True)
+class DistanceBuckets:
+    """How distances j - i of a key j from a query i are grouped (Raffel et al. 2020).
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to `distance`, and the last holds all
+    that are larger. If keys may follow their query, half of the `count` buckets are for those.
+    """
+
+    count: int = 32
+    distance: int = 128
+    causal: bool = False
+
+    def table(self) -> Tensor:
+        """The buckets of the distances -`distance` .. `distance`, [2 · `distance` + 1]."""
+        buckets = self.count if self.causal else self.count // 2
+        offset = torch.arange(-self.distance, self.distance + 1, device="cpu")
+        steps = (-offset).clamp(min=0) if self.causal else offset.abs()
+        exact = buckets // 2
+        # in float32 and in this order: distances at the boundary of two buckets are rounded as in T5
+        growth = torch.log(steps.float() / exact) / math.log(self.distance / exact) * (buckets - exact)
+        bucket = torch.where(steps < exact, steps, (exact + growth.clamp(min=0).long()).clamp(max=buckets - 1))
+        return bucket if self.causal else bucket + buckets * (offset > 0)
+
+
+class BucketedBias(Score):
+    """q · k / sqrt(D) + b[bucket(j - i)], with a learned number b for each bucket and head, as in T5.
+
+    Queries and keys are [..., H, L, D]; the last query is at the position of the last key.
+    """
+
+    buckets: Tensor
+
+    def __init__(self, heads: int, buckets: DistanceBuckets) -> None:
+        super().__init__()
+        self.distance = buckets.distance
+        self.bias = nn.Parameter(torch.empty(buckets.count, heads))
+        nn.init.normal_(self.bias, std=0.02)
+        self.register_buffer("buckets", buckets.table(), persistent=False)
+
+    def of(self, offset: Tensor) -> Tensor:
+        """The biases of distances j - i: [..., Q, K] -> [..., H, Q, K]."""
+        by_distance = self.bias[self.buckets]  # [2 · distance + 1, H]
+        return F.embedding(offset.clamp(-self.distance, self.distance) + self.distance, by_distance).movedim(-1, -3)
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        keys, queries = key.shape[-2], query.shape[-2]
+        at = torch.arange(keys, device=key.device)
+        return _SCALED_DOT.compare(query, key) + self.of(at - at[keys - queries :, None]).to(query.dtype)
+
+    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        index = positions.index[..., None, None]
+        digits = torch.cat([index // DIGIT, index % DIGIT], dim=-1)  # [..., 1, 2]
+        q, k = (torch.cat([x, digits.expand(*x.shape[:-1], 2).to(x.dtype)], dim=-1) for x in (query, key))
+        return q, k, _BiasAtPositions(self)
+
+    def cached_width(self, width: int) -> int:
+        return width + 2
+
+
+DIGIT = 128  # positions are stored as two digits, which are exact in bf16
+
+
+class _BiasAtPositions(Score):
+    """`BucketedBias` of queries and keys whose last two features are their positions."""
+
+    def __init__(self, whole: BucketedBias) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        # the positions are the same in all heads
+        at, of = ((x[..., 0, :, -2] * DIGIT + x[..., 0, :, -1]).long() for x in (query, key))  # [..., Q], [..., K]
+        scores = _SCALED_DOT.compare(query[..., :-2], key[..., :-2])
+        return scores + self.whole.of(of[..., None, :] - at[..., None]).to(scores.dtype)

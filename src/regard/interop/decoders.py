@@ -35,7 +35,7 @@ class StackedRows:
     scale: float = 1.0
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
-        first = parts[0] if self.scale == 1 else parts[0].float() * self.scale
+        first = _times(parts[0], self.scale)
         return torch.cat([first, *(part.to(first.dtype) for part in parts[1:])])
 
     def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
@@ -51,10 +51,17 @@ class Affine:
     scale: float = 1.0
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
-        return parts[0] if (self.offset, self.scale) == (0, 1) else (parts[0].float() + self.offset) * self.scale
+        return _times(parts[0].float() + self.offset if self.offset else parts[0], self.scale)
 
     def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
         return [whole / self.scale - self.offset]
+
+
+def _times(tensor: Tensor, scale: float) -> Tensor:
+    """A tensor times a number; 16-bit tensors stay so if the product is exact, for a power of two."""
+    if scale == 1:
+        return tensor
+    return tensor * scale if math.frexp(scale)[0] == 0.5 else tensor.float() * scale
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 
 from regard.interop.agreement import Agreement, Exported, agreements
 from regard.interop.name_map import inverse
-from regard.interop.onnx_translate import OnnxSearch
+from regard.interop.onnx_translate import OnnxSearch, log_softmax
+from regard.interop.portable import never_generated, tokens_of
 from regard.interop.vocabularies import ids_of
 from regard.run_dir import RunDir
 from regard.text import EOS
@@ -24,34 +25,60 @@ BATCH = 16  # texts at a time
 
 
 class CTranslate2Model:
-    """A folder that CTranslate2 reads."""
+    """A folder that CTranslate2 reads; it takes and returns the spellings of tokens."""
 
     def __init__(self, run: RunDir, folder: Path) -> None:
         import ctranslate2
 
-        self.tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        kind = ctranslate2.Generator if run.recipe.data.kind == "text" else ctranslate2.Translator
+        path = folder / "tokenizer.json"
+        self.tokenizer = library.Tokenizer.from_file(str(path)) if path.exists() else None
+        self.is_decoder = run.recipe.data.kind == "text"
+        kind = ctranslate2.Generator if self.is_decoder else ctranslate2.Translator
         self.model = kind(str(folder), device="cpu", intra_threads=torch.get_num_threads())
-        other = folder / "target_tokenizer.json"
-        self.target = library.Tokenizer.from_file(str(other)) if other.exists() else self.tokenizer
+        self.spellings = [tokens_of(tokenizer) for tokenizer in run.tokenizers]
+        self.ids = [{word: number for number, word in enumerate(words)} for words in self.spellings]
 
-    def _tokens(self, texts: list[str]) -> list[list[str]]:
-        return [self.tokenizer.encode(text).tokens for text in texts]
+    def _spell(self, tokens: list[list[int]], side: int) -> list[list[str]]:
+        return [[self.spellings[side][token] for token in each] for each in tokens]
 
-    def translate(self, texts: list[str], beam: int, limit: int) -> list[list[int]]:
+    def encode(self, text: str) -> list[int] | None:
+        if self.tokenizer is None:
+            return None
+        return [self.ids[0].get(token, -1) for token in self.tokenizer.encode(text).tokens]
+
+    def translate(self, sources: list[list[int]], prefix: list[int], beam: int, limit: int) -> list[list[int]]:
         found = self.model.translate_batch(
-            self._tokens(texts), beam_size=beam, length_penalty=0, max_decoding_length=limit, max_batch_size=BATCH
+            self._spell(sources, 0),
+            target_prefix=self._spell([prefix] * len(sources), 1) if prefix else None,
+            beam_size=beam,
+            length_penalty=0,
+            max_decoding_length=limit + len(prefix),
+            max_batch_size=BATCH,
         )
-        return [[self.target.token_to_id(token) or 0 for token in each.hypotheses[0]] for each in found]
+        tokens = [[self.ids[1][token] for token in each.hypotheses[0]] for each in found]
+        return [each[len(prefix) :] for each in tokens]
 
-    def continue_(self, texts: list[str], limit: int) -> list[list[int]]:
+    def continue_(self, contexts: list[list[int]], limit: int) -> list[list[int]]:
         found = self.model.generate_batch(
-            self._tokens(texts), max_length=limit, include_prompt_in_result=False, max_batch_size=1
+            self._spell(contexts, 1), max_length=limit, include_prompt_in_result=False, max_batch_size=1
         )
         return [[token for token in each.sequences_ids[0] if token != EOS] for each in found]
 
-    def predict(self, texts: list[str]) -> list[list[int]]:
+    def score(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+        if self.is_decoder:
+            whole = [[*source, *target] for source, target in zip(sources, targets, strict=True)]
+            found = self.model.score_batch(self._spell(whole, 1), max_batch_size=1)
+            return [each.log_probs[len(each.log_probs) - len(t) :] for each, t in zip(found, targets, strict=True)]
+        # it adds EOS
+        given = self._spell([target[:-1] if target[-1] == EOS else target for target in targets], 1)
+        found = self.model.score_batch(self._spell(sources, 0), given, max_batch_size=BATCH)
+        return [list(each.log_probs[: len(t)]) for each, t in zip(found, targets, strict=True)]
+
+    def logits(self, source: list[int]) -> np.ndarray:
         raise NotImplementedError  # no such model is exported to CTranslate2
+
+    def columns(self) -> None:
+        return None
 
 
 class OnnxModel:
@@ -60,43 +87,59 @@ class OnnxModel:
     def __init__(self, run: RunDir, folder: Path) -> None:
         import onnxruntime
 
-        self.fills = getattr(run.recipe.model, "task", "fill") == "fill"
         self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.translator: OnnxSearch | None = None
         if (folder / "encoder.onnx").exists():
             self.translator = OnnxSearch(folder, torch.get_num_threads())
         else:
             (path,) = folder.glob("*.onnx")
             self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def translate(self, texts: list[str], beam: int, limit: int) -> list[list[int]]:
-        return [self.translator.search(self.tokenizer.encode(text).ids, beam, limit) for text in texts]
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
 
-    def continue_(self, texts: list[str], limit: int) -> list[list[int]]:
-        return [self._continue(self.tokenizer.encode(text).ids, limit) for text in texts]
+    def translate(self, sources: list[list[int]], prefix: list[int], beam: int, limit: int) -> list[list[int]]:
+        assert self.translator is not None
+        return [self.translator.search(source, beam, limit, prefix=prefix) for source in sources]
 
-    def _continue(self, ids: list[int], limit: int) -> list[int]:
+    def continue_(self, contexts: list[list[int]], limit: int) -> list[list[int]]:
+        return [self._continue(context, limit)[0] for context in contexts]
+
+    def score(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+        pairs = zip(sources, targets, strict=True)
+        if self.translator is not None:
+            return [self.translator.score(source, target) for source, target in pairs]
+        return [self._continue(source, len(target), target)[1] for source, target in pairs]
+
+    def _continue(self, ids: list[int], limit: int, given: Sequence[int] = ()) -> tuple[list[int], list[float]]:
+        """The most likely tokens, or the given ones, and their log-probabilities."""
         layers, heads, features = self.config["cache_shape"]
         cache = [np.zeros((layers, 1, heads, 0, features), np.float32) for _ in range(2)]
         output: list[int] = []
+        logprobs: list[float] = []
         fed, begin = ids, 0
         while len(output) < limit:
-            given = {"input_ids": np.array([fed]), "position": np.arange(begin, begin + len(fed))}
-            logits, *cache = self.session.run(None, given | dict(zip(("keys", "values"), cache, strict=True)))
-            begin, token = begin + len(fed), int(logits[0].argmax())
-            if token == EOS:
+            inputs = {"input_ids": np.array([fed]), "position": np.arange(begin, begin + len(fed))}
+            logits, *cache = self.session.run(None, inputs | dict(zip(("keys", "values"), cache, strict=True)))
+            begin += len(fed)
+            token = given[len(output)] if given else int(logits[0].argmax())
+            if token == EOS and not given:
                 break
             output.append(token)
+            logprobs.append(float(log_softmax(logits[0])[token]))
             fed = [token]
-        return output
+        return output, logprobs
 
-    def predict(self, texts: list[str]) -> list[list[int]]:
-        found = []
-        for text in texts:
-            ids = np.array([self.tokenizer.encode(text).ids])
-            (logits,) = self.session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-            found.append(logits.argmax(-1).flatten().tolist())
-        return found
+    def logits(self, source: list[int]) -> np.ndarray:
+        ids = np.array([source])
+        (found,) = self.session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        logits: np.ndarray = found.reshape(-1, found.shape[-1])
+        return logits
+
+    def columns(self) -> None:
+        return None
 
 
 class HuggingFaceModel:
@@ -111,37 +154,75 @@ class HuggingFaceModel:
         (kind,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = getattr(transformers, kind).from_pretrained(folder).float().eval()
-        self.ours: Sequence[int] = inverse(ids_of(run.tokenizers[1]))
+        self.is_decoder = not self.model.config.is_encoder_decoder
+        self.theirs = [ids_of(tokenizer) for tokenizer in run.tokenizers]
+        self.ours: list[Sequence[int]] = [inverse(ids) for ids in self.theirs]
         self.special = {self.model.config.eos_token_id, self.model.config.pad_token_id}
+        self.classes = len(run.classes)
+        banned = set() if self.classes else {*never_generated(run)}
+        self.banned = [number for number, token in enumerate(self.ours[1]) if token in banned]  # not EOS = BOS
 
-    def _generate(self, text: str, limit: int, **settings: Any) -> list[int]:
-        inputs = self.tokenizer(text, return_tensors="pt")
+    def _ids(self, tokens: Sequence[int], side: int) -> torch.Tensor:
+        return torch.tensor([[self.theirs[side][token] for token in tokens]])
+
+    def _start(self, prefix: Sequence[int]) -> torch.Tensor:
+        start = torch.tensor([[self.model.config.decoder_start_token_id]])
+        return torch.cat([start, self._ids(prefix, 1).long()], dim=1)
+
+    def encode(self, text: str) -> list[int]:
+        ours = self.ours[0]
+        return [ours[token] if token < len(ours) else -1 for token in self.tokenizer(text)["input_ids"]]
+
+    def _generate(self, limit: int, start: int, **inputs: Any) -> list[int]:
         with torch.inference_mode():
-            out = self.model.generate(**inputs, do_sample=False, max_new_tokens=limit, **settings)[0].tolist()
-        start = 1 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+            mask = torch.ones_like(inputs["input_ids"])
+            out = self.model.generate(**inputs, attention_mask=mask, do_sample=False, max_new_tokens=limit)[0].tolist()
         tokens = []
         for token in out[start:]:
             if token in self.special:
                 break
-            tokens.append(self.ours[token])
+            tokens.append(self.ours[1][token])
         return tokens
 
-    def translate(self, texts: list[str], beam: int, limit: int) -> list[list[int]]:
-        settings: dict[str, Any] = {"num_beams": beam, "forced_eos_token_id": None}
+    def translate(self, sources: list[list[int]], prefix: list[int], beam: int, limit: int) -> list[list[int]]:
+        settings: dict[str, Any] = {"num_beams": beam, "forced_eos_token_id": None, "forced_bos_token_id": None}
         if beam > 1:
             settings |= {"length_penalty": 0.0, "early_stopping": "never"}
-        return [self._generate(text, limit, **settings) for text in texts]
+        start = self._start(prefix)
+        return [
+            self._generate(limit, start.shape[1], input_ids=self._ids(source, 0), decoder_input_ids=start, **settings)
+            for source in sources
+        ]
 
-    def continue_(self, texts: list[str], limit: int) -> list[list[int]]:
-        return [self._generate(text, limit, num_beams=1) for text in texts]
+    def continue_(self, contexts: list[list[int]], limit: int) -> list[list[int]]:
+        return [
+            self._generate(limit, len(context), input_ids=self._ids(context, 1), num_beams=1) for context in contexts
+        ]
 
-    def predict(self, texts: list[str]) -> list[list[int]]:
-        found = []
-        for text in texts:
-            inputs = self.tokenizer(text, return_tensors="pt")
-            with torch.inference_mode():
-                found.append(self.model(**inputs).logits.argmax(-1).flatten().tolist())
+    def score(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+        return [self._score(source, target) for source, target in zip(sources, targets, strict=True)]
+
+    def _score(self, source: list[int], target: list[int]) -> list[float]:
+        wanted = self._ids(target, 1)[0].long()
+        with torch.inference_mode():
+            if self.is_decoder:
+                logits = self.model(input_ids=self._ids([*source, *target], 1)).logits[0, len(source) - 1 : -1]
+            else:
+                start = self._start(target[:-1])
+                logits = self.model(input_ids=self._ids(source, 0), decoder_input_ids=start).logits[0]
+        chosen = logits[torch.arange(len(wanted)), wanted]
+        allowed = logits.index_fill(-1, torch.tensor(self.banned, dtype=torch.long), -torch.inf)
+        found: list[float] = (chosen - allowed.logsumexp(-1)).tolist()
         return found
+
+    def logits(self, source: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            found = self.model(input_ids=self._ids(source, 0)).logits
+        logits: np.ndarray = found.flatten(0, -2).numpy()
+        return logits
+
+    def columns(self) -> Sequence[int] | None:
+        return None if self.classes else self.ours[1]
 
 
 OPENERS: dict[str, tuple[str, Callable[[RunDir, Path], Exported]]] = {  # with the package that each needs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.errors import UserError
@@ -100,7 +100,7 @@ def read_fast_tokenizer(
         tokenizer = FastTokenizer(list(tags), words, folder.text(FILE))
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{whole.where} is damaged: {error}") from error
-    tokenizer.foreign = layout.foreign(tags, words)
+    tokenizer.foreign = replace(layout.foreign(tags, words), roles=folder.specials)
     tokenizer.encode("a")
     return tokenizer
 

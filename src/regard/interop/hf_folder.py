@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.errors import UserError, first_line
 from regard.files import atomic_write, errno_text
-from regard.tensor_io import Tensors
+from regard.tensor_io import Tensors, save_indexed, split_by_size
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -278,8 +278,12 @@ def write_files(path: Path, weights: str, tensors: Tensors, files: Files) -> Non
     """Write a new directory: the weights, then the other files in this order."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty folder: choose another --out")
-    with atomic_write(path / weights) as temporary:
-        save_file(tensors, str(temporary), metadata={"format": "pt"})
+    parts = split_by_size(tensors)
+    if len(parts) > 1 and weights == WEIGHTS:
+        save_indexed(path, Path(WEIGHTS).stem, parts)
+    else:
+        with atomic_write(path / weights) as temporary:
+            save_file(tensors, str(temporary), metadata={"format": "pt"})
     for name, content in files.items():
         with atomic_write(path / name) as temporary:
             temporary.write_bytes(content)

@@ -24,6 +24,7 @@ from regard.interop.decoders import DECODERS
 from regard.interop.encoders import ENCODERS
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap
+from regard.interop.t5 import T5
 from regard.interop.translators import TRANSLATORS
 from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
@@ -74,7 +75,7 @@ CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "marian": marian,
     "pegasus": pegasus,
 }
-IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS, **TRANSLATORS}
+IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS, **TRANSLATORS, **T5}
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "gpt": [gpt2, gpt_neox],
     "bert": [bert],

@@ -38,7 +38,7 @@ from regard.interop.vocabularies import (
     write_fast,
     write_sentencepiece,
 )
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.nn.positions import SinusoidalSplit
 from regard.recipes.schema import Recipe
 from regard.special_tokens import SPECIAL_TOKENS, UNK

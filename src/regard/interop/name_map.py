@@ -49,7 +49,18 @@ class Transpose:
         return [whole.t()]
 
 
+class Copy:
+    """Copies a tensor that several of ours are made from."""
+
+    def ours(self, parts: Sequence[Tensor]) -> Tensor:
+        return parts[0].clone()
+
+    def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
+        return [whole]
+
+
 SAME = STACKED = Stack()
+COPIED = Copy()
 TRANSPOSED = Transpose()
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.data.corpora import corpora
 from regard.errors import UserError
 from regard.interop import onnx_translate
 from regard.interop.hf_folder import Files, as_json
@@ -26,6 +27,7 @@ from regard.interop.portable import (
     new_folder,
     position_table,
     require,
+    text_template,
     tokenizer_files,
     unsupported,
     write_files,
@@ -50,6 +52,8 @@ def export_onnx(run: RunDir, path: Path) -> Path:
         raise UserError(f"the {family} family cannot be exported to ONNX ({', '.join(POSITIONS)} can)")
     choices = {"positions": POSITIONS[family], "activation": ACTIVATIONS, "norm": ("layer", "rms")}
     problems = unsupported(run, "ONNX", **choices)
+    if any(tokenizer.foreign is not None for tokenizer in run.tokenizers):
+        problems.append("a run that was imported can be exported to huggingface and ctranslate2, not to ONNX")
     if family == "gpt" and run.recipe.data.kind == "pairs":
         problems.append("a GPT that was trained on pairs cannot be exported to ONNX")
     if problems:
@@ -268,14 +272,13 @@ class CausalStep(nn.Module):
 class TextEncoder(nn.Module):
     """BERT: input_ids and attention_mask [N, S] -> logits [N, S, V] of the tokens, or [N, C] of the classes."""
 
-    def __init__(self, model: Bert, first_class: int) -> None:
+    def __init__(self, model: Bert) -> None:
         super().__init__()
         settings = model.settings
         self.embedding, self.norm = PaddedEmbedding(model.embedding, settings.max_positions), model.embedding.norm
         self.token_type = model.embedding.token_types[0].detach()
         self.encoder = PaddedStack(model.encoder, settings.heads, settings.norm_first)
         self.model, self.fills, self.mean = model, settings.task == "fill", settings.pooling == "mean"
-        self.first_class = first_class
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         position = torch.arange(input_ids.shape[1])
@@ -286,7 +289,7 @@ class TextEncoder(nn.Module):
         weight = attention_mask.float()[..., None]
         text = (x * weight).sum(1) / weight.sum(1) if self.mean else x[:, 0]
         logits: Tensor = self.model.classifier(text)
-        return logits[:, self.first_class :]
+        return logits
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -311,12 +314,14 @@ def _write_transformer(run: RunDir, model: Any, folder: Path) -> Files:
     }
     outputs = {"logits": "", "new_keys": "", "new_values": ""}
     _export(folder / "decoder.onnx", DecoderStep(model, never_generated(run)), inputs, outputs)
-    decoding = run.recipe.decoding
+    decoding, data, (source, target) = run.recipe.decoding, corpora(run.recipe.data)[0], run.tokenizers
     config = _config(run) | {
         "cache_shape": shape,
         "max_ratio": decoding.max_ratio,
         "max_extra": decoding.max_extra,
         "length_penalty": decoding.length_penalty,
+        "source_tags": [source.tag(tag) for tag in (data.source_tag,) if tag],
+        "target_tags": [target.tag(tag) for tag in (data.target_tag,) if tag],
     }
     script = Path(onnx_translate.__file__).read_bytes()
     return tokenizer_files(run, "$A </s>") | {"config.json": as_json(config), "translate.py": script}
@@ -334,13 +339,12 @@ def _write_gpt(run: RunDir, model: Any, folder: Path) -> Files:
     }
     step = CausalStep(model, never_generated(run))
     _export(folder / "decoder.onnx", step, inputs, {"logits": "", "new_keys": "", "new_values": ""})
-    template = "$A" if run.recipe.data.documents == "stream" else "<s> $A"
-    return tokenizer_files(run, template) | {"config.json": as_json(_config(run) | {"cache_shape": shape})}
+    return tokenizer_files(run, text_template(run)) | {"config.json": as_json(_config(run) | {"cache_shape": shape})}
 
 
 def _write_bert(run: RunDir, model: Any, folder: Path) -> Files:
     ids, mask = torch.full((2, 5), EOS), torch.ones(2, 5, dtype=torch.long)
-    encoder = TextEncoder(model, run.tokenizers[1].first)
+    encoder = TextEncoder(model)
     inputs = {"input_ids": (ids, "ns"), "attention_mask": (mask, "ns")}
     _export(folder / "model.onnx", encoder, inputs, {"logits": ""})
     names = tokenizer_files(run, "<s> $A </s>")

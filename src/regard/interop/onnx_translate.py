@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,30 @@ class OnnxSearch:
         if not text.strip():
             return ""
         alpha = self.config["length_penalty"] if length_penalty is None else length_penalty
-        ids = self.tokenizer.encode(text).ids[-self.config["max_positions"] :]
+        tags = self.config["source_tags"]
+        ids = [*tags, *self.tokenizer.encode(text).ids[len(tags) - self.config["max_positions"] :]]
         wanted = self.config["max_ratio"] * len(ids) + self.config["max_extra"]
         limit = int(min(wanted, self.config["max_positions"] - 1))
-        return str(self.target.decode(self.search(ids, beam, limit, alpha), skip_special_tokens=True))
+        found = self.search(ids, beam, limit, alpha, self.config["target_tags"])
+        return str(self.target.decode(found, skip_special_tokens=True))
 
-    def search(self, source: list[int], beam: int, limit: int, alpha: float = 0.0) -> list[int]:
-        """The tokens of the best output, of at most `limit` tokens, for one source; `beam` 1 is greedy search."""
-        eos, shape = self.config["eos"], self.config["cache_shape"]  # layers, heads, features
-        ids = np.array([source], np.int64)
-        cross = self.encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        cache = [np.zeros((shape[0], 1, shape[1], 0, shape[2]), np.float32) for _ in range(2)]
-        tokens, scores = np.full((1, 1), self.config["bos"], np.int64), np.zeros(1)
+    def search(
+        self, source: list[int], beam: int, limit: int, alpha: float = 0.0, prefix: Sequence[int] = ()
+    ) -> list[int]:
+        """The tokens of the best output, of at most `limit` tokens, for one source; `beam` 1 is greedy search.
+
+        The output begins with the prefix, and is returned without it.
+        """
+        eos = self.config["eos"]
+        cross, cache = self._start(source)
+        fed = [self.config["bos"], *prefix]
+        for step, token in enumerate(fed[:-1]):
+            _, cache = self._step(np.array([[token]]), step, cache, cross)
+        tokens, scores = np.array([fed[-1:]], np.int64), np.zeros(1)
         finished: list[tuple[float, list[int]]] = []
         for step in range(limit):
-            logits, cache = self._step(tokens[:, -1:], step, cache, cross, np.ones_like(ids))
-            total = scores[:, None] + _log_softmax(logits)  # [beams, V]
+            logits, cache = self._step(tokens[:, -1:], len(prefix) + step, cache, cross)
+            total = scores[:, None] + log_softmax(logits)  # [beams, V]
             best = np.argsort(-total, axis=None, kind="stable")[: 2 * beam]
             kept: list[tuple[Any, Any]] = []
             for parent, token in zip(*np.unravel_index(best, total.shape), strict=True):
@@ -78,21 +87,37 @@ class OnnxSearch:
             cache = [part[:, rows] for part in cache]
         return max(finished, key=lambda each: each[0])[1]
 
+    def score(self, source: list[int], target: list[int]) -> list[float]:
+        """The log-probability of every token of a target."""
+        cross, cache = self._start(source)
+        found = []
+        for step, (fed, token) in enumerate(zip([self.config["bos"], *target], target, strict=False)):
+            logits, cache = self._step(np.array([[fed]]), step, cache, cross)
+            found.append(float(log_softmax(logits[0])[token]))
+        return found
+
+    def _start(self, source: list[int]) -> tuple[list[Any], list[Any]]:
+        """The keys and values of a source, and an empty cache."""
+        layers, heads, features = self.config["cache_shape"]
+        ids = np.array([source], np.int64)
+        cross = self.encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        return cross, [np.zeros((layers, 1, heads, 0, features), np.float32) for _ in range(2)]
+
     @staticmethod
     def _is_over(finished: list[tuple[float, list[int]]], live: float, alpha: float, limit: int) -> bool:
         """Whether no live hypothesis can become the best: log-probabilities only fall."""
         return bool(finished) and max(score for score, _ in finished) >= live / _penalty(alpha, limit)
 
-    def _step(self, tokens: Any, step: int, cache: list[Any], cross: list[Any], mask: Any) -> tuple[Any, list[Any]]:
-        beams = len(tokens)
-        keys, values = (np.repeat(part, beams, axis=1) for part in cross)
-        inputs = {"token": tokens[:, 0], "position": np.array([step]), "source_mask": np.repeat(mask, beams, 0)}
+    def _step(self, tokens: Any, step: int, cache: list[Any], cross: list[Any]) -> tuple[Any, list[Any]]:
+        keys, values = (np.repeat(part, len(tokens), axis=1) for part in cross)
+        mask = np.ones((len(tokens), keys.shape[3]), np.int64)
+        inputs = {"token": tokens[:, 0], "position": np.array([step]), "source_mask": mask}
         inputs |= {"keys": cache[0], "values": cache[1], "cross_keys": keys, "cross_values": values}
         logits, *cache = self.decoder.run(None, inputs)
         return logits, cache
 
 
-def _log_softmax(logits: Any) -> Any:
+def log_softmax(logits: Any) -> Any:
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
@@ -107,7 +132,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("text", nargs="*")
     parser.add_argument("--beam", type=int, default=4)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     translate = OnnxSearch(given.folder)
     for line in given.text or sys.stdin:
         print(translate(line.rstrip("\n"), given.beam), flush=True)

@@ -15,7 +15,7 @@ from regard.errors import UserError
 from regard.files import errno_text
 from regard.interop.hf_folder import Fields, HFFolder, as_json, short_repr, write_files
 from regard.models.gpt_settings import GPTSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.nn import lora
 from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS

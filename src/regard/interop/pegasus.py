@@ -17,7 +17,7 @@ from regard.interop.hf_folder import Files, HFFolder, TensorInfo
 from regard.interop.marian import canonical, defaults
 from regard.interop.name_map import Entry, IgnoredTensors, layered
 from regard.interop.vocabularies import write_fast
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.nn.positions import Sinusoidal, SinusoidalSplit
 from regard.recipes.schema import Recipe
 from regard.special_tokens import BOS, SPECIAL_TOKENS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +15,13 @@ from torch import nn
 from regard.errors import UserError
 from regard.files import errno_text
 from regard.interop.hf_folder import Files
-from regard.interop.vocabularies import unsupported_tokenizer, write_fast
+from regard.interop.vocabularies import unsupported_tokenizer, write_fast, write_foreign, write_sentencepiece
 from regard.run_dir import RunDir
-from regard.text import BOS, EOS, UNK, Tokenizer
-from regard.text.tokenizers import BytePairTokenizer, WordTokenizer, bpe_vocabulary
+from regard.special_tokens import SPECIAL_TOKENS
+from regard.tasks.generator import forbidden_ids
+from regard.text import Tokenizer
+from regard.text.fast_tokenizer import FastTokenizer
+from regard.text.tokenizers import BytePairTokenizer, SentencePieceTokenizer, WordTokenizer, bpe_vocabulary
 
 # Settings that every export reads, or that do not matter to a trained model.
 READ = {
@@ -30,22 +33,23 @@ READ = {
 NEG_LOGIT = -1e9  # of tokens that are never generated
 
 
-def unsupported(run: RunDir, whose: str, **choices: tuple[str, ...]) -> list[str]:
+def unsupported(run: RunDir, whose: str, read: Collection[str] = (), **choices: tuple[str, ...]) -> list[str]:
     """Why a run cannot be exported; `choices` are the values that a setting may have.
 
-    Settings that are not listed in `READ` must have their defaults.
+    Settings that are listed neither in `READ` nor in `read` must have their defaults.
     """
     settings, problems = run.recipe.model, []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         allowed = choices.get(name)
-        if (allowed is not None and value not in allowed) or (name not in READ and value != field.get_default()):
+        if (allowed is not None and value not in allowed) or (
+            name not in READ and name not in read and value != field.get_default()
+        ):
             only = "" if allowed is None else f" (only {', '.join(allowed)} have)"
             problems.append(f"model.{name} = {value!r} has no counterpart in {whose}{only}")
     for tokenizer in dict.fromkeys(run.tokenizers):
-        if tokenizer.foreign is not None:
-            problems.append(f"a run that was imported can be exported to huggingface only, not to {whose}")
-        problems += unsupported_tokenizer(tokenizer)
+        if tokenizer.foreign is None:
+            problems += unsupported_tokenizer(tokenizer)
     return list(dict.fromkeys(problems))
 
 
@@ -72,17 +76,38 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def tokens_of(tokenizer: Tokenizer) -> list[str]:
-    """The spellings of all tokens, as in tokenizer.json."""
-    special = ["<pad>", "<s>", "</s>", "<unk>", *tokenizer.tags]
+    """The spellings of all tokens, as in tokenizer.json; each is unique.
+
+    Of an imported tokenizer, special tokens have their original spelling; rows without a token have a name of ours.
+    """
+    special: list[str] = [*SPECIAL_TOKENS, *tokenizer.tags]
+    if tokenizer.foreign is not None:
+        given = tokenizer.foreign.spellings
+        special = [
+            spelling if spelling and spelling not in given[number + 1 :] else f"<unused {number}>"
+            for number, spelling in enumerate(given)
+        ]
     if isinstance(tokenizer, BytePairTokenizer):
         return [*special, *bpe_vocabulary(tokenizer.merges)]
-    assert isinstance(tokenizer, WordTokenizer)
+    assert isinstance(tokenizer, WordTokenizer | FastTokenizer | SentencePieceTokenizer)
     return [*special, *tokenizer.words]
 
 
+def text_template(run: RunDir) -> str:
+    """The special tokens around a text that a language model reads."""
+    return "$A" if run.recipe.data.documents == "stream" else "<s> $A"
+
+
 def tokenizer_files(run: RunDir, template: str) -> Files:
-    """tokenizer.json of the source and, if it is another one, target_tokenizer.json."""
+    """tokenizer.json of the source and, if it is another one, target_tokenizer.json; those of an imported run."""
     source, target = run.tokenizers
+    if isinstance(source, FastTokenizer):
+        return {"tokenizer.json": source.model.encode()}
+    if isinstance(source, SentencePieceTokenizer) and isinstance(target, SentencePieceTokenizer):
+        written = write_sentencepiece(source, target, run.recipe.text.shared)
+        return {name: content for name, content in written.items() if name.endswith(".spm")}
+    if source.foreign is not None:
+        return {"tokenizer.json": write_foreign(source, template)}
     files = {"tokenizer.json": write_fast(source, template)["tokenizer.json"]}
     if target is not source and target.to_json() != source.to_json():
         files["target_tokenizer.json"] = write_fast(target, "$A")["tokenizer.json"]
@@ -94,8 +119,7 @@ def never_generated(run: RunDir) -> list[int]:
     target = run.tokenizers[1]
     if run.recipe.data.kind == "pairs":
         return target.forbidden()
-    never_ends = run.recipe.data.documents == "stream"  # the training data had no EOS
-    return [0, BOS, UNK, *range(UNK + 1, target.first), *([EOS] if never_ends else [])]
+    return forbidden_ids(target, run.recipe.data.documents == "stream")
 
 
 def position_table(positions: nn.Module, count: int) -> np.ndarray | None:

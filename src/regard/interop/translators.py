@@ -18,7 +18,7 @@ from regard.interop.marian import APART, BIAS, NEG_LOGIT, OUTPUT, SHARED
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, inverse, layered
 from regard.interop.pegasus import FINAL_NORMS
 from regard.interop.vocabularies import checked_vocabulary, ids_of, read_sentencepiece
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.recipes.schema import Recipe
 from regard.text import EOS, Tokenizer
 
@@ -52,7 +52,7 @@ class TranslatorImporter:
                 "data": {"imported": "pairs", **tags},
                 "text": {"unit": tokenizer.unit, "vocabulary": max(260, len(tokenizer))},
                 "model": self._settings(folder, header),
-                "decoding": {"beam": _beams(folder), "length_penalty": 1.0},
+                "decoding": {"beam": beams(folder, 4), "length_penalty": 1.0},
             }
         )
         settings = cast(TransformerSettings, recipe.model)
@@ -118,8 +118,9 @@ TRANSLATORS = {  # by model_type
 }
 
 
-def _beams(folder: HFFolder) -> int:
-    return folder.json("generation_config.json").integer("num_beams") or folder.config.integer("num_beams") or 4
+def beams(folder: HFFolder, default: int) -> int:
+    """The beams of generation_config.json or config.json."""
+    return folder.json("generation_config.json").integer("num_beams") or folder.config.integer("num_beams") or default
 
 
 def _tokenizer(folder: HFFolder, size: int) -> tuple[Tokenizer, dict[str, str]]:

@@ -19,7 +19,7 @@ import tokenizers as library
 from regard.errors import UserError, first_line
 from regard.interop.hf_folder import Fields, Files, HFFolder, as_json, short_repr
 from regard.interop.name_map import inverse
-from regard.special_tokens import SPECIAL_TOKENS, UNK
+from regard.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
 from regard.text.encode import MASK
 from regard.text.tokenizers import (
     LANGUAGE_CODE,
@@ -187,6 +187,24 @@ def write_bpe(tokenizer: BytePairTokenizer, add_bos: bool) -> Files:
     _, bos, eos, _, *_ = tokenizer.foreign.spellings
     settings = {"tokenizer_class": "GPT2Tokenizer", "bos_token": bos or eos, "eos_token": eos, "unk_token": eos}
     return files | {"tokenizer_config.json": as_json(settings | ({"add_bos_token": True} if add_bos else {}))}
+
+
+def write_foreign(tokenizer: Tokenizer, template: str) -> bytes:
+    """Write tokenizer.json of an imported byte-level BPE with the original spellings; `<s>` in `template` is BOS."""
+    assert isinstance(tokenizer, BytePairTokenizer) and tokenizer.foreign is not None
+    vocabulary = _their_vocabulary(tokenizer, bpe_vocabulary(tokenizer.merges))
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in tokenizer.merges)]
+    whole = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=merges))
+    whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    whole.decoder = library.decoders.ByteLevel()
+    special = [spelling for spelling in dict.fromkeys(tokenizer.foreign.spellings) if spelling]
+    whole.add_special_tokens([library.AddedToken(spelling, special=True) for spelling in special])
+    bos = tokenizer.foreign.spellings[BOS] or tokenizer.foreign.spellings[EOS] or ""
+    if "<s>" in template:
+        template, known = template.replace("<s>", bos), [(bos, vocabulary[bos])]
+        whole.post_processor = library.processors.TemplateProcessing(single=template, special_tokens=known)
+    text: str = whole.to_str()
+    return text.encode()
 
 
 # -- WordPiece: BERT ---------------------------------------------------------------------------------------------------

@@ -80,8 +80,7 @@ def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokeniz
     for message in messages:
         if spelled := tokenizer.specials_in(message["content"]):
             raise UserError(f"a message must not contain {spelled[0]}, a special token of the model")
-    specials = tokenizer.foreign.spellings if tokenizer.foreign is not None else [None] * 4
-    names = {"bos_token": specials[1] or "", "eos_token": specials[2] or "", "tools": None, "documents": None}
+    names = {"tools": None, "documents": None, **(tokenizer.foreign.roles if tokenizer.foreign is not None else {})}
     pieces, length = [], 0
     try:
         made = environment.from_string(checked(template)).generate(
