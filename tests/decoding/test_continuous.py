@@ -16,9 +16,9 @@ from torch import Tensor
 
 from regard import cancel
 from regard.decoding import Hypothesis, Report, SearchRequest, search
-from regard.decoding.beam_state import Beams
-from regard.decoding.continuous import Engine, EngineRunner, Job, News
-from regard.decoding.search import Watch
+from regard.decoding.continuous import Engine, EngineRunner
+from regard.decoding.lane import Job, News
+from regard.decoding.watching import Beams, Watch
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import PackedTokens
@@ -266,7 +266,7 @@ def test_threads_share_the_batches_of_one_engine() -> None:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_watcher_sees_every_token_and_stops_where_it_would(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    monkeypatch.setattr("regard.decoding.continuous.STEPS", {"cpu": steps, "cuda": steps})
+    monkeypatch.setattr("regard.decoding.lane.STEPS", {"cpu": steps, "cuda": steps})
     model, line = model_of("gpt").double(), [5, 6, 7]
 
     def watcher(stop_at: int) -> tuple[list[list[int]], Watch]:

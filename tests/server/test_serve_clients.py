@@ -6,6 +6,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,27 @@ def test_openai_chat(service: Server, offline: LoadedRun, runs: dict[str, Path])
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == greedy.text
     assert parts[-1].usage is not None and parts[-1].usage.completion_tokens == len(greedy.hypotheses[0].tokens)
     assert parts[0].choices[0].delta.role == "assistant"
+
+
+def test_openai_alternatives_of_a_translation(service: Server, offline: LoadedRun) -> None:
+    client = openai_client(service)
+    expected = [answer.texts for answer in offline.translator()(TEXTS[:2], nbest=3)]
+    asked: dict[str, Any] = dict(model="en-es", prompt=TEXTS[:2], n=3)
+    got = {choice.index: choice.text for choice in client.completions.create(**asked).choices}
+    assert got == {3 * line + rank: text for line, texts in enumerate(expected) for rank, text in enumerate(texts)}
+    streamed: dict[int, str] = {}
+    for part in client.completions.create(**asked, stream=True):
+        for choice in part.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + choice.text
+    assert streamed == got
+
+
+def test_errors_in_a_stream_have_a_reason(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = dict(model="stories", prompt="Once upon a", max_tokens=3000, temperature=0, stream=True)
+    limits = service._server.config.app.state.gateway.limits  # type: ignore[union-attr]
+    monkeypatch.setattr(service._server.config.app.state.gateway, "limits", replace(limits, seconds=1.0))  # type: ignore[union-attr]
+    with pytest.raises(openai.APIError, match="longer than 1 seconds"):
+        list(openai_client(service).completions.create(**asked))
 
 
 def test_openai_errors(service: Server) -> None:

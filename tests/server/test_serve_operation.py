@@ -159,6 +159,45 @@ def test_a_full_queue_and_a_slow_request_are_refused(runs: dict[str, Path]) -> N
         assert send(server, "/v1/translate", {"q": TEXT})[0] == 200
 
 
+def test_limits_count_whole_requests(runs: dict[str, Path]) -> None:
+    with serving(runs) as server:
+        asked = {"model": "stories", "prompt": ["Once"] * 4, "max_tokens": 1}
+        assert send(server, "/v1/completions", asked)[0] == 200
+        status, _, why = send(server, "/v1/completions", {**asked, "n": 4, "max_tokens": 600})
+        assert status == 400 and "16 samples of 600 tokens" in why["error"]["message"]
+        assert send(server, "/v1/completions", {**asked, "prompt": ["Once"] * 100, "n": 3})[0] == 413
+
+
+def test_without_memory_a_request_is_refused(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with serving(runs) as server:
+        send(server, "/v1/translate", {"q": TEXT})
+        asked = {"model": "stories", "prompt": "Once", "max_tokens": 2}
+        with monkeypatch.context() as patch:
+            patch.setattr("regard.decoding.lane.Lane._open", scarce)
+            for path, body in (("/v1/translate", {"q": TEXT}), ("/v1/completions", {**asked, "stream": True})):
+                status, headers, why = send(server, path, body)
+                assert status == 503 and headers["Retry-After"] == "1" and "not enough memory" in json.dumps(why)
+        assert send(server, "/v1/translate", {"q": TEXT})[0] == 200
+
+
+def test_an_answer_that_is_not_read_is_given_up(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.server.connections.READ_SECONDS", 0.3)
+    with serving(runs) as server:
+        port = int(server.address.rstrip("/").rpartition(":")[2])
+        head = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", port))
+            connection.settimeout(30)
+            with pytest.raises(ConnectionError):  # until the server closes the connection, not a time limit
+                while True:
+                    connection.sendall(head)
+        assert send(server, "/healthz")[0] == 200
+
+
 def test_a_client_that_disconnects_frees_its_place(runs: dict[str, Path]) -> None:
     with serving(runs, rows=1) as server:
         port = int(server.address.rstrip("/").rpartition(":")[2])
@@ -246,6 +285,54 @@ def test_a_model_that_fails_to_load_takes_nothing_else_down(runs: dict[str, Path
         pool = ModelPool([f"x={broken}"], device="cpu")
         with pool.using(pool.named("x")):
             pass
+
+
+def test_a_run_that_fails_is_not_loaded_again_by_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_run(tmp_path / "run", "transformer").path
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(b"broken")
+    attempts: list[Path] = []
+    real = LoadedRun.load
+
+    def counted(run: Path, **options: Any) -> LoadedRun:
+        attempts.append(run)
+        return real(run, **options)
+
+    monkeypatch.setattr(pools.LoadedRun, "load", counted)
+    pool = ModelPool([f"en-es={path}"], device="cpu")
+    for _ in range(5):
+        with pytest.raises(Unavailable), pool.using(pool.named("en-es")):
+            pass
+    assert len(attempts) == 1
+    monkeypatch.setattr(pools, "RETRY_SECONDS", 0.0)  # after a while it is tried again
+    with pytest.raises(Unavailable), pool.using(pool.named("en-es")):
+        pass
+    assert len(attempts) == 2
+    monkeypatch.setattr(pools, "RETRY_SECONDS", 1000.0)
+    (path / "model.safetensors").write_bytes(whole)  # and when the files change
+    with pool.using(pool.named("en-es")):
+        assert len(attempts) == 3 and not pool.failures
+    pool.close()
+
+
+def test_a_model_that_is_unloaded_while_a_request_takes_it_is_loaded_again(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ModelPool([f"{name}={path}" for name, path in runs.items()], device="cpu", memory=1)
+    with pool.using(pool.named("en-es")):
+        pass
+    real, before = pool._enter, pool.named("en-es").engaged
+
+    def interrupted(engaged: pools.Engaged) -> bool:
+        monkeypatch.setattr(pool, "_enter", real)
+        with pool.using(pool.named("stories")):  # another request unloads it before this one counts as its user
+            pass
+        return real(engaged)
+
+    monkeypatch.setattr(pool, "_enter", interrupted)
+    with pool.using(pool.named("en-es")) as engaged:
+        assert engaged is not before and engaged.translator()([TEXT])[0].texts
+    pool.close()
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from regard import devices
 from regard.cli import options
 from regard.cli.output import note
 from regard.errors import UserError
@@ -108,4 +109,5 @@ def serve(
     )
     server = service.open_service(runs, given)
     note(f"regard: {server.address} serves {', '.join(runs)} (Ctrl-C ends it)")
-    server.run()
+    with devices.held_memory(devices.pick(device)):
+        server.run()

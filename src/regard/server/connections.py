@@ -1,4 +1,4 @@
-"""Limits on connections: how many there may be, and how long the headers of a request may take."""
+"""Limits on connections: how many there may be, and how long clients may take to send headers and to read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 128
 HEADER_SECONDS = 10.0
+READ_SECONDS = 60.0  # that a client may leave an answer unread, once buffers are full
 BACKLOG = 32  # connections that asyncio accepts at once, before any of them can be closed
 
 
@@ -18,7 +19,7 @@ def max_connections(most: int = MAX_CONNECTIONS) -> int:
 
 
 class LimitedProtocol(H11Protocol):
-    """HTTP/1.1 with a time limit for request headers and a limit on connections.
+    """HTTP/1.1 with a time limit for request headers, one for reading answers, and a limit on connections.
 
     Above the limit, the connection that has been without a request for longest is closed, so that half-open requests
     do not lock out others. uvicorn itself limits only the time between two requests of a connection.
@@ -26,6 +27,7 @@ class LimitedProtocol(H11Protocol):
 
     most = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _idle_since = 0.0
 
     @property
@@ -54,8 +56,17 @@ class LimitedProtocol(H11Protocol):
         self._idle_since = self.loop.time()
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_unread()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        self._cancel_unread()
         super().connection_lost(exc)
 
     def _set_deadline(self) -> None:
@@ -65,3 +76,8 @@ class LimitedProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

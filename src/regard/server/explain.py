@@ -15,13 +15,14 @@ from typing import Any
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling, curves, stream
 from regard.interpret.explain.curve import RANDOM
-from regard.interpret.explain.models import ExplainRequest, MaskingMode, explain_request
+from regard.interpret.explain.models import explain_request
+from regard.interpret.explain.request import ExplainRequest, MaskingMode
 from regard.runs import LoadedRun
 from regard.server.schemas import MAX_MASKS, ExplainBody
 
 MAX_RUNNING = 2  # explanations; further ones are refused as busy
 PROGRESS_SECONDS, RESULT_SECONDS = 0.1, 1.0  # between two progress lines, and between two intermediate results
-EXPLANATION, ATTENTION, SHUFFLED = "explanation", "attention", "random"
+EXPLANATION, SHUFFLED = "explanation", "random"
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -82,7 +83,7 @@ class Explainer:
         request = explain_request(
             model, body.text, target=body.target, masking=MaskingMode(body.how, body.unit, body.span)
         )
-        sampling.enumerates(len(request.box.parts))  # raises an error if they are too many
+        request.box.enumerates(sampling)  # raises an error if they are too many
         if not self._free.acquire(blocking=False):
             raise Busy(f"{MAX_RUNNING} explanations are already running: try again in a moment")
         lines = EventLines(loop)
@@ -114,7 +115,7 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
         return request.box.ask(inputs)
 
     box = replace(request.box, ask=ask_if_connected)
-    of = 2 ** len(box.parts) if sampling.enumerates(len(box.parts)) else sampling.masks
+    of = box.count_masks(sampling)
     done, reported = 0, time.monotonic()
 
     def progress(count: int) -> None:
@@ -132,10 +133,7 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
             send({"done": done, "of": of, **_numbers(result)})
     assert result is not None
     send({"done": of, "of": of, **_numbers(result)})
-    orders = {EXPLANATION: result.overall} | (
-        {} if (attention := request.attention()) is None else {ATTENTION: attention}
-    )
-    drawn = curves(box, orders, seed=sampling.seed)
+    drawn = curves(box, request.orders(result.overall, EXPLANATION), insertion=request.insertion, seed=sampling.seed)
     about = {"output": request.output, "what": request.score, "cut": request.truncated}
     send({"final": True, "inputs": list(result.features), **result.to_json(), **about, "curves": _curves(drawn)})
 

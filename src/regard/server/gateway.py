@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event
+from threading import BoundedSemaphore
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from regard.cancel import Cancelled, cancellable
-from regard.errors import UserError
+from regard.cancel import Cancellation, Cancelled, cancellable
+from regard.decoding.continuous import QueueFull
+from regard.errors import UserError, is_out_of_memory
 from regard.server.access import Access, ApiKey, TooOften, Unauthorized, secret_of
 from regard.server.metrics import Metrics
 from regard.server.pool import ModelPool, Unavailable
 from regard.server.registry import NotFound
+
+LATE = "time is up"  # the reason of a cancellation
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
@@ -47,9 +50,26 @@ STATUSES: dict[type[Exception], int] = {
     TooOften: 429,
     Cancelled: 499,  # nginx's status for a client that disconnected
     Overloaded: 503,
+    QueueFull: 503,
     Unavailable: 503,
     TookTooLong: 504,
 }
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """The status that answers an error, and one line about it."""
+    status = next((code for kind, code in STATUSES.items() if isinstance(error, kind)), 500)
+    if status == 500 and is_out_of_memory(error):
+        return 503, "there is not enough memory for this request"
+    if status == 500:
+        return status, f"a bug in regard: {type(error).__name__}"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the request"
+        return status, f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    if isinstance(error, Overloaded | QueueFull):
+        return status, "the server is busy: try again in a moment"
+    return status, " ".join(str(error).split())
 
 
 class Payload(BaseModel):
@@ -64,7 +84,7 @@ class Limits:
 
     characters: int = 50_000  # of all texts of a request
     texts: int = 256  # of a request
-    tokens: int = 4096  # that a language model generates for a request
+    tokens: int = 8192  # that a language model generates for a request, in all its samples
     body_bytes: int = 2**20
     seconds: float = 60.0  # for one request
     requests: int = 512  # at the same time
@@ -77,7 +97,7 @@ class Gateway:
     def __init__(self, pool: ModelPool, access: Access, limits: Limits, metrics: Metrics) -> None:
         self.pool, self.access, self.limits, self.metrics = pool, access, limits, metrics
         self.draining = False
-        self._active = 0
+        self._free = BoundedSemaphore(limits.requests)
         self._threads = ThreadPoolExecutor(limits.requests, thread_name_prefix="request")
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
@@ -102,31 +122,53 @@ class Gateway:
 
     async def run(self, request: Request, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread; cancel it when the client disconnects or time is up."""
-        gone = Event()
-        listener = asyncio.create_task(_set_on_disconnect(request, gone))
+        cancellation = Cancellation()
+        with self.watched(request, cancellation, self.end):
+            return await asyncio.wrap_future(self.submit(work, cancellation))
+
+    @contextmanager
+    def watched(self, request: Request, cancellation: Cancellation, end: float) -> Iterator[None]:
+        """Cancel work when its client disconnects or time is up, while the context lasts."""
+        listener = asyncio.create_task(_cancel_on_disconnect(request, cancellation))
         try:
-            return await asyncio.wrap_future(self.submit(work, gone))
+            with self.deadline(cancellation, end):
+                yield
         except Cancelled:
-            if not gone.is_set():
-                raise TookTooLong(f"the request took longer than {self.limits.seconds:g} seconds") from None
+            if cancellation.reason == LATE:
+                raise self.too_late() from None
             self.metrics.cancelled.inc()
             raise
         finally:
             listener.cancel()
 
-    def submit(self, work: Callable[[], Result], gone: Event) -> Any:
-        """Start `work` in a thread, unless the server is busy; `gone` cancels it."""
-        if self._active >= self.limits.requests or self.pool.waiting >= self.limits.queue:
-            raise Overloaded("the server is busy: try again in a moment")
-        deadline = time.monotonic() + self.limits.seconds
-        self._active += 1
+    def too_late(self) -> TookTooLong:
+        return TookTooLong(f"the request took longer than {self.limits.seconds:g} seconds")
+
+    @property
+    def end(self) -> float:
+        """When a request that begins now must be answered, in the event loop's time."""
+        return asyncio.get_running_loop().time() + self.limits.seconds
+
+    @contextmanager
+    def deadline(self, cancellation: Cancellation, end: float) -> Iterator[None]:
+        """Cancel work when time is up, while the context lasts."""
+        timer = asyncio.get_running_loop().call_at(end, cancellation.cancel, LATE)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def submit(self, work: Callable[[], Result], cancellation: Cancellation) -> Future[Result]:
+        """Start `work` in a thread, unless the server is busy."""
+        if self.pool.waiting >= self.limits.queue or not self._free.acquire(blocking=False):
+            raise Overloaded("as many requests as are allowed are being answered")
 
         def cancellable_work() -> Result:
             try:
-                with cancellable(lambda: gone.is_set() or time.monotonic() > deadline):
+                with cancellable(cancellation):
                     return work()
             finally:
-                self._active -= 1
+                self._free.release()
 
         return self._threads.submit(cancellable_work)
 
@@ -135,10 +177,10 @@ class Gateway:
         self.pool.close()
 
 
-async def _set_on_disconnect(request: Request, gone: Event) -> None:
+async def _cancel_on_disconnect(request: Request, cancellation: Cancellation) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    cancellation.cancel()
 
 
 async def body_of(request: Request) -> dict[str, Any]:

@@ -9,16 +9,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
-from threading import Event
+from itertools import count, pairwise
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from regard.cancel import Cancellation, Cancelled
 from regard.errors import UserError
-from regard.server.gateway import Gateway, Payload
+from regard.server.gateway import LATE, Gateway, Payload, TooBig, explained
 from regard.server.pool import Engaged, Served
 from regard.server.translate_api import Wishes, body_schema, translations
 from regard.tasks.generator import Generation, Generator, until_stop
@@ -39,6 +39,10 @@ class SamplingBody(Payload):
     seed: int | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
+
+    @property
+    def samples(self) -> int:
+        return self.n or 1
 
     @property
     def stops(self) -> list[str]:
@@ -72,6 +76,7 @@ class ChatBody(SamplingBody):
 class Continuation:
     """One continuation of one prompt."""
 
+    number: int  # of the choice: those of the first prompt first
     text: str
     reason: str  # stop or length
     tokens: int
@@ -88,31 +93,41 @@ def _generator(engaged: Engaged, body: SamplingBody) -> Generator:
     return engaged.generator(seed=seed, **changes)
 
 
+Watcher = Callable[[int, int, str], None]  # called with the numbers of a prompt and of a sample, and its text so far
+
+
 def complete(
-    engaged: Engaged, prompts: list[str], body: SamplingBody, tokens: int, watch: Callable[[int, int, str], None] | None
+    engaged: Engaged, prompts: list[str], body: SamplingBody, tokens: int, watch: Watcher | None
 ) -> tuple[list[Continuation], int]:
     """Continue prompts; return the choices of all of them, and how many prompt tokens there were."""
     if engaged.model.task.verb == "translate":
-        found = translations(engaged, prompts, Wishes())
-        counts = [len(engaged.model.tokenizers[1].encode(one.text)) for one in found]
-        read = sum(len(engaged.model.tokenizers[0].encode(prompt)) for prompt in prompts)
-        for number, one in enumerate(found if watch is not None else ()):
-            watch(number, 0, one.text)  # type: ignore[misc]
-        return [Continuation(one.text, "stop", count) for one, count in zip(found, counts, strict=True)], read
+        return _translate(engaged, prompts, body.samples)
     generator = _generator(engaged, body)
-    made = generator(prompts, samples=body.n or 1, tokens=tokens, stop=body.stops, watch=watch)
+    made = generator(prompts, samples=body.samples, tokens=tokens, stop=body.stops, watch=watch)
     read = sum(len(generator.read(prompt)[0]) for prompt in prompts)
-    return [choice for generation in made for choice in _choices(generator, generation, body.stops)], read
+    numbered = zip(count(0, body.samples), made, strict=False)
+    return [choice for first, one in numbered for choice in _choices(generator, one, body.stops, first)], read
 
 
-def _choices(generator: Generator, generation: Generation, stop: list[str]) -> list[Continuation]:
+def _translate(engaged: Engaged, prompts: list[str], nbest: int) -> tuple[list[Continuation], int]:
+    """The best translations of each prompt, which may be fewer than wanted."""
+    source, target = engaged.model.tokenizers
     choices = []
-    for text, hypothesis in zip(generation.texts, generation.hypotheses, strict=True):
+    for line, one in enumerate(translations(engaged, prompts, Wishes(nbest))):
+        texts = [one.text, *(other["text"] for other in one.alternatives)]
+        for rank, (text, ids) in enumerate(zip(texts, target.encode_batch(texts), strict=True)):
+            choices.append(Continuation(line * nbest + rank, text, "stop", len(ids)))
+    return choices, sum(map(len, source.encode_batch(prompts)))
+
+
+def _choices(generator: Generator, generation: Generation, stop: list[str], first: int) -> list[Continuation]:
+    choices = []
+    for number, (text, hypothesis) in enumerate(zip(generation.texts, generation.hypotheses, strict=True), first):
         spelled = [generator.spell(hypothesis.tokens[:n]) for n in range(len(hypothesis.tokens) + 1)]
         pieces = [after[len(before) :] for before, after in pairwise(spelled)]
         stopped = hypothesis.finished or until_stop(spelled[-1], stop)[1]
         reason, logprobs = "stop" if stopped else "length", hypothesis.logprobs[: len(pieces)]
-        choices.append(Continuation(text, reason, len(hypothesis.tokens), pieces, logprobs))
+        choices.append(Continuation(number, text, reason, len(hypothesis.tokens), pieces, logprobs))
     return choices
 
 
@@ -121,7 +136,7 @@ class Shape:
 
     name, object, piece = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, number: int, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
+    def choice(self, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
         logprobs = None
         if wants_logprobs and choice.pieces:
             offsets = [len("".join(choice.pieces[:n])) + len(prefix) for n in range(len(choice.pieces))]
@@ -131,7 +146,8 @@ class Shape:
                 "top_logprobs": None,
                 "text_offset": offsets,
             }
-        return {"index": number, "text": prefix + choice.text, "finish_reason": choice.reason, "logprobs": logprobs}
+        text = prefix + choice.text
+        return {"index": choice.number, "text": text, "finish_reason": choice.reason, "logprobs": logprobs}
 
     def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
         return {"index": number, "text": text or "", "finish_reason": reason, "logprobs": None}
@@ -140,7 +156,7 @@ class Shape:
 class ChatShape(Shape):
     name, object, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, number: int, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
+    def choice(self, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
         logprobs = None
         if wants_logprobs:
             pairs = zip(choice.pieces, choice.logprobs, strict=True)
@@ -150,7 +166,7 @@ class ChatShape(Shape):
             ]
             logprobs = {"content": content, "refusal": None}
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": number, "message": message, "finish_reason": choice.reason, "logprobs": logprobs}
+        return {"index": choice.number, "message": message, "finish_reason": choice.reason, "logprobs": logprobs}
 
     def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
         content = {} if text is None else {"content": text}
@@ -176,7 +192,7 @@ class Completion:
         number = f"{self.shape.name}-{secrets.token_hex(12)}"
         return {"id": number, "created": int(time.time()), "model": self.served.name}
 
-    def _work(self, watch: Callable[[int, int, str], None] | None = None) -> tuple[list[Continuation], dict[str, int]]:
+    def _work(self, watch: Watcher | None = None) -> tuple[list[Continuation], dict[str, int]]:
         with self.gateway.pool.using(self.served) as engaged:
             choices, read = complete(engaged, self.prompts, self.body, self.tokens, watch)
         written = sum(choice.tokens for choice in choices)
@@ -185,18 +201,19 @@ class Completion:
 
     async def answer(self, request: Request) -> Response:
         if self.body.stream:
-            return await self._streamed()
+            return await self._streamed(request)
         choices, usage = await self.gateway.run(request, self._work)
-        samples = len(choices) // len(self.prompts)
         shown = [
-            self.shape.choice(n, choice, self.wants_logprobs, self.prompts[n // samples] if self.echo else "")
-            for n, choice in enumerate(choices)
+            self.shape.choice(
+                choice, self.wants_logprobs, self.prompts[choice.number // self.body.samples] if self.echo else ""
+            )
+            for choice in choices
         ]
         return JSONResponse({**self._head, "object": self.shape.object, "choices": shown, "usage": usage})
 
-    async def _streamed(self) -> Response:
-        """Send what is generated as server-sent events, while it is generated."""
-        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[Any](), Event()
+    async def _streamed(self, request: Request) -> Response:
+        """Send what is generated as server-sent events, while it is generated. An error before that is an answer."""
+        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[Any](), Cancellation()
         sent: dict[int, int] = {}
 
         def tell(event: Any) -> None:
@@ -204,42 +221,57 @@ class Completion:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         def watch(line: int, sample: int, text: str) -> None:
-            number = line * (self.body.n or 1) + sample
+            number = line * self.body.samples + sample
             if len(text) > sent.get(number, 0):
-                tell((number, text[sent.get(number, 0) :]))
+                tell((number, text[sent.get(number, 0) :], None))
                 sent[number] = len(text)
 
         def work() -> None:
             try:
                 choices, usage = self._work(watch)
-                for number, choice in enumerate(choices):
-                    tell((number, choice.text[sent.get(number, 0) :], choice.reason))
+                for choice in choices:
+                    tell((choice.number, choice.text[sent.get(choice.number, 0) :], choice.reason))
                 tell(usage)
             except Exception as error:
                 tell(error)
 
-        self.gateway.submit(work, gone)
-        return StreamingResponse(self._events(events, gone), media_type="text/event-stream")
+        end = self.gateway.end
+        with self.gateway.watched(request, gone, end):
+            self.gateway.submit(work, gone)
+            first = await events.get()
+            if isinstance(first, Exception):
+                raise first
+        return StreamingResponse(self._events(first, events, gone, end), media_type="text/event-stream")
 
-    async def _events(self, events: asyncio.Queue[Any], gone: Event) -> AsyncIterator[str]:
+    async def _events(
+        self, event: Any, events: asyncio.Queue[Any], gone: Cancellation, end: float
+    ) -> AsyncIterator[str]:
         head = {**self._head, "object": self.shape.piece}
         begun: set[int] = set()
         try:
-            while not isinstance(event := await events.get(), dict | Exception):
-                number, text, reason = event if len(event) == 3 else (*event, None)
-                if text or number not in begun:
-                    yield _event({**head, "choices": [self.shape.delta(number, text, None, number not in begun)]})
-                    begun.add(number)
-                if reason is not None:
-                    yield _event({**head, "choices": [self.shape.delta(number, None, reason, False)]})
+            with self.gateway.deadline(gone, end):
+                while not isinstance(event, dict | Exception):
+                    number, text, reason = event
+                    if text or number not in begun:
+                        yield _event({**head, "choices": [self.shape.delta(number, text, None, number not in begun)]})
+                        begun.add(number)
+                    if reason is not None:
+                        yield _event({**head, "choices": [self.shape.delta(number, None, reason, False)]})
+                    event = await events.get()
             if isinstance(event, Exception):
-                why = " ".join(str(event).split()) if isinstance(event, UserError) else type(event).__name__
-                yield _event({"error": {"message": why, "type": "server_error", "param": None, "code": None}})
+                yield _event({"error": self._error(event, gone)})
             elif (self.body.stream_options or {}).get("include_usage"):
                 yield _event({**head, "choices": [], "usage": event})
             yield "data: [DONE]\n\n"
         finally:
-            gone.set()  # the client disconnected, or the end was reached
+            gone.cancel()  # the client disconnected, or the end was reached
+
+    def _error(self, error: Exception, gone: Cancellation) -> dict[str, Any]:
+        """An error after the beginning of a stream, as OpenAI describes it."""
+        late = isinstance(error, Cancelled) and gone.reason == LATE
+        status, why = explained(self.gateway.too_late() if late else error)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return {"message": why, "type": kind, "param": None, "code": None}
 
 
 def _event(content: dict[str, Any]) -> str:
@@ -268,7 +300,7 @@ def routes(gateway: Gateway) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await gateway.read(request, CompletionBody)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        tokens = _tokens(gateway, request, prompts, body.max_tokens or 16)
+        tokens = _tokens(gateway, request, prompts, body, body.max_tokens or 16)
         served = pool.named(body.model)
         request.state.model = served.name
         wanted = body.logprobs is not None
@@ -284,18 +316,21 @@ def routes(gateway: Gateway) -> APIRouter:
             prompt = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
         else:  # a language model without roles: the messages are one text
             prompt = "\n".join(message.text for message in body.messages)
-        tokens = _tokens(gateway, request, [prompt], body.max_completion_tokens or body.max_tokens or 256)
+        tokens = _tokens(gateway, request, [prompt], body, body.max_completion_tokens or body.max_tokens or 256)
         made = Completion(gateway, served, body, ChatShape(), [prompt], tokens, bool(body.logprobs))
         return await made.answer(request)
 
     return router
 
 
-def _tokens(gateway: Gateway, request: Request, prompts: list[str], tokens: int) -> int:
-    """Check the limits; return how many tokens to generate at most."""
+def _tokens(gateway: Gateway, request: Request, prompts: list[str], body: SamplingBody, tokens: int) -> int:
+    """Check the limits of the whole request; return how many tokens to generate for each sample at most."""
     if not prompts:
         raise UserError("prompt: there is none")
     gateway.check_texts(request, prompts)
-    if tokens > gateway.limits.tokens:
-        raise UserError(f"max_tokens: at most {gateway.limits.tokens} are allowed")
+    samples, limit = len(prompts) * body.samples, gateway.limits.tokens
+    if samples > gateway.limits.texts:
+        raise TooBig(f"{samples} samples: at most {gateway.limits.texts} are allowed in a request")
+    if tokens * samples > limit:
+        raise UserError(f"max_tokens: {samples} samples of {tokens} tokens are above the {limit} of a request")
     return tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from regard import devices, tasks
 from regard.data.corpora import corpora
-from regard.decoding.continuous import Engine, EngineRunner, Turn
+from regard.decoding.continuous import MAX_QUEUE, Engine, EngineRunner, Turn
 from regard.errors import UserError, first_line
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
@@ -23,6 +24,7 @@ from regard.tasks.translator import Translator
 
 MAX_BATCH_TOKENS = 1_000_000
 CHECK_SECONDS = 1.0  # between two looks at whether a run directory has changed
+RETRY_SECONDS = 30.0  # between two attempts to load the same files
 PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
 SUFFIX = re.compile(r"\.([a-z]{2,3})(?:\.gz|\.zst|\.xz)?")
 
@@ -65,8 +67,10 @@ class Served:
     created: int
     engaged: Engaged | None = None
     error: str | None = None  # why it was not loaded when last tried
+    failed: str | None = None  # the stamp of the files that were not loaded
+    failed_at: float = 0.0
     used: float = 0.0
-    checked: float = 0.0
+    checked: float = -math.inf
     loading: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -113,11 +117,12 @@ class ModelPool:
         device: str = "auto",
         memory: int = 0,
         rows: int = 64,
+        queue: int = MAX_QUEUE,
         observe: Callable[[str, Turn], None] | None = None,
     ) -> None:
         """`runs` are run directories, or NAME=RUN; `memory` is the budget in bytes of all models (0: no limit)."""
         devices.pick(device)
-        self.device, self.memory, self.rows, self.observe = device, memory, rows, observe
+        self.device, self.memory, self.rows, self.queue, self.observe = device, memory, rows, queue, observe
         self.served: dict[str, Served] = {}
         self._lock = threading.Lock()
         for argument in runs:
@@ -179,37 +184,66 @@ class ModelPool:
                 engaged.engine.close()
 
     def _acquire(self, served: Served) -> Engaged:
-        with served.loading:
-            now = time.monotonic()
-            engaged = served.engaged
-            if engaged is None or (now - served.checked > CHECK_SECONDS and engaged.stamp != _stamp(served.path)):
-                engaged = self._load(served)
-            served.checked, served.used = now, now
-            with self._lock:
-                engaged.users += 1
+        engaged = self._current(served)
+        while not self._enter(engaged):  # it was unloaded since
+            engaged = self._current(served)
+        served.used = time.monotonic()
         self._unload_others(served)
         return engaged
 
-    def _load(self, served: Served) -> Engaged:
-        """Load a run; if that fails, the model that was loaded before stays."""
+    def _enter(self, engaged: Engaged) -> bool:
+        """Count a user of a model, unless it is retired."""
+        with self._lock:
+            engaged.users += not engaged.retired
+            return not engaged.retired
+
+    def _current(self, served: Served) -> Engaged:
+        """The model of a run; while another thread loads its new files, the one that was loaded before."""
+        before = served.engaged
+        if not served.loading.acquire(blocking=before is None):
+            assert before is not None
+            return before
         try:
-            stamp = _stamp(served.path)
-            model = LoadedRun.load(served.path, device=self.device)
-            if _stamp(served.path) != stamp:
-                raise Unavailable("its files are being replaced")
-            observe = None if self.observe is None else self._observer(served.name)
-            engine = Engine(model.module, precision=model.precision, rows=self.rows, observe=observe)
-        except Exception as error:
-            served.error = first_line(error)
-            if served.engaged is not None:
-                return served.engaged
-            raise Unavailable(f"the model {served.name!r} could not be loaded: {served.error}") from error
+            return self._checked(served)
+        finally:
+            served.loading.release()
+
+    def _checked(self, served: Served) -> Engaged:
+        """The model of the files that are there now; if these cannot be loaded, the one that was loaded before.
+
+        Files that could not be loaded are tried again when they change, or after a while.
+        """
+        now, engaged = time.monotonic(), served.engaged
+        if engaged is not None and now - served.checked <= CHECK_SECONDS:
+            return engaged
+        served.checked, stamp = now, _stamp(served.path)
+        if engaged is not None and engaged.stamp == stamp:
+            served.error = None
+            return engaged
+        if served.failed != stamp or now - served.failed_at > RETRY_SECONDS:
+            try:
+                return self._load(served, stamp)
+            except Exception as error:
+                served.error, served.failed, served.failed_at = first_line(error), stamp, now
+        if engaged is None:
+            raise Unavailable(f"the model {served.name!r} could not be loaded: {served.error}")
+        return engaged
+
+    def _load(self, served: Served, stamp: str) -> Engaged:
+        """Load a run, whose files have this stamp, and retire the model that was loaded before."""
+        model = LoadedRun.load(served.path, device=self.device)
+        if _stamp(served.path) != stamp:
+            raise Unavailable("its files are being replaced")
+        observe = None if self.observe is None else self._observer(served.name)
+        engine = Engine(model.module, precision=model.precision, rows=self.rows, queue=self.queue, observe=observe)
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
-        before, served.engaged, served.error = served.engaged, Engaged(model, engine, stamp, size), None
-        engine.start()
+        engaged = Engaged(model, engine.start(), stamp, size)
+        with self._lock:
+            before, served.engaged = served.engaged, engaged
+        served.error, served.failed = None, None
         if before is not None:
             self._retire(before)
-        return served.engaged
+        return engaged
 
     def _observer(self, name: str) -> Callable[[Turn], None]:
         return lambda turn: self.observe(name, turn) if self.observe is not None else None
@@ -225,16 +259,16 @@ class ModelPool:
         """Unload the models that have been unused for longest, if all together exceed the budget."""
         if not self.memory:
             return
-        loaded = sorted((run for run in self.served.values() if run.engaged), key=lambda run: run.used)
-        size = sum(engaged.bytes for run in loaded if (engaged := run.engaged) is not None)
-        for run in loaded:
-            if size <= self.memory:
-                return
-            engaged = run.engaged
-            if run is not kept and engaged is not None and not engaged.users:
-                size -= engaged.bytes
-                run.engaged = None
-                self._retire(engaged)
+        unloaded: list[Engaged] = []
+        with self._lock:
+            loaded = [(run, engaged) for run in self.served.values() if (engaged := run.engaged) is not None]
+            size = sum(engaged.bytes for _, engaged in loaded)
+            for run, engaged in sorted(loaded, key=lambda one: one[0].used):
+                if size > self.memory and run is not kept and not engaged.users:
+                    size, run.engaged, engaged.retired = size - engaged.bytes, None, True
+                    unloaded.append(engaged)
+        for engaged in unloaded:
+            engaged.engine.close()
 
     def load_all(self) -> None:
         """Load every run that the memory budget allows, so that no request waits for it; failures are noted."""

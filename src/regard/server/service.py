@@ -73,7 +73,12 @@ def open_service(runs: Sequence[str], options: Options) -> Server:
             raise UserError(f"{file} does not exist")
     metrics = Metrics()
     pool = ModelPool(
-        runs, device=options.device, memory=int(options.memory_gb * 2**30), rows=options.rows, observe=metrics.observe
+        runs,
+        device=options.device,
+        memory=int(options.memory_gb * 2**30),
+        rows=options.rows,
+        queue=options.queue,
+        observe=metrics.observe,
     )
     limits = Limits(options.characters, seconds=options.seconds, queue=options.queue)
     access = Access(keys, options.rate)

@@ -17,13 +17,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from regard import __version__
 from regard.server import deepl_api, libretranslate_api, openai_api, translate_api, translation_page
 from regard.server.access import Access, TooOften
-from regard.server.gateway import STATUSES, Gateway, Limits
+from regard.server.gateway import STATUSES, Gateway, Limits, explained
 from regard.server.metrics import Metrics
 from regard.server.middleware import SecurityMiddleware
 from regard.server.pool import ModelPool
@@ -128,35 +127,25 @@ def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error with one line and a status, in the form that the client of the interface expects."""
 
     def failed(request: Request, error: Exception) -> Response:
-        status = next(code for kind, code in STATUSES.items() if isinstance(error, kind))
+        status, why = explained(error)
         headers = {}
+        if status == 500:
+            LOG.error(json.dumps({"error": type(error).__name__, "path": request.url.path}))
         if status in (403, 413, 429, 503, 504):
             metrics.refused.labels(type(error).__name__).inc()
         if status in (429, 503):
             wait = math.ceil(error.retry) if isinstance(error, TooOften) else RETRY_SECONDS
             headers["Retry-After"] = str(max(1, wait))
-        return error_response(request, status, _line(error), headers)
+        return error_response(request, status, why, headers)
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return error_response(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
-    def bug(request: Request, error: Exception) -> Response:
-        LOG.error(json.dumps({"error": type(error).__name__, "path": request.url.path}))
-        return error_response(request, 500, f"a bug in regard: {type(error).__name__}", {})
-
     for kind in STATUSES:
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, bug)
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the request"
-        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-    return " ".join(str(error).split())
+    app.add_exception_handler(Exception, failed)
 
 
 def error_response(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:

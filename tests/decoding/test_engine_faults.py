@@ -1,0 +1,120 @@
+"""The engine of continuous batching when admissions fail, callers give up, or too many sentences wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from tests.decoding.test_continuous import Caller, engine_of, request_of
+from tests.decoding.test_static_search import model_of, sources
+
+from regard import cancel
+from regard.decoding import continuous, search
+from regard.decoding.continuous import Engine, EngineRunner, QueueFull
+from regard.decoding.lane import Lane
+from regard.decoding.static_search import StaticSearch
+from regard.text import EOS
+
+LONG = {"beam": 2, "min_length": 9, "max_extra": 12}
+
+
+@pytest.mark.parametrize("place", ["_open", "write"])
+def test_an_admission_that_fails_ends_only_its_own_sentences(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    caller = Caller(model_of("transformer").double())
+    caller.submit(*(request_of(line, n, LONG) for n, line in enumerate(sources(4))))  # one more row is not dropped
+    caller.engine.turn()
+    owner = Lane if place == "_open" else StaticSearch
+    real = getattr(owner, place)
+
+    def broken(*arguments: object) -> None:
+        real(*arguments)  # so that rows are already written
+        raise RuntimeError("no such kernel")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, broken)
+        caller.submit(request_of([7, EOS], 4, LONG))
+        caller.engine.turn()
+    assert isinstance(caller.found.pop(4), RuntimeError)
+    assert caller.engine.running == 4
+    (lane,) = caller.engine._lanes.values()
+    assert lane.search is not None
+    assert lane.search.beams.done.tolist() == [job is None for job in lane.jobs]
+    caller.run()
+    caller.requests.pop()
+    caller.check()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_without_memory_graphs_are_freed_and_an_admission_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    caller = Caller(model_of("transformer").double())
+    released: list[bool] = []
+    monkeypatch.setattr(caller.engine.runner, "release", lambda: released.append(True))
+    left, real = [failures], Lane._open
+
+    def scarce(self: Lane, jobs: object) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, jobs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Lane, "_open", scarce)
+    caller.submit(request_of([5, 6, EOS], 0, LONG))
+    caller.run()
+    assert len(released) == failures
+    assert isinstance(caller.found[0], torch.OutOfMemoryError) == (failures == 2)
+    caller.submit(request_of([7, EOS], 1, LONG))
+    caller.run()
+    if failures == 1:
+        caller.check()
+    else:
+        assert isinstance(caller.found[1], tuple)
+
+
+def test_a_caller_with_few_sentences_does_not_wait_for_one_with_many() -> None:
+    caller = Caller(model_of("transformer").double(), rows=1)
+    caller.submit(*(request_of(line, n, {"beam": 2}) for n, line in enumerate(sources(8))))
+    caller.submit(request_of([5, EOS], 8, {"beam": 2}))
+    while 8 not in caller.found:
+        caller.engine.turn()
+    assert len(caller.found) <= 3
+    caller.run()
+    caller.check()
+
+
+def test_too_many_waiting_sentences_are_refused_and_withdrawn_ones_do_not_count() -> None:
+    engine = Engine(model_of("transformer").double(), rows=1, queue=3)
+    runner = EngineRunner(engine)
+
+    def jobs(count: int) -> list:
+        request = request_of([5, EOS], 0, {"beam": 2})
+        return [runner._jobs(request, request.constraints(), lambda news: None, False)[0] for _ in range(count)]
+
+    first = jobs(5)
+    engine.submit(first)  # nothing waits yet: a caller may have more than fit
+    with pytest.raises(QueueFull):
+        engine.submit(jobs(1))
+    engine.withdraw(first)
+    assert engine.waiting == 0
+    engine.submit(jobs(1))
+    engine.submit(jobs(2))
+    with pytest.raises(QueueFull):
+        engine.submit(jobs(1))
+
+
+def test_a_cancelled_caller_is_woken_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous, "CANCEL_SECONDS", 1000.0)
+    model = model_of("transformer").double()
+    endless = request_of([5, 6, EOS], 0, {"beam": 2, "min_length": 900, "max_extra": 1000})
+    cancellation = cancel.Cancellation()
+    threading.Timer(0.2, cancellation.cancel, ["time is up"]).start()
+    began = time.monotonic()
+    with engine_of(model) as run:
+        with pytest.raises(cancel.Cancelled, match="time is up"), cancel.cancellable(cancellation):
+            search(model, endless, run=run)
+        with pytest.raises(cancel.Cancelled), cancel.cancellable(cancellation):  # it was cancelled before
+            search(model, endless, run=run)
+    assert time.monotonic() - began < 60
