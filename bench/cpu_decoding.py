@@ -27,7 +27,7 @@ from bench.machine import heading
 from bench.tables import Comparison, Measured, table
 
 VOCABULARY, SENTENCES, LENGTH = 37_000, 32, 30
-PAD = VOCABULARY - 1  # Marian's decoder start token; CTranslate2 expects it last, with an all-zero embedding
+FIRST_WORD = 4  # the id of the first token that is not a special one
 SIZES, BEAMS, PRECISIONS = ("small", "base"), (1, 4), ("fp32", "int8")
 Tokens = list[list[int]]
 System = Callable[[Tokens, int], Tokens]  # source tokens and a beam -> output tokens
@@ -38,7 +38,9 @@ def sentences(seed: int = 1) -> Tokens:
     from regard.special_tokens import EOS
 
     draw = random.Random(seed)
-    return [[*(draw.randrange(4, PAD) for _ in range(draw.randint(14, 34))), EOS] for _ in range(SENTENCES)]
+    return [
+        [*(draw.randrange(FIRST_WORD, VOCABULARY) for _ in range(draw.randint(14, 34))), EOS] for _ in range(SENTENCES)
+    ]
 
 
 # -- one model in three formats ----------------------------------------------------------------------------------------
@@ -65,18 +67,14 @@ def write(size: str, folder: Path, decoding: dict[str, Any] | None = None) -> No
         }
     )
     run = RunDir.create(folder / "regard", recipe)
-    tokenizer = WordTokenizer([], [*(f"w{n}" for n in range(4, PAD)), "<pad>"])
+    tokenizer = WordTokenizer([], [f"w{n}" for n in range(FIRST_WORD, VOCABULARY)])
     run.save_tokenizers(tokenizer, tokenizer)
     torch.manual_seed(1)
-    model = run.fresh_model()
-    with torch.no_grad():
-        model.source_embedding.table[PAD] = 0.0  # type: ignore[union-attr,operator]
-    tensor_io.save(run.best, tensor_io.model_tensors(model), {"step": 0, "weights": "random"})
+    tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {"step": 0, "weights": "random"})
 
     theirs = export_run(run, folder / "hf")
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((theirs / name).read_text())
-        settings |= {"pad_token_id": PAD, "decoder_start_token_id": PAD, "bad_words_ids": [[PAD]]}
         (theirs / name).write_text(json.dumps(settings | {"forced_eos_token_id": None}))
     for precision, theirs_is in (("fp32", "float32"), ("int8", "int8")):
         TransformersConverter(str(theirs)).convert(str(folder / f"ct2-{precision}"), quantization=theirs_is)
@@ -99,9 +97,8 @@ def ours(folder: Path, precision: str, threads: int) -> System:
 
     def translate(sources: Tokens, beam: int) -> Tokens:
         settings = DecodingSettings(beam=beam, min_length=LENGTH, max_ratio=1e-9, max_extra=LENGTH)
-        begin, never = [PAD] * len(sources), [PAD, BOS, PAD]
         with torch.inference_mode():
-            found = search(model, SearchRequest(PackedTokens.from_lists(sources), settings, begin=begin, banned=never))
+            found = search(model, SearchRequest(PackedTokens.from_lists(sources), settings, banned=[PAD, BOS]))
         return [list(best.tokens) for best, *_ in found]
 
     return translate
@@ -126,7 +123,7 @@ def ctranslate2(folder: Path, precision: str, threads: int) -> System:
             beam_size=beam,
             min_decoding_length=LENGTH,
             max_decoding_length=LENGTH,
-            suppress_sequences=[["<pad>"], ["<s>"]],
+            suppress_sequences=[["<unused>"], ["<s>"]],
         )
         return [[ids[word] for word in result.hypotheses[0]] for result in found]
 
@@ -142,10 +139,11 @@ def hugging_face(folder: Path, precision: str, threads: int) -> System:
 
     def translate(sources: Tokens, beam: int) -> Tokens:
         longest = max(map(len, sources))
-        ids = torch.tensor([source + [PAD] * (longest - len(source)) for source in sources])
+        pad = model.config.pad_token_id
+        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources])
         lengths = {"min_new_tokens": LENGTH, "max_new_tokens": LENGTH, "max_length": None}
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=(ids != PAD).long(), num_beams=beam, do_sample=False, **lengths)
+            out = model.generate(ids, attention_mask=(ids != pad).long(), num_beams=beam, do_sample=False, **lengths)
         return out[:, 1:].tolist()
 
     return translate

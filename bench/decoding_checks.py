@@ -31,6 +31,7 @@ from regard.decoding import Hypothesis, Report, SearchRequest, search
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
+from regard.decoding.sample_search import SampleState
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
 from regard.models import SequenceModel, build
@@ -181,18 +182,18 @@ def _late(self: BeamTree) -> None:
     self.fed.sub_(1)  # type: ignore[union-attr]
 
 
-def _same_draws(self: SearchState, *arguments: Tensor) -> Any:
+def _same_draws(self: SampleState, *arguments: Tensor) -> Any:
     """Use the random numbers of the first step at every step."""
     with mock.patch.object(self, "uniform", self.uniform[..., :1].expand_as(self.uniform)):
         return DRAW(self, *arguments)
 
 
-def _no_top_p(self: SearchState, *arguments: Tensor) -> Any:
+def _no_top_p(self: SampleState, *arguments: Tensor) -> Any:
     with mock.patch.object(self, "settings", self.settings.model_copy(update={"top_p": 1.0})):
         return DRAW(self, *arguments)
 
 
-ENTER, DRAW, FOLLOW, FINISH = BeamTree._enter_fixed, SearchState._draw, BeamTree.follow, SearchState._finish
+ENTER, DRAW, FOLLOW, FINISH = BeamTree._enter_fixed, SampleState._choose, BeamTree.follow, SearchState.finish
 PENALIZE = Constraints.penalize_repetition
 
 
@@ -211,11 +212,11 @@ PLANTS: dict[str, tuple[str, str, Any, str, Callable[..., Any]]] = {
     "rotary positions are one too large": ("GPT, rotary", "greedy", BeamTree, "_enter_fixed", _late),
     "relative positions are one too large": ("GPT, relative", "sampling", BeamTree, "_enter_fixed", _late),
     "every step draws the same number": (
-        "GPT, learned", "sampling", SearchState, "_draw", _fixed_only(DRAW, _same_draws)
+        "GPT, learned", "sampling", SampleState, "_choose", _fixed_only(DRAW, _same_draws)
     ),
-    "top-p is ignored": ("GPT, learned", "sampling", SearchState, "_draw", _fixed_only(DRAW, _no_top_p)),
+    "top-p is ignored": ("GPT, learned", "sampling", SampleState, "_choose", _fixed_only(DRAW, _no_top_p)),
     "finished hypotheses are dropped": (
-        "two GPTs", "beam 4", SearchState, "_finish",
+        "two GPTs", "beam 4", SearchState, "finish",
         _fixed_only(FINISH, lambda self, which, penalty: self.total.masked_fill_(which, -torch.inf)),
     ),
     "the repetition penalty reads another beam": (

@@ -33,7 +33,7 @@ from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
 from regard.models import SequenceModel, build
 from regard.models.gpt import GPTSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS, PAD

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.decoding import SearchRequest, search
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import length_penalty
+from regard.decoding.results import read_results
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings
 
@@ -78,7 +79,7 @@ def test_what_is_returned_is_no_worse_than_anything_that_finished(
     case: dict, how: dict, limit: int, static: bool
 ) -> None:
     finished: list[float] = []
-    original = SearchState._finish
+    original = SearchState.finish
 
     def spy(self: SearchState, which: Tensor, penalty: Tensor) -> None:
         score = self.total / self.penalty[self.step]
@@ -86,7 +87,7 @@ def test_what_is_returned_is_no_worse_than_anything_that_finished(
         original(self, which, penalty)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SearchState, "_finish", spy)
+        patch.setattr(SearchState, "finish", spy)
         request = SearchRequest(PackedTokens.from_lists([[3, EOS]]), decoding(limit, **how))
         ((best,),) = search(sharp(**case), request, run=in_fixed_shapes if static else None)
     assert best.score >= max(finished, default=-math.inf) - 1e-5
@@ -148,4 +149,4 @@ def in_fixed_shapes(model: FakeModel, request: SearchRequest, constraints: Any, 
     for _ in range(constraints.longest):
         logits, state = model.step(state, beams.last)
         state = state.reorder(beams.advance(logits))
-    return dict(enumerate(beams.results(range(len(begin)))))
+    return dict(enumerate(read_results(beams, range(len(begin)))))

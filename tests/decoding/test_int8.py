@@ -9,9 +9,9 @@ from test_cpu_fast_paths import FAMILIES, made, sources
 
 from regard.accelerate import linear_backends
 from regard.decoding import SearchRequest, score, search
-from regard.devices import decoding_precision
 from regard.errors import UserError
 from regard.packed import SeqBatch
+from regard.precision import decoding_precision
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS
 

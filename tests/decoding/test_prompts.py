@@ -11,8 +11,8 @@ from torch import Tensor
 
 from causal import Causal
 from regard.decoding import Hypothesis, SearchRequest, search
-from regard.decoding.beam_state import Beams
 from regard.decoding.constraints import Constraints
+from regard.decoding.watching import Beams
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS, EOS

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention import use_backend
 from regard.decoding import Hypothesis, Report, SearchRequest, cuda_graphs, search, static_search
-from regard.decoding.beam_state import Beams
-from regard.decoding.constraints import NONE, repeats
 from regard.decoding.cuda_graphs import CapturedRunner, is_inference, obstacle
-from regard.decoding.search import Runner, Watch, select_runner
+from regard.decoding.repetition import completed_ngrams
+from regard.decoding.search import Runner, select_runner
 from regard.decoding.static_search import StaticRunner, rounded
+from regard.decoding.terms import NO_TOKEN
 from regard.decoding.topk import topk
+from regard.decoding.watching import Beams, Watch
 from regard.models import SequenceModel, build
 from regard.models.ensemble import Ensemble
 from regard.models.gpt import GPT
@@ -242,8 +243,8 @@ def test_two_stage_topk_equals_torch_topk() -> None:
 def test_repeated_ngrams_are_found_in_histories_of_any_length(size: int) -> None:
     torch.manual_seed(size)
     history, steps = torch.randint(0, 4, (13, 2, 12)), torch.arange(13)
-    written = torch.where(torch.arange(12) < steps[:, None, None], history, NONE)
-    got = [repeats(written[n : n + 1], steps[n : n + 1], size, 4)[0] for n in range(13)]
+    written = torch.where(torch.arange(12) < steps[:, None, None], history, NO_TOKEN)
+    got = [completed_ngrams(written[n : n + 1], steps[n : n + 1], size, 4)[0] for n in range(13)]
     for n, k in itertools.product(range(13), range(2)):
         past = tuple(history[n, k, : int(steps[n])].tolist())
         grams = {past[i : i + size] for i in range(len(past) - size + 1)}

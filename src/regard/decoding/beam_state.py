@@ -1,8 +1,11 @@
-"""The state of a search, one step of it, and the hypotheses it returns.
+"""The state of a search, and one step of it: greedy search and beam search.
 
-Live hypotheses can still be extended. Finished ones are kept apart, so that a live one never displaces them, but both
-count when the K best are selected. A step changes tensors in place, and with `static` no branch depends on their
-values, so that it can be captured as a CUDA graph.
+A step extends each live hypothesis by one token and keeps the K best. Hypotheses that end are kept apart as finished
+ones, so that a live one never displaces them, but both count when the K best are selected. A step changes tensors in
+place, and with `static` no branch depends on their values, so that it can be captured as a CUDA graph.
+
+Sampling (`sample_search`) and required terms (`term_search`) are subclasses that choose the next tokens differently.
+`results` reads the hypotheses of a state, `watching` shows and stops them on the way.
 
 Shapes: N sentences, K beams (or samples) each, F finished hypotheses, T tokens of capacity, V the vocabulary.
 """
@@ -11,65 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.constraints import (
-    NONE,
-    Constraints,
-    SingleCandidate,
-    length_penalties,
-    length_penalty,
-    select,
-)
-from regard.decoding.sampling import Words, draw, keys, uniforms
+from regard.decoding.constraints import NO_TOKEN, Constraints, SingleCandidate, length_penalties, select
 from regard.decoding.topk import log_softmax, log_sum, topk
-from regard.errors import UserError
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output for one sentence."""
-
-    tokens: tuple[int, ...]  # generated tokens, without BOS and EOS
-    logprobs: tuple[float, ...]  # log-probability of each generated token, that of EOS last when it was generated
-    score: float  # sum of logprobs / length penalty; ranks the hypotheses
-    finished: bool  # ended by EOS (False: cut at the maximum length, or stopped by a watcher)
-
-    @classmethod
-    def of(cls, tokens: Sequence[int], logprobs: Sequence[float], alpha: float, finished: bool) -> Hypothesis:
-        """Compute the score, with GNMT's length penalty."""
-        score = sum(logprobs) / length_penalty(alpha, len(logprobs))
-        return cls(tuple(tokens), tuple(logprobs), score, finished)
-
-
-@dataclass
-class Report:
-    """How close the decisions of a search were, per sentence in the order searched.
-
-    `margins[n]` is the smallest difference that decided about sentence n. In beam search: between the scores of the
-    last candidate kept and the first rejected at any step, and of neighbours in the final ranking. In sampling: between
-    a draw and the nearer edge of the interval of the token it fell on. If it is below the rounding error of the model,
-    another batch or another kernel may decide otherwise. Several searches may append to one report.
-    """
-
-    margins: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Beams:
-    """The beams after a step, as a watcher sees them."""
-
-    tokens: Tensor  # [N, K, t] tokens of each beam so far
-    alive: Tensor  # [N, K] whether a beam can still be extended
 
 
 class Choice(NamedTuple):
@@ -82,15 +37,9 @@ class Choice(NamedTuple):
     margin: Tensor | None  # [N], if wanted
 
 
-OF_SENTENCES = (  # the tensors of `SearchState` with a row for each sentence
-    *("tokens", "parents", "logprobs", "total", "last", "step", "done"),
-    *("margin", "best", "ends", "max_penalty", "uniform", "history"),
-)
-
-
 @dataclass(eq=False)
 class SearchState:
-    """Beam search or sampling for N sentences, in tensors of fixed capacity that a step changes in place.
+    """Greedy search (K = 1) or beam search for N sentences, in tensors of fixed capacity that a step changes in place.
 
     Histories are backpointers: at step t, beam k continued beam `parents[n, k, t]` with `tokens[n, k, t]`. A finished
     hypothesis is a score and where it ended: `t * K + k` for beam k after t tokens. A sentence is done when it has no
@@ -98,10 +47,15 @@ class SearchState:
     different steps.
     """
 
+    SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = (  # the fields with a row for each sentence
+        *("tokens", "parents", "logprobs", "total", "last", "step", "done"),
+        *("margin", "best", "ends", "max_penalty", "history"),
+    )
+
     settings: DecodingSettings
     nbest: int
     constraints: Constraints
-    tokens: Tensor  # [N, K, T]; NONE where nothing is written
+    tokens: Tensor  # [N, K, T]; NO_TOKEN where nothing is written
     parents: Tensor  # [N, K, T], written only if beams are reordered
     logprobs: Tensor  # [N, K, T]
     total: Tensor  # [N, K] log-probability of each live hypothesis; -inf: none
@@ -113,12 +67,12 @@ class SearchState:
     ends: Tensor  # [N, F] where they ended
     penalty: Tensor  # [T + 1] length penalty of n tokens
     max_penalty: Tensor  # [N] that of the maximum length
-    keys: Words | None  # [N, K] keys of the random draws, on the host
-    uniform: Tensor  # [N, K, T] random numbers of every step; T is 0 for beam search
     history: Tensor | None  # [N, K, T] tokens of each beam, if they are read and beams are reordered
     static: bool  # whether shapes are fixed, and the host does not know how many steps were taken
-    lazy: bool  # whether only the best logits are normalised, which is faster on a GPU
+    softmax_last: bool  # whether to normalise only the selected logits, which is faster on a GPU
     fed: int = 0  # steps taken, unless static
+
+    # -- creating and resizing -----------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -131,13 +85,13 @@ class SearchState:
         watched: bool = False,
         margins: bool = False,
         static: bool = False,
-        lazy: bool = False,
+        softmax_last: bool = False,
     ) -> SearchState:
         """Allocate the state for the sentences of `constraints`; `restart` initialises it."""
         device, count = constraints.limit.device, len(constraints.limit)
         width = capacity + static  # a static search goes on writing for sentences that are done: after their end
-        beams = settings.beam if settings.method == "beam" else nbest
-        reorders = settings.method == "beam" and beams > 1
+        beams = num_beams(settings, nbest)
+        reorders = cls.reorders_beams(beams)
         finished = max(beams, nbest + 1) if reorders else beams  # one more than is wanted, for the ranking's margin
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -159,42 +113,42 @@ class SearchState:
             ends=new(finished, dtype=torch.long),
             penalty=length_penalties(settings.length_penalty, width).to(device),
             max_penalty=new(),
-            keys=None,
-            uniform=new(beams, 0 if settings.method == "beam" else capacity),
             history=new(beams, width, dtype=torch.long) if reorders and (watched or constraints.read_history) else None,
             static=static,
-            lazy=lazy,
+            softmax_last=softmax_last,
         )
+
+    def __post_init__(self) -> None:
+        self.reorders = self.reorders_beams(self.beams)
+        self._beam_index = torch.arange(self.beams, device=self.done.device)  # [K], the parents if no beam is reordered
+
+    @classmethod
+    def reorders_beams(cls, beams: int) -> bool:
+        """Whether a beam may continue another one: not with one beam only."""
+        return beams > 1
 
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
         """Initialise for a first step that feeds each sentence `begin` [N].
 
-        Line numbers and the seed (of all sentences, or of each) key random draws.
+        Line numbers and the seed (of all sentences, or of each) are those of random draws.
         """
         for old, new in zip(self.constraints.tensors(), constraints.tensors(), strict=True):
             old.copy_(new)
         penalty = length_penalties(self.settings.length_penalty, constraints.longest).to(begin.device)
         self.max_penalty.copy_(penalty[constraints.limit])
-        if self.settings.method == "sample":
-            self.keys = keys(seed, lines, self.nbest)
-            self.uniform.copy_(_draws(self.keys, self.uniform.shape[-1]))
         self.reset(begin)
 
     def reset(self, begin: Tensor) -> None:
-        """The part of `restart` that runs on the device. Beam search begins with one beam, the others are empty."""
-        for tensor, value in ((self.tokens, NONE), (self.history, NONE), (self.margin, math.inf)):
+        """The part of `restart` that runs on the device. Each sentence begins with one beam, the others are empty."""
+        for tensor, value in ((self.tokens, NO_TOKEN), (self.history, NO_TOKEN), (self.margin, math.inf)):
             if tensor is not None:
                 tensor.fill_(value)
-        self.total.fill_(-math.inf)[:, : 1 if self.settings.method == "beam" else self.beams] = 0
+        self.total.fill_(-math.inf)[:, :1] = 0
         self.last.copy_(begin[:, None].expand_as(self.last))
         self.best.fill_(-math.inf)
         for zeros in (self.parents, self.logprobs, self.step, self.done, self.ends):
             zeros.zero_()
         self.fed = 0
-
-    def __post_init__(self) -> None:
-        self.reorders = self.settings.method == "beam" and self.beams > 1
-        self._beam_index = torch.arange(self.beams, device=self.done.device)  # [K], the parents if no beam is reordered
 
     @property
     def beams(self) -> int:
@@ -204,24 +158,11 @@ class SearchState:
     def capacity(self) -> int:
         return self.tokens.shape[-1] - self.static
 
-    # -- its tensors ---------------------------------------------------------------------------------------------------
-
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors of the state, in a fixed order."""
-        yield from (value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "_beam_index")
-        yield from self.constraints.tensors()
-
     def keep(self, sentences: Tensor) -> SearchState:
         """Return a new state with these sentences only, [M] indices into the present N."""
-        tensors = {name: getattr(self, name) for name in OF_SENTENCES}
+        tensors = {name: getattr(self, name) for name in self.SENTENCE_TENSORS}
         rows: dict[str, Any] = {name: None if x is None else select(x, sentences) for name, x in tensors.items()}
-        random_keys = None if self.keys is None else self.keys[sentences.cpu().numpy()]
-        return replace(self, constraints=self.constraints.keep(sentences), keys=random_keys, **rows)
-
-    def of_sentences(self) -> Iterator[Tensor]:
-        """The tensors that have a row for each sentence, in a fixed order."""
-        yield from (x for x in (getattr(self, name) for name in OF_SENTENCES) if x is not None)
-        yield from self.constraints.of_sentences()
+        return replace(self, constraints=self.constraints.keep(sentences), **rows)
 
     def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
         """Return a new state with capacity for so many tokens, and for prefixes and prompts of these lengths."""
@@ -229,22 +170,30 @@ class SearchState:
         def wider(x: Tensor, value: int) -> Tensor:
             return F.pad(x, (0, capacity - self.capacity), value=value)
 
-        device = self.penalty.device
         return replace(
             self,
             constraints=self.constraints.widened(prefix, prompt),
-            tokens=wider(self.tokens, NONE),
+            tokens=wider(self.tokens, NO_TOKEN),
             parents=wider(self.parents, 0),
             logprobs=wider(self.logprobs, 0),
-            history=None if self.history is None else wider(self.history, NONE),
-            penalty=length_penalties(self.settings.length_penalty, capacity + self.static).to(device),
-            uniform=self.uniform if self.keys is None else _draws(self.keys, capacity).to(device),
+            history=None if self.history is None else wider(self.history, NO_TOKEN),
+            penalty=length_penalties(self.settings.length_penalty, capacity + self.static).to(self.penalty.device),
         )
 
     def drop(self, sentences: list[int] | slice) -> None:
         """Make these sentences done, without hypotheses."""
         self.total[sentences] = -math.inf
         self.done[sentences] = True
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the state, in a fixed order."""
+        yield from (x for name, x in vars(self).items() if isinstance(x, Tensor) and not name.startswith("_"))
+        yield from self.constraints.tensors()
+
+    def sentence_tensors(self) -> Iterator[Tensor]:
+        """The tensors that have a row for each sentence, in a fixed order."""
+        yield from (x for x in (getattr(self, name) for name in self.SENTENCE_TENSORS) if x is not None)
+        yield from self.constraints.sentence_tensors()
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -255,30 +204,28 @@ class SearchState:
         """
         written = (self.tokens if self.history is None else self.history)[:, : logits.shape[1]]
         history = written if self.static else written[..., : self.fed]
-        # With `few`, only the top candidates are converted to float32.
-        few = self.lazy and self.constraints.repetition == 1 and logits.dtype != torch.float64
-        logits = self.constraints.penalize_repetition(logits if few else logits.float(), history)
-        choose = self._best_candidates if self.settings.method == "beam" else self._draw
-        penalty = self._penalty(1)
-        choice = choose(logits, history, penalty)
+        if not self.softmax_last or self.constraints.repetition != 1 or logits.dtype == torch.float64:
+            logits = self.constraints.penalize_repetition(logits.float(), history)
+        penalty = self.length_penalty(1)
+        choice = self._choose(logits, history, penalty)
         self._write(choice)
         at_limit = self.constraints.limit <= self.step
-        self._finish((choice.tokens == EOS) | at_limit[:, None], penalty)
-        self._update_done(at_limit)
+        self.finish((choice.tokens == EOS) | at_limit[:, None], penalty)
+        self.update_done(at_limit)
         return choice.parents
 
-    def _penalty(self, ahead: int = 0) -> Tensor:
+    def length_penalty(self, ahead: int = 0) -> Tensor:
         """The length penalty after so many more steps, [N, 1]; [1] if all sentences are at the same step."""
         if not self.static:
             return self.penalty[self.fed + ahead, None]
         return self.penalty[ahead:].index_select(0, self.step)[:, None]
 
-    def _best_candidates(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
+    def _choose(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Select the best of all K * V candidates.
 
         A candidate is kept if it is among the K best of candidates and finished hypotheses together, by the score it
         would have if it ended here; `penalty` is the same for all candidates of a sentence. The K + 1 best of all are
-        among the K + 1 best of each beam. With `lazy`, log-probabilities are computed for those only: logits - offset.
+        among the K + 1 best of each beam.
         """
         value, token, _ = self._top_candidates(*self._normalise(logits), history)
         total = (self.total[:, : value.shape[1], None] + value).flatten(1)  # [N, K * C]
@@ -296,8 +243,8 @@ class SearchState:
         return Choice(index // value.shape[-1], tokens, logprobs, total, margin)
 
     def _normalise(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities; with `lazy` the logits, and the offset to subtract from those that are selected."""
-        return (logits, log_sum(logits)) if self.lazy else (log_softmax(logits), None)
+        """Return log-probabilities; or, with `softmax_last`, the logits and what to subtract from the selected ones."""
+        return (logits, log_sum(logits)) if self.softmax_last else (log_softmax(logits), None)
 
     def _top_candidates(
         self, logits: Tensor, offset: Tensor | None, history: Tensor
@@ -316,28 +263,6 @@ class SearchState:
             value = torch.where(only, torch.where(first, single.logprob, -math.inf), value)
             token = torch.where(only, single.token, token)
         return value, token, single
-
-    def _draw(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
-        """Draw a random token for every beam."""
-        logp = F.log_softmax(logits, -1, dtype=torch.float32) if self.static else log_softmax(logits)
-        single = self._mask(logp, None, history)
-        only = None if single is None else self._is_single(logp.amax(-1, keepdim=True), single)
-        if only is not None and single is not None:
-            chosen = torch.arange(logp.shape[-1], device=logp.device) == single.token
-            logp = torch.where(only, torch.where(chosen, single.logprob, -math.inf), logp)
-        here = self._here().clamp(max=self.uniform.shape[-1] - 1)  # sentences that are done may be at the end
-        uniform = self.uniform.gather(-1, here).squeeze(-1)  # [N, K]
-        tokens, logprobs, margins = draw(logp, uniform, self.settings)
-        margin = None if self.margin is None else margins.masked_fill(self.total == -math.inf, math.inf).amin(-1)
-        parents = self._beam_index if logits.shape[1] == self.beams else torch.zeros_like(self._beam_index)
-        return Choice(parents.expand_as(tokens), tokens, logprobs, self.total + logprobs, margin)
-
-    def _decision_margin(self, total: Tensor, penalty: Tensor) -> Tensor | None:
-        """Return the difference between the first two scores of `total` [N, 2 or more], if margins are wanted: [N]."""
-        if self.margin is None:
-            return None
-        kept, rejected = total[:, 0], total[:, 1]
-        return ((kept - rejected) / penalty.squeeze(-1)).masked_fill(rejected == -math.inf, math.inf)
 
     def _mask(self, logits: Tensor, offset: Tensor | None, history: Tensor) -> SingleCandidate | None:
         """Apply the constraints to logits in place; return the candidate of beams that are left with only one.
@@ -358,6 +283,13 @@ class SearchState:
             return only | single.forced
         return only if self.static or bool(only.any()) else None
 
+    def _decision_margin(self, total: Tensor, penalty: Tensor) -> Tensor | None:
+        """Return the difference between the first two scores of `total` [N, 2 or more], if margins are wanted: [N]."""
+        if self.margin is None:
+            return None
+        kept, rejected = total[:, 0], total[:, 1]
+        return ((kept - rejected) / penalty.squeeze(-1)).masked_fill(rejected == -math.inf, math.inf)
+
     def _write(self, choice: Choice) -> None:
         """Append the chosen tokens."""
         written = [(self.tokens, choice.tokens), (self.logprobs, choice.logprobs)]
@@ -366,7 +298,7 @@ class SearchState:
         if self.history is not None:
             self.history.copy_(self.history.gather(1, choice.parents[..., None].expand_as(self.history)))
             written.append((self.history, choice.tokens))
-        here = self._here()
+        here = self._next_index()
         for trail, new in written:
             trail.scatter_(2, here, new[..., None])
         self.last.copy_(choice.tokens)
@@ -376,11 +308,13 @@ class SearchState:
         self.step.add_(~self.done)
         self.fed += 1
 
-    def _here(self) -> Tensor:
+    def _next_index(self) -> Tensor:
         """[N, K, 1] where the next token of each beam is written."""
         return self.step[:, None, None].expand(-1, self.beams, 1)
 
-    def _finish(self, which: Tensor, penalty: Tensor) -> None:
+    # -- finished hypotheses -------------------------------------------------------------------------------------------
+
+    def finish(self, which: Tensor, penalty: Tensor) -> None:
         """Move the live hypotheses `which` [N, K] to the finished ones, of which the F best are kept.
 
         Unless beams are reordered, finished hypothesis k is that of beam k.
@@ -403,81 +337,28 @@ class SearchState:
         """[N, F] the indices of the best of the finished hypotheses and the K that have just ended, [N, F + K]."""
         return scores.topk(self.best.shape[1]).indices
 
-    def _ranking(self) -> Tensor:
+    def ranking(self) -> Tensor:
         """[N, F] what ranks the finished hypotheses: their scores."""
         return self.best
 
-    def _update_done(self, at_limit: Tensor) -> None:
-        """Drop the live hypotheses of sentences for which continuing would change nothing: these are done.
+    def update_done(self, at_limit: Tensor) -> None:
+        """Drop the live hypotheses of sentences that are at their limit, or for which continuing changes nothing."""
+        over = self._is_over(self.total.amax(1))
+        torch.logical_or(over, at_limit | self.done, out=self.done)  # done stays done, also if scores are NaN
+        self.total.masked_fill_(self.done[:, None], -math.inf)
+
+    def _is_over(self, live: Tensor) -> Tensor:
+        """[N] whether no live hypothesis can still win, given the greatest total of the live ones, [N].
 
         Log-probabilities are at most 0, so the total of a hypothesis only falls; divided by the greatest penalty, that
         of the maximum length, it bounds what the hypothesis can ever score. If the bound of the best live one is no
         better than the worst of the `nbest` best finished ones, no live one can still win.
         """
-        live = self.total.amax(1)
-        if self.settings.method == "beam" and self.settings.early_stopping:
-            over = self._ranking()[:, self.nbest - 1] >= live / self.max_penalty
-        else:
-            over = live == -math.inf
-        torch.logical_or(over, at_limit | self.done, out=self.done)  # done stays done, also if scores are NaN
-        self.total.masked_fill_(self.done[:, None], -math.inf)
-
-    # -- watching ------------------------------------------------------------------------------------------------------
-
-    def view(self, sentences: list[int] | None = None) -> Beams:
-        """Copy the beams of these sentences (None: of all) to the host."""
-        history = self.tokens if self.history is None else self.history
-        chosen = slice(None) if sentences is None else torch.tensor(sentences, device=history.device)
-        return Beams(history[chosen][..., : int(self.step.max())].cpu(), (self.total[chosen] > -math.inf).cpu())
-
-    def stop(self, where: Tensor, sentences: list[int] | None = None) -> None:
-        """End the live hypotheses `where` [M, K] of these sentences (None: all) as they are."""
-        which = torch.zeros_like(self.total, dtype=torch.bool)
-        chosen = slice(None) if sentences is None else torch.tensor(sentences, device=which.device)
-        which[chosen] = where.to(which.device)
-        self._finish(which, self._penalty())
-        self._update_done(self.done)
-
-    # -- results -------------------------------------------------------------------------------------------------------
-
-    def results(self, sentences: Sequence[int]) -> list[tuple[list[Hypothesis], float]]:
-        """Return up to `nbest` hypotheses, best first, and the smallest margin, for these sentences, which are done."""
-        index = torch.tensor(list(sentences), device=self.done.device)
-
-        def read(x: Tensor) -> Any:
-            return x.index_select(0, index).tolist()
-
-        longest = int(self.step[index].max())
-        trails = zip(*(read(x[..., :longest]) for x in (self.tokens, self.parents, self.logprobs)), strict=True)
-        margins = [math.inf] * len(index) if self.margin is None else read(self.margin)
-        rankings = read(self._ranking())
-        results = []
-        finished = zip(read(self.best), rankings, read(self.ends), strict=True)
-        for (scores, ranking, ends), trail, margin in zip(finished, trails, margins, strict=True):
-            if any(map(math.isnan, scores)):
-                raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-            order = sorted((k for k, score in enumerate(scores) if score > -math.inf), key=lambda k: -ranking[k])
-            ranked = [self._hypothesis(trail, ends[k], scores[k]) for k in order[: self.nbest + 1]]
-            results.append((ranked[: self.nbest], min(margin, _ranking_margin(ranked))))
-        return results
-
-    def _hypothesis(self, trail: tuple[list[list[Any]], ...], end: int, score: float) -> Hypothesis:
-        """Follow the backpointers from `end` through a sentence's tokens, parents and log-probabilities [K][t]."""
-        tokens, parents, logprobs = trail
-        length, beam = divmod(end, self.beams)
-        path, values = tokens[beam][:length], logprobs[beam][:length]
-        for step in range(length - 1, -1, -1) if self.reorders else ():
-            path[step], values[step] = tokens[beam][step], logprobs[beam][step]
-            beam = parents[beam][step]
-        finished = path[-1] == EOS
-        return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
+        if not self.settings.early_stopping:
+            return live == -math.inf
+        return self.ranking()[:, self.nbest - 1] >= live / self.max_penalty
 
 
-def _ranking_margin(ranked: list[Hypothesis]) -> float:
-    """The smallest difference of neighbouring scores that decided a ranking."""
-    return min((a.score - b.score for a, b in pairwise(ranked) if a.tokens != b.tokens), default=math.inf)
-
-
-def _draws(random_keys: Words, steps: int) -> Tensor:
-    """[N, K, T] the random numbers of T steps."""
-    return uniforms(random_keys[..., None], np.arange(steps, dtype=np.uint64))
+def num_beams(settings: DecodingSettings, nbest: int) -> int:
+    """How many hypotheses of a sentence a search extends at once; in sampling, each is a sample."""
+    return settings.beam if settings.method == "beam" else nbest

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.terms import NONE, TermTable
+from regard.decoding import repetition
+from regard.decoding.terms import NO_TOKEN, TermTable
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
 
@@ -56,8 +57,8 @@ class Constraints:
     """Forced prefixes, banned tokens, terms, lengths, repeated n-grams, and the repetition penalty."""
 
     limit: Tensor  # [N] maximum number of tokens to generate, EOS counted
-    prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NONE
-    prompt: Tensor  # [N, Q] tokens that the repetition penalty counts as generated, padded with NONE
+    prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NO_TOKEN
+    prompt: Tensor  # [N, Q] tokens that the repetition penalty counts as generated, padded with NO_TOKEN
     banned: Tensor  # [B] ids that are never generated
     ends: Tensor  # [E] ids that end an output as EOS does
     samples: bool  # whether tokens are drawn
@@ -90,8 +91,8 @@ class Constraints:
             raise ValueError("a prefix cannot contain EOS")
         limits = [max_length(settings, n, len(p)) for n, p in zip(lengths, prefixes, strict=True)]
         if terms is not None:
-            room = terms.room.tolist()
-            limits = [max(limit, len(p) + n) for limit, p, n in zip(limits, prefixes, room, strict=True)]
+            needed = terms.capacity_needed.tolist()
+            limits = [max(limit, len(p) + n) for limit, p, n in zip(limits, prefixes, needed, strict=True)]
         if capacity is not None:
             each = [capacity] * len(limits) if isinstance(capacity, int) else capacity
             limits = [min(pair) for pair in zip(limits, each, strict=True)]
@@ -118,38 +119,23 @@ class Constraints:
         own = self.limit, self.prefix, self.prompt, self.banned, self.ends
         return own if self.terms is None else (*own, *self.terms.tensors())
 
-    def of_sentences(self) -> tuple[Tensor, ...]:
+    def sentence_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence, in a fixed order."""
         own = self.limit, self.prefix, self.prompt
-        return own if self.terms is None else (*own, *self.terms.of_sentences())
+        return own if self.terms is None else (*own, *self.terms.sentence_tensors())
 
     def widened(self, prefix: int, prompt: int) -> Constraints:
-        """Return them with room for prefixes and prompts of these lengths."""
+        """Return them with columns for prefixes and prompts of these lengths."""
         wide = [
-            F.pad(x, (0, max(0, width - x.shape[1])), value=NONE)
+            F.pad(x, (0, max(0, width - x.shape[1])), value=NO_TOKEN)
             for x, width in ((self.prefix, prefix), (self.prompt, prompt))
         ]
         return replace(self, prefix=wide[0], prompt=wide[1])
-
-    def sentence(self, number: int) -> Constraints:
-        """The constraints of one sentence."""
-        own = self.keep(torch.tensor([number], device=self.limit.device))
-        terms = None if own.terms is None or not own.terms.any_term else own.terms
-        return replace(own, longest=int(own.limit), terms=terms)
 
     def to(self, device: torch.device) -> Constraints:
         names = ("limit", "prefix", "prompt", "banned", "ends")
         terms = None if self.terms is None else self.terms.to(device)
         return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
-
-    @staticmethod
-    def joined(each: Sequence[Constraints]) -> Constraints:
-        """The constraints of several searches with equal settings and sizes of terms as those of one search."""
-        prefix, prompt = max(c.prefix.shape[1] for c in each), max(c.prompt.shape[1] for c in each)
-        rows = zip(*(c.widened(prefix, prompt).of_sentences() for c in each), strict=True)
-        limit, prefixes, prompts, *terms = map(torch.cat, rows)
-        joined = replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=max(c.longest for c in each))
-        return joined if joined.terms is None else replace(joined, terms=joined.terms.with_sentences(*terms))
 
     def keep(self, sentences: Tensor) -> Constraints:
         """Select sentences, [M] indices into the present N."""
@@ -158,15 +144,11 @@ class Constraints:
         return replace(self, limit=limit, prefix=prefix, prompt=prompt, terms=terms)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
-        """Lower the logits [N, K, V] of tokens in the prompt or in `history` [N, K, t]: l / r if l > 0, else l * r.
-
-        As in Keskar et al. 2019, section 4.1, except for negative logits, which division would raise.
-        """
+        """Lower the logits [N, K, V] of tokens in the prompt or in `history` [N, K, t], if there is a penalty."""
         if self.repetition == 1:
             return logits
         before = self.prompt[:, None].expand(-1, logits.shape[1], -1)
-        seen = among(torch.cat([before, history], -1), logits.shape[-1])
-        return torch.where(seen, torch.where(logits > 0, logits / self.repetition, logits * self.repetition), logits)
+        return repetition.penalized(logits, torch.cat([before, history], -1), self.repetition)
 
     def can_exclude_all(self, vocabulary: int) -> bool:
         """Return whether a prefix or a mask may leave a beam without a choice of tokens."""
@@ -201,7 +183,7 @@ class Constraints:
         if self.min_length:
             logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)
         if 0 < self.no_repeat <= history.shape[-1]:
-            logits.masked_fill_(repeats(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
+            logits.masked_fill_(repetition.completed_ngrams(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
 
 
 def select(x: Tensor, sentences: Tensor) -> Tensor:
@@ -209,28 +191,8 @@ def select(x: Tensor, sentences: Tensor) -> Tensor:
     return x[: len(sentences)] if x.numel() == 0 and len(sentences) <= len(x) else x.index_select(0, sentences)
 
 
-def repeats(history: Tensor, step: Tensor, size: int, vocabulary: int) -> Tensor:
-    """[N, K, V] True where a token would complete an n-gram of this size that `history` [N, K, t >= size] has.
-
-    The first `step` [N] tokens of the history are written; the rest is NONE, which is no token.
-    """
-    grams = history.unfold(-1, size, 1)  # [N, K, t - size + 1, size]
-    step = step[:, None, None]
-    last = (step + torch.arange(1 - size, 0, device=step.device)).clamp(0, history.shape[-1] - 1)  # [N, 1, size - 1]
-    context = history.gather(-1, last.expand(-1, history.shape[1], -1))  # [N, K, size - 1]
-    seen = (grams[..., :-1] == context[..., None, :]).all(-1) & (step >= size)
-    return among(torch.where(seen, grams[..., -1], NONE), vocabulary)
-
-
-def among(tokens: Tensor, vocabulary: int) -> Tensor:
-    """[N, K, V] True for the ids among `tokens` [N, K, any]."""
-    column = torch.where(tokens == NONE, vocabulary, tokens)  # NONE goes to an extra column
-    table = torch.zeros(*tokens.shape[:2], vocabulary + 1, dtype=torch.bool, device=tokens.device)
-    return table.scatter_(-1, column, True)[..., :vocabulary]
-
-
 def _padded(lists: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[N, longest], padded with NONE."""
+    """[N, longest], padded with NO_TOKEN."""
     width = max(map(len, lists), default=0)
-    rows = [[*tokens, *[NONE] * (width - len(tokens))] for tokens in lists]
+    rows = [[*tokens, *[NO_TOKEN] * (width - len(tokens))] for tokens in lists]
     return torch.tensor(rows, dtype=torch.long, device=device).view(len(lists), width)

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from regard import taps, torch_private
 from regard.attention.backends import requested_backend
 from regard.decoding.constraints import Constraints
-from regard.decoding.search import Results, SearchRequest, Stepper, Watch, run_eagerly
+from regard.decoding.search import Results, SearchRequest, Stepper, run_eagerly
 from regard.decoding.static_search import Setup, StaticRunner, StaticSearch, step_key
+from regard.decoding.watching import Watch
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape
 from regard.nn.norms import BatchNorm
 from regard.nn.positions import PositionEncoding
-from regard.packed import PackedLayout, PackedTokens
-from regard.text import EOS
+from regard.packed import PackedLayout, PackedRows
 
 MAX_GRAPHS = 24  # captured steps to keep; the least recently used is dropped
 MIN_STEPS = 8  # shorter searches are not worth capturing
@@ -58,12 +58,12 @@ class CapturedPrefill:
     """A search before its first step, and the graph that restarts it with other sources."""
 
     search: StaticSearch
-    source: PackedTokens  # [N * S] ids, from `_padded`
+    source: PackedRows  # [N * S] rows, from `_padded`
     begin: Tensor  # [N]
     graph: Graph | None = None
 
-    def fill(self, setup: Setup, source: PackedTokens) -> None:
-        self.source.ids.copy_(source.ids)
+    def fill(self, setup: Setup, source: PackedRows) -> None:
+        self.source.rows.copy_(source.rows)
         self.source.layout.length.copy_(source.layout.length)
         self.begin.copy_(setup.begin)
         self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.seeds)
@@ -71,7 +71,7 @@ class CapturedPrefill:
     def run(self, model: Any) -> None:
         """Encode the sources and initialise the search."""
         layout = PaddedLayout(self.source.layout.length, self.source.layout.max_len)  # a new one: it caches tensors
-        model.restart(self.search.state, PackedTokens(self.source.ids, layout))
+        model.restart(self.search.state, self.source.with_rows(self.source.rows, layout))
         self.search.beams.reset(self.begin)
 
 
@@ -104,20 +104,28 @@ class PaddedLayout(PackedLayout):
         return torch.arange(len(self), device=self.device)[:, None].expand(-1, self.max_len).flatten()
 
     def pad(self, flat: Tensor) -> Tensor:
-        return flat.unflatten(0, (len(self), self.max_len))
+        return self.zero_padding(flat).unflatten(0, (len(self), self.max_len))
+
+    def zero_padding(self, flat: Tensor) -> Tensor:
+        return flat.where(self.is_token.view(-1, *[1] * (flat.dim() - 1)), 0)
 
     def flatten(self, padded: Tensor) -> Tensor:
         return padded.flatten(0, 1)
 
+    def convolved(self, kernel: int, stride: int = 1, padding: int = 0) -> PaddedLayout:
+        extra = 2 * padding - kernel + stride
+        length = torch.where(self.length > 0, (self.length + extra).clamp(min=0) // stride, 0)
+        return PaddedLayout(length, max((self.max_len + extra) // stride, 0))
 
-def _padded(source: PackedTokens, shape: StaticShape) -> PackedTokens:
-    """Pad the source to a static shape; the sentences that fill the batch are a single token."""
-    ids = source.ids.new_full((shape.sentences, shape.source), EOS)
+
+def _padded(source: PackedRows, shape: StaticShape) -> PackedRows:
+    """Pad the source to a static shape; the sentences that fill the batch are a single row of zeros."""
+    rows = source.rows.new_zeros(shape.sentences, shape.source, *source.rows.shape[1:])
     length = source.layout.length.new_ones(shape.sentences)
-    padded = source.layout.pad(source.ids)  # [N, L]
-    ids[: len(padded), : padded.shape[1]] = padded
+    padded = source.layout.pad(source.rows)  # [N, L, ...]
+    rows[: len(padded), : padded.shape[1]] = padded
     length[: len(padded)] = source.layout.length
-    return PackedTokens(ids.flatten(), PaddedLayout(length, shape.source))
+    return source.with_rows(rows.flatten(0, 1), PaddedLayout(length, shape.source))
 
 
 class Bf16Copy:
@@ -176,7 +184,7 @@ class CapturedRunner(StaticRunner):
         if self.failed or constraints.longest < MIN_STEPS or not is_inference(model):
             return run_eagerly(model, request, constraints, watch)
         assert isinstance(model, nn.Module)
-        device = request.source.ids.device
+        device = request.source.layout.device
         with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             for _ in range(2):
                 try:
@@ -186,8 +194,7 @@ class CapturedRunner(StaticRunner):
                     with self._precision(device.type):
                         return self._run(stepped, request, constraints, watch)
                 except torch.OutOfMemoryError:  # try again without the graphs of other searches
-                    self._clear()
-                    torch.cuda.empty_cache()
+                    self.release()
             else:
                 self._warn("there is not enough GPU memory")
         return run_eagerly(model, request, constraints, watch)
@@ -306,6 +313,10 @@ class CapturedRunner(StaticRunner):
                 self._warn(str(error).partition("\n")[0])
         outside.wait_stream(stream)
         return None if self.failed else graph
+
+    def release(self) -> None:
+        self._clear()
+        torch.cuda.empty_cache()
 
     def _clear(self) -> None:
         self.steps.clear()

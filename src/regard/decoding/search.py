@@ -7,21 +7,23 @@ model's state is reordered. `SearchState` does the arithmetic of a step; this mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard import cancel
-from regard.decoding.beam_state import Beams, Hypothesis, Report, SearchState
+from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import Constraints
+from regard.decoding.results import Hypothesis, Report, read_results
+from regard.decoding.sample_search import SampleState
 from regard.decoding.term_search import TermSearchState
 from regard.decoding.terms import Term, TermTable, TokenClasses
+from regard.decoding.watching import Watch, call_watcher
 from regard.errors import UserError
-from regard.packed import PackedTokens, SeqBatch
+from regard.packed import PackedRows
 from regard.recipes.schema import DecodingSettings
 from regard.text import BOS
 
@@ -31,7 +33,7 @@ CAPACITY = 64  # initial capacity of a search in tokens; doubled when it is full
 class Stepper(Protocol):
     """The part of a model's interface that a search needs."""
 
-    def start(self, source: PackedTokens) -> Any: ...
+    def start(self, source: Any) -> Any: ...
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
         """As `SequenceModel.step`. The search overwrites the logits."""
@@ -42,7 +44,7 @@ class Stepper(Protocol):
 class SearchRequest:
     """Search for the `nbest` best outputs of each sentence of `source`."""
 
-    source: PackedTokens  # on the model's device, EOS included
+    source: PackedRows  # tokens (EOS included) or features, on the model's device
     settings: DecodingSettings
     nbest: int = 1  # hypotheses per sentence; in sampling, samples per sentence
     begin: Sequence[int] | None = None  # the token that each sentence's first step is fed (None: BOS)
@@ -71,7 +73,7 @@ class SearchRequest:
                 raise ValueError(f"{len(values)} {name} for {count} sentences")
 
     def constraints(self) -> Constraints:
-        device = self.source.ids.device
+        device = self.source.layout.device
         return Constraints.of(
             self.settings,
             self.source.layout.lengths,
@@ -93,7 +95,6 @@ class SearchRequest:
         return [self.seed] * len(self.source.layout) if isinstance(self.seed, int) else self.seed
 
 
-Watch = Callable[[list[int], Beams], Tensor | None]
 Results = dict[int, tuple[list[Hypothesis], float]]  # hypotheses and the smallest margin, by sentence number
 
 
@@ -135,17 +136,19 @@ def search(
     return [results[n][0] for n in range(count)]
 
 
-def state_class(constraints: Constraints) -> type[SearchState]:
-    """The class of a search's state: another one where outputs must or must not contain terms."""
+def state_class(settings: DecodingSettings, constraints: Constraints) -> type[SearchState]:
+    """The class of a search's state: by the method, and whether outputs must or must not contain terms."""
+    if settings.method == "sample":
+        return SampleState
     return SearchState if constraints.terms is None else TermSearchState
 
 
 def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
     """Step until every sentence is done; done sentences leave the batch."""
-    device = request.source.ids.device
+    device = request.source.layout.device
     begin = torch.tensor(request.first_tokens(), device=device)
     capacity = min(CAPACITY, constraints.longest)
-    beams = state_class(constraints).create(
+    beams = state_class(request.settings, constraints).create(
         request.settings, request.nbest, constraints, capacity, watched=watch is not None, margins=request.margins
     )
     beams.restart(constraints, begin, request.line_numbers(), request.seed)
@@ -156,13 +159,13 @@ def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints
         cancel.check()
         logits, state = model.step(state, tokens)
         parents = beams.advance(logits)
-        if watch is not None and (stopped := watch(sentences, beams.view())) is not None:
-            beams.stop(stopped)
+        if watch is not None:
+            call_watcher(watch, beams, sentences)
         reorder = beams.reorders or tokens.shape != parents.shape
         done = beams.done.tolist()
         if any(done):
             rows = [n for n, is_done in enumerate(done) if is_done]
-            results.update(zip([sentences[n] for n in rows], beams.results(rows), strict=True))
+            results.update(zip([sentences[n] for n in rows], read_results(beams, rows), strict=True))
             if all(done):
                 return results
             rows = [n for n, is_done in enumerate(done) if not is_done]
@@ -182,15 +185,3 @@ def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:
     from regard.decoding.cuda_graphs import captured  # slow to import, and not needed on a CPU
 
     return captured(model, precision)
-
-
-def score(logits_of: Callable[[SeqBatch], Tensor], batch: SeqBatch) -> list[list[float]]:
-    """Return the log-probability of every target token of every pair, that of EOS last, given those before it.
-
-    `logits_of` returns logits [T, V], as `SequenceModel.logits` does; they are normalised in float32.
-    """
-    layout = batch.inputs.layout
-    with torch.no_grad():
-        logits = logits_of(batch)[: layout.tokens].float()
-        logp = -functional.cross_entropy(logits, batch.labels[: layout.tokens], reduction="none")
-    return [sentence.tolist() for sentence in layout.split(logp)]

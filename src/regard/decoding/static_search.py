@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import cancel
-from regard.decoding.beam_state import SearchState
-from regard.decoding.constraints import NONE, Constraints
-from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, Watch, run_eagerly, state_class
+from regard.decoding.beam_state import SearchState, num_beams
+from regard.decoding.constraints import NO_TOKEN, Constraints
+from regard.decoding.results import read_results
+from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, run_eagerly, state_class
+from regard.decoding.watching import Watch, call_watcher
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape, StaticState
 from regard.recipes.schema import DecodingSettings
@@ -37,6 +39,16 @@ def rounded(size: int, least: int = 1) -> int:
     size = max(size, least)
     power = 1 << (size - 1).bit_length()
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
+
+
+def padded_tokens(tokens: int) -> int:
+    """Round up to a multiple of 8 tokens, or of an eighth of the next power of two: few sizes with little padding.
+
+    >>> [padded_tokens(n) for n in (1, 17, 65, 129)]
+    [8, 24, 80, 160]
+    """
+    step = max(8, (1 << (tokens - 1).bit_length()) // 8) if tokens else 1
+    return -(-tokens // step) * step
 
 
 def step_key(settings: DecodingSettings, *flags: object) -> tuple[object, ...]:
@@ -82,7 +94,6 @@ class StaticSearch:
         """Copy another search with the same key into the tensors of this one."""
         for old, new in zip(self.tensors(), other.tensors(), strict=True):
             old.copy_(new)
-        self.beams.keys = other.beams.keys
 
     def keep(self, sentences: list[int]) -> StaticSearch:
         """Return a new search with these sentences only."""
@@ -101,14 +112,12 @@ class StaticSearch:
     def write(self, rows: Tensor, other: StaticSearch) -> None:
         """Replace the sentences `rows` [M] by the first M of another search with the same sizes."""
         sentences, count = len(self.beams.done), len(other.beams.done)
-        pairs = zip(self._of_sentences(), other._of_sentences(), strict=True)
+        pairs = zip(self._sentence_tensors(), other._sentence_tensors(), strict=True)
         for old, new in pairs:
             old.unflatten(0, (sentences, -1)).index_copy_(0, rows, new.unflatten(0, (count, -1))[: len(rows)])
-        if self.beams.keys is not None and other.beams.keys is not None:
-            self.beams.keys[rows.cpu().numpy()] = other.beams.keys[: len(rows)]
 
-    def _of_sentences(self) -> Iterator[Tensor]:
-        yield from self.beams.of_sentences()
+    def _sentence_tensors(self) -> Iterator[Tensor]:
+        yield from self.beams.sentence_tensors()
         yield from self.state.tensors()
 
 
@@ -123,11 +132,11 @@ class Setup:
     seeds: list[int]
     shape: StaticShape
     watched: bool
-    lazy: bool = True
+    softmax_last: bool = True
 
     def create(self, state: StaticState) -> StaticSearch:
         request, capacity = self.request, self.shape.capacity
-        beams = state_class(self.constraints).create(
+        beams = state_class(request.settings, self.constraints).create(
             request.settings,
             request.nbest,
             self.constraints,
@@ -135,7 +144,7 @@ class Setup:
             watched=self.watched,
             margins=request.margins,
             static=True,
-            lazy=self.lazy,
+            softmax_last=self.softmax_last,
         )
         beams.restart(self.constraints, self.begin, self.lines, self.seeds)
         return StaticSearch(beams, state)
@@ -144,14 +153,14 @@ class Setup:
 class StaticRunner:
     """Runs searches in static shapes; pass it to `search` as `run`. Models without static states run eagerly.
 
-    `round_sizes`: whether to round sizes up, so that few captured steps serve all requests. `lazy`: to normalise
-    only the best logits of a step, which is faster on a GPU.
+    `round_sizes`: whether to round sizes up, so that few captured steps serve all requests. `softmax_last`: whether
+    to normalise only the selected logits of a step, which is faster on a GPU.
     """
 
     ahead = 0  # steps to start while waiting for which sentences are done; unneeded ones change nothing
 
-    def __init__(self, round_sizes: bool = False, lazy: bool = True) -> None:
-        self.round_sizes, self.lazy = round_sizes, lazy
+    def __init__(self, round_sizes: bool = False, softmax_last: bool = True) -> None:
+        self.round_sizes, self.softmax_last = round_sizes, softmax_last
 
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
@@ -167,12 +176,23 @@ class StaticRunner:
         """The size of a tensor for so many sentences or tokens."""
         return rounded(size, least) if self.round_sizes else size
 
+    def source_size(self, tokens: int) -> int:
+        """The size of a packed batch of so many source tokens.
+
+        Sources arrive in all lengths, and oneDNN compiles code for every number of rows of a matrix. With
+        `round_sizes`, sources are padded anyway.
+        """
+        return tokens if self.round_sizes else padded_tokens(tokens)
+
+    def release(self) -> None:
+        """Free what can be made again, because memory has run out."""
+
     def setup(self, request: SearchRequest, constraints: Constraints, watched: bool) -> Setup:
         """The request in the sizes of this runner."""
         count, layout = len(request.source.layout), request.source.layout
         capacity = min(self.size(CAPACITY, 16), self.size(constraints.longest, 16))
         sentences = self.size(count, 1)
-        beams = request.settings.beam if request.settings.method == "beam" else request.nbest
+        beams = num_beams(request.settings, request.nbest)
         index = [*range(count), *[count - 1] * (sentences - count)]
         device = constraints.limit.device
         if sentences > count:
@@ -186,7 +206,7 @@ class StaticRunner:
             [seeds[n] for n in index],
             StaticShape(sentences, beams, capacity, self.size(layout.max_len, 16)),
             watched,
-            self.lazy,
+            self.softmax_last,
         )
 
     def _padded(self, constraints: Constraints) -> Constraints:
@@ -195,7 +215,7 @@ class StaticRunner:
         prompt = constraints.prompt[:, :0] if constraints.repetition == 1 else constraints.prompt
 
         def wide(x: Tensor) -> Tensor:
-            return F.pad(x, (0, self.size(x.shape[1], 8) - x.shape[1]), value=NONE) if x.shape[1] else x
+            return F.pad(x, (0, self.size(x.shape[1], 8) - x.shape[1]), value=NO_TOKEN) if x.shape[1] else x
 
         return replace(constraints, prefix=wide(prefix), prompt=wide(prompt))
 
@@ -230,21 +250,19 @@ class StaticRunner:
             many = min(POLL_STEPS if watch is None else 1, end - steps)
             search, steps = self.advance(model, search, many), steps + many
             if watch is not None:
-                stopped = watch([sentences[n] for n in live], search.beams.view(live))
-                if stopped is not None:
-                    search.beams.stop(stopped, live)
+                call_watcher(watch, search.beams, [sentences[n] for n in live], live)
             poll = self._poll(search)
             more = min(self.ahead, end - steps) if watch is None else 0
             search, steps = self.advance(model, search, more), steps + more
             done = poll()
             live = [n for n in live if not done[n]]
             if not live:
-                results.update(zip(sentences, search.beams.results(range(len(sentences))), strict=True))
+                results.update(zip(sentences, read_results(search.beams, range(len(sentences))), strict=True))
                 return results
             size, beams = self.size(len(live), 1), search.beams.beams
             if 2 * size <= len(done) and len(done) * beams > MIN_BEAMS_TO_SHRINK:  # go on with a smaller batch
                 rows = [n for n in range(len(sentences)) if done[n]]
-                results.update(zip([sentences[n] for n in rows], search.beams.results(rows), strict=True))
+                results.update(zip([sentences[n] for n in rows], read_results(search.beams, rows), strict=True))
                 search = search.keep([*live, *[live[-1]] * (size - len(live))])
                 search.beams.drop(slice(len(live), None))
                 sentences, live = [sentences[n] for n in live], list(range(len(live)))

@@ -48,8 +48,8 @@ class TermSearchState(SearchState):
         yield from super().tensors()
         yield from self.progress.tensors()
 
-    def of_sentences(self) -> Iterator[Tensor]:
-        yield from super().of_sentences()
+    def sentence_tensors(self) -> Iterator[Tensor]:
+        yield from super().sentence_tensors()
         yield from self.progress.tensors()
 
     def keep(self, sentences: Tensor) -> SearchState:
@@ -63,7 +63,7 @@ class TermSearchState(SearchState):
         self.progress.mask_avoided(logits)
         return single
 
-    def _best_candidates(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
+    def _choose(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Select from the most likely candidates and those that continue a term."""
         logits, offset = self._normalise(logits)
         extra = self.progress.candidates(logits.shape[1])
@@ -125,7 +125,7 @@ class TermSearchState(SearchState):
         torch.gather(unmet, 1, top, out=self.progress.unmet)
         return top
 
-    def _ranking(self) -> Tensor:
+    def ranking(self) -> Tensor:
         return _ranking(self.best, self.progress.unmet)
 
 

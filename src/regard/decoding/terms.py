@@ -25,7 +25,7 @@ from torch import Tensor
 
 from regard.text import EOS
 
-NONE = -1  # padding in lists of token ids
+NO_TOKEN = -1  # padding in lists of token ids
 LEFT, INNER, RIGHT = -2, -3, -4  # symbols of patterns that match the tokens of a class: see `TokenClasses`
 CLASSES = (LEFT, INNER, RIGHT)
 UNREACHABLE = 1 << 20  # tokens that an alternative needs if it does not exist
@@ -55,7 +55,7 @@ class TokenClasses(NamedTuple):
 class TermTable:
     """The terms of N sentences as tensors."""
 
-    patterns: Tensor  # [N, C, A, L] token ids and class symbols, padded with NONE
+    patterns: Tensor  # [N, C, A, L] token ids and class symbols, padded with NO_TOKEN
     rest: Tensor  # [N, C, A, L + 1] tokens that a pattern needs from each position on; UNREACHABLE beyond its end
     avoid: Tensor  # [N, C] bool
     classes: Tensor  # [3, V] bool, in the order of CLASSES
@@ -74,7 +74,7 @@ class TermTable:
         longest = max(len(alternative) for term in every for alternative in term.alternatives)
         # Powers of two: few shapes, so that searches share captured steps and batches
         shape = [len(terms), *(1 << (size - 1).bit_length() for size in (*sizes, longest))]
-        patterns = torch.full(shape, NONE)
+        patterns = torch.full(shape, NO_TOKEN)
         avoid = torch.zeros(shape[:2], dtype=torch.bool)
         for n, sentence in enumerate(terms):
             for c, term in enumerate(sentence):
@@ -91,7 +91,7 @@ class TermTable:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.patterns, self.rest, self.avoid, self.classes
 
-    def of_sentences(self) -> tuple[Tensor, ...]:
+    def sentence_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence."""
         return self.patterns, self.rest, self.avoid
 
@@ -101,17 +101,17 @@ class TermTable:
 
     def keep(self, sentences: Tensor) -> TermTable:
         """Select sentences, [M] indices into the present N."""
-        return self.with_sentences(*(x.index_select(0, sentences) for x in self.of_sentences()))
+        return self.with_sentences(*(x.index_select(0, sentences) for x in self.sentence_tensors()))
 
     @property
     def any_term(self) -> bool:
         """Whether any sentence has a term (read by the host)."""
-        return bool((self.patterns != NONE).any())
+        return bool((self.patterns != NO_TOKEN).any())
 
     @property
     def length(self) -> Tensor:
         """[N, C, A] the number of symbols of each pattern."""
-        return (self.patterns != NONE).sum(-1)
+        return (self.patterns != NO_TOKEN).sum(-1)
 
     @property
     def full(self) -> Tensor:
@@ -120,7 +120,7 @@ class TermTable:
         return fewest.masked_fill(self.avoid | (fewest >= UNREACHABLE), 0)
 
     @property
-    def room(self) -> Tensor:
+    def capacity_needed(self) -> Tensor:
         """[N] tokens for the longest alternatives of all required terms, one more for each, and EOS."""
         tokens = (self.patterns >= 0).sum(-1).masked_fill(self.avoid[..., None], 0)
         return tokens.amax(-1).sum(-1) + (self.full > 0).sum(-1) + 1
@@ -140,8 +140,8 @@ def _rest(patterns: Tensor) -> Tensor:
     needed = (patterns >= 0).long() + (patterns == INNER).long() + FAR * (patterns == LEFT).long()
     ids = needed.flip(-1).cumsum(-1).flip(-1)
     rest = F.pad(ids, (0, 1))
-    exists = torch.arange(rest.shape[-1], device=patterns.device) <= (patterns != NONE).sum(-1, keepdim=True)
-    exists &= (patterns != NONE).any(-1, keepdim=True)
+    exists = torch.arange(rest.shape[-1], device=patterns.device) <= (patterns != NO_TOKEN).sum(-1, keepdim=True)
+    exists &= (patterns != NO_TOKEN).any(-1, keepdim=True)
     return rest.masked_fill(~exists, UNREACHABLE)
 
 
@@ -278,14 +278,14 @@ class TermProgress:
 
 
 def allowed(needed: Tensor, before: Tensor, tokens: Tensor, left: Tensor) -> Tensor:
-    """Which candidates [N, K, M] leave enough room for the terms that they do not contain yet.
+    """Which candidates [N, K, M] leave enough tokens for the terms that they do not contain yet.
 
     `needed` [N, K, M] tokens suffice after the candidate, and `before` [N, K] before it, of `left` [N] tokens before
-    it; the last one is for EOS. A beam that has no room for its terms is not restricted.
+    it; the last one is for EOS. A beam that has too few for its terms is not restricted.
     """
-    room = (left - 1)[:, None]  # tokens before EOS, the candidate included
-    hopeless = before > room
-    in_time = (needed < room[..., None]) & (tokens != EOS)
+    available = (left - 1)[:, None]  # tokens before EOS, the candidate included
+    hopeless = before > available
+    in_time = (needed < available[..., None]) & (tokens != EOS)
     return (needed == 0) | in_time | hopeless[..., None]
 
 

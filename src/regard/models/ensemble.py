@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape
-from regard.packed import PackedTokens, SeqBatch
+from regard.packed import TextBatch
 
 
 def mean_logprobs(member_logits: Iterable[Tensor]) -> Tensor:
@@ -70,17 +70,17 @@ class Ensemble(SequenceModel):
         self.is_decoder_only = any(kinds)
         self.can_restart = all(member.can_restart for member in members)
 
-    def logits(self, batch: SeqBatch) -> Tensor:
+    def logits(self, batch: TextBatch) -> Tensor:
         return mean_logprobs(member.logits(batch) for member in self.members)
 
-    def start(self, source: PackedTokens) -> EnsembleState:
+    def start(self, source: Any) -> EnsembleState:
         return EnsembleState([member.start(source) for member in self.members])
 
     def static_state(self, state: EnsembleState, shape: StaticShape) -> EnsembleState:
         pairs = zip(self.members, state.states, strict=True)
         return EnsembleState([member.static_state(each, shape) for member, each in pairs])
 
-    def restart(self, state: EnsembleState, source: PackedTokens) -> None:
+    def restart(self, state: EnsembleState, source: Any) -> None:
         for member, member_state in zip(self.members, state.states, strict=True):
             member.restart(member_state, source)
 
