@@ -30,7 +30,7 @@ from regard.data.packing import Packer, fill_ratio
 from regard.data.token_store import CorpusReport, Ragged, TokenStore
 from regard.devices import held_memory
 from regard.models import build
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.packed import SeqBatch
 from regard.special_tokens import EOS
 

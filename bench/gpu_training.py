@@ -101,7 +101,7 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 def packed(budget: int, batches: int) -> list[Any]:
     """Return static batches of random pairs, packed as in `regard train`."""
-    from regard.data.packing import SOURCE_MULTIPLE
+    from regard.data.budgets import SOURCE_MULTIPLE
     from regard.packed import SeqBatch
 
     random, found = torch.Generator().manual_seed(1), []
@@ -138,7 +138,8 @@ def ours(model: Any, batches: list[Any], shape: Any, kind: str, settings: Any) -
 
 
 def transformer(budget: int, kind: str) -> Callable[[], int]:
-    from regard.models.transformer import Transformer, TransformerSettings
+    from regard.models.transformer import Transformer
+    from regard.models.transformer_settings import TransformerSettings
     from regard.recipes.schema import TrainingSettings
     from regard.training.static_batch import StaticBatchShape
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard import torch_private
 from regard.errors import ReportedElsewhere, UserError, first_line
 
 Value = TypeVar("Value")
@@ -191,17 +190,6 @@ def any_(flag: Tensor) -> Tensor:
     count = flag.to(torch.int32)
     dist.all_reduce(count)
     return count > 0
-
-
-def sum_grads(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its sum over all processes, which all have gradients of the same parameters."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not is_initialised() or not grads:
-        return
-    sums = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(sums)
-    totals = sums.split([grad.numel() for grad in grads])
-    torch_private.foreach_copy_(grads, [total.view_as(grad) for total, grad in zip(totals, grads, strict=True)])
 
 
 def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:

@@ -111,8 +111,7 @@ def _kill(recipe: Path, home: Path, moment: str, by: signal.Signals, random: Ran
 def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -> None:
     """Send this process the signal at the moment."""
     from regard import tensor_io
-    from regard.tasks import text
-    from regard.training import origin
+    from regard.tasks import Task, text
     from regard.training.loop import Trainer
 
     def strike() -> None:
@@ -131,7 +130,7 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
         setattr(owner, name, struck)
 
     if moment == "learning the vocabulary":
-        before(origin, "learn_tokenizers")
+        before(Task, "learn_tokenizers")
     elif moment == "tokenising":
         before(text, "build")
     elif moment == "before the first save":

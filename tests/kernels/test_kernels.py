@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import kernels, models
-from regard.accelerate import fused
+from regard import kernels, models, sharding
+from regard.accelerate import fused, parallel
 from regard.accelerate.fused import FusedEncoderBlock, PendingResidual, add_and_norm, fuse, start_pending
 from regard.accelerate.linear_relu import linear_relu
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
@@ -25,11 +25,13 @@ from regard.dropout import hashed, new_seeds
 from regard.interpret.recorder import Recorder
 from regard.models.bert import BertSettings
 from regard.models.gpt import GPTSettings
-from regard.models.transformer import TransformerSettings
-from regard.nn.blocks import BlockConfig, BlockStack, DecoderBlock, EncoderBlock
+from regard.models.transformer_settings import TransformerSettings
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock
 from regard.nn.losses import cross_entropy
 from regard.nn.norms import LayerNorm
 from regard.packed import SeqBatch
+from regard.recipes.schema import TrainingSettings
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
@@ -354,11 +356,12 @@ def test_add_norm(
         close(one / other.abs().max(), other / other.abs().max(), dtype)
 
 
+@pytest.mark.parametrize("tokens", [7, 128], ids=["one sum", "partial sums"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_relu_equals_a_linear_layer_and_a_relu(dtype: torch.dtype) -> None:
+def test_linear_relu_equals_a_linear_layer_and_a_relu(dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(0)
-    inputs = [drawn(7, 16).to(dtype), drawn(24, 16).to(dtype), drawn(24).to(dtype)]
-    upstream = drawn(7, 24).to(dtype)
+    inputs = [drawn(tokens, 16).to(dtype), drawn(24, 16).to(dtype), drawn(24).to(dtype)]
+    upstream = drawn(tokens, 24).to(dtype)
     actual = []
     for call in (linear_relu, lambda *given: F.relu(F.linear(*given))):
         leaves = [x.clone().requires_grad_() for x in inputs]
@@ -429,6 +432,35 @@ def test_a_model_with_fused_residual_norms(kind: str, monkeypatch: pytest.Monkey
         recorded = model.train()(batch)
     assert not used and torch.equal(recorded, actual[0][0])
     assert any(name.endswith("self_attn_residual.stream") for name in seen.values)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "gpt"])
+def test_fused_blocks_of_a_sharded_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients equal those of plain blocks, though a block's weights are gone when the next one is computed."""
+    torch.manual_seed(0)
+    small = {"width": 32, "heads": 2, "ffn_width": 64, "dropout": 0.0}
+    depth = {"size": "nano", "layers": 2} if kind == "gpt" else {"size": "tiny", "encoder_layers": 2}
+    family = {"gpt": GPTSettings, "transformer": TransformerSettings}[kind]
+    model = models.build(family.model_validate({**small, **depth}), 20, 20, True).to(DEVICE).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    sources = [[5, 6, 2], [7, 8, 9, 10, 2]]
+    batch = SeqBatch.from_lists(sources, sources, bos=1, source_size=10, target_size=9).to(DEVICE)
+    monkeypatch.setattr(backends, "_select_backend", lambda *arguments: "plain")
+    model(batch).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    monkeypatch.setattr(fused.kernels, "supports", lambda x: True)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        fuse(model, sharded=True)
+        parallel.shard(model, TrainingSettings(precision="fp32"), torch.device(DEVICE))
+        model(batch).backward()
+        actual = {name: sharding.whole(parameter.grad) for name, parameter in model.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    close(actual, expected, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,14 +17,16 @@ from tests.planning.small_recipes import PAIRS, small
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from regard import devices, distributed
 from regard.errors import UserError
 from regard.models import build
 from regard.planning import HARDWARE, Plan, make_plan, speed
-from regard.planning.hardware import COLLECTIVES
-from regard.planning.plan import rank_memory, sharded
+from regard.planning.hardware import COLLECTIVES, EFFICIENCY
+from regard.planning.plan import fits, rank_memory, sharded
 from regard.planning.speed import Cluster, Compute
-from regard.planning.trace import Kernel, StepTrace
+from regard.planning.trace import Kernel, StepTrace, trace
 from regard.recipes import load
+from regard.training import setup
 
 H100 = HARDWARE["h100"]
 
@@ -87,8 +89,6 @@ def test_communication_hides_behind_the_backward_pass() -> None:
     long, short = Compute(10 * reduced, 0.0, parameters), Compute(0.3 * reduced, 0.0, parameters)
     last = cluster.all_reduce(COLLECTIVES.bucket)
     assert speed.ddp(long, cluster).waiting == pytest.approx(last + COLLECTIVES.contention * reduced)
-    graph = Compute(10 * reduced, 0.0, parameters, overlaps=False)
-    assert speed.ddp(graph, cluster).waiting == pytest.approx(reduced)  # a CUDA graph sums at the end
     exposed = reduced - 0.2 * reduced
     assert speed.ddp(short, cluster).waiting == pytest.approx(exposed + COLLECTIVES.contention * 0.2 * reduced)
 
@@ -110,8 +110,9 @@ def test_memory_of_a_rank_by_hand() -> None:
     traced, device = made_up(), HARDWARE["cpu"]  # no workspace
     plain = rank_memory(traced, "plain", 1, device)
     assert plain.peak == 680 + 1360 + 340 + 11_000
-    assert rank_memory(traced, "ddp", 4, device).peak == plain.peak  # the sums come after the activations
-    assert rank_memory(made_up(backend="plain"), "ddp", 4, device).peak == plain.peak + 680  # buckets stay
+    assert rank_memory(traced, "ddp", 4, device).peak == plain.peak + 680  # buckets stay
+    accumulated = made_up(micro_batches=2)  # whose traced peak has them already
+    assert rank_memory(accumulated, "ddp", 4, device).peak == rank_memory(accumulated, "plain", 1, device).peak
     # ceil(6 / 4) = 2 rows twice, and ceil(5 / 4) = 2 rows, of 10 fp32 numbers
     assert sharded(traced, 4) == 4 * (20 + 20 + 20)
     fsdp = rank_memory(traced, "fsdp", 4, device)
@@ -220,3 +221,34 @@ def test_a_model_that_fits_nowhere_says_what_to_change() -> None:
         UserError, match=r"does not fit: .* GB .*: try training.checkpoint_activations = true, more GPUs"
     ):
         make_plan(huge, HARDWARE["l4"], gpus=2)
+
+
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_a_model_fits_if_its_planned_peak_is_within_the_usable_memory(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes share the memory of a CPU."""
+    recipe, cpu = small("wmt14-en-de-base", *PAIRS), torch.device("cpu")
+    peak = rank_memory(trace(recipe, gpu=False), "ddp", 2, HARDWARE["cpu"]).peak
+    monkeypatch.setattr(devices, "memory", lambda device: 2 * share * peak / EFFICIENCY.usable_memory)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert fits(recipe, cpu, 2) == (share > 1)
+
+
+def test_several_processes_share_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, cpu = small("wmt14-en-de-base", *PAIRS), torch.device("cpu")
+    choose = setup._choose_parallel
+    assert choose(recipe, cpu, None).training.parallel == "auto"  # one process
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "broadcast", lambda value, patient: value)
+
+    def cannot_plan(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    for planned, parallel in ((lambda *_: True, "ddp"), (lambda *_: False, "fsdp"), (cannot_plan, "ddp")):
+        assert choose(recipe, cpu, planned).training.parallel == parallel
+    given = load("wmt14-en-de-base", ["training.parallel=ddp"])
+    assert choose(given, cpu, lambda *_: False).training.parallel == "ddp"
+    huge = load("wmt14-en-de-base", ["model.width=8192", "model.heads=64", "model.encoder_layers=100"])
+    monkeypatch.setattr(devices, "memory", lambda device: 2**30)
+    assert choose(huge, cpu, lambda *_: True).training.parallel == "fsdp"  # the weights alone are too large

@@ -16,15 +16,17 @@ sys.path.append(str(Path(__file__).parent.parent / "invariants"))
 from families import FAMILIES, make
 
 from regard import accelerate, distributed, sharding, tensor_io
-from regard.data.packing import START, BatchStream, PlannedBatch, StreamPosition
+from regard.accelerate.overlapped_sums import OverlappedSums
+from regard.data.stream import START, BatchStream, PlannedBatch, StreamPosition
 from regard.nn.norms import BatchNorm
 from regard.recipes.schema import TrainingSettings
 from regard.registry import OPTIMIZERS
+from regard.training.captured_step import make_step
 from regard.training.checkpoint import EMA
-from regard.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 STEPS = 3
+KINDS = ("ddp", "fsdp", "ddp captured")  # the last sums gradients as captured steps do, on a CPU
 SEEDS = {"transformer": (0, 2)}  # the second has batch norm
 # (accumulate, optimizer, checkpoint_activations, reshard), for each family; with 1 micro-batch, shares are empty
 SETTINGS = {
@@ -67,8 +69,12 @@ def cases(which: str) -> dict[str, tuple[str, int, TrainingSettings]]:
     }
 
 
-def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Tensor]:
-    """Take a few steps on this process's shares; return losses, gradient norms, weights and moving averages."""
+def updates(family: str, seed: int, settings: TrainingSettings, kind: str = "") -> dict[str, Tensor]:
+    """Take a few steps on this process's shares; return losses, gradient norms, weights and moving averages.
+
+    `kind` is one of `KINDS`, or "" for a single process.
+    """
+    settings = settings.model_copy(update={"parallel": kind.split()[0] if kind else "auto"})
     case = make(family, seed, pairs=8, dropout=0.2)
     model = case.model.double()
     for norm in model.modules():
@@ -77,9 +83,11 @@ def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Ten
     chosen = [[0, 1, 2, 3, 4], [5], [6, 7], [2], [3, 5, 0]]
     batches = [case.cast(case.batch(only=only), torch.float64) for only in chosen]
     backend = accelerate.for_training(model, settings, CPU, say=lambda line: None)
-    parallel = accelerate.data_parallel(model, settings, CPU, backend)
+    parallel: Any = OverlappedSums(model, None, bucket_bytes=3000) if kind == "ddp captured" else None  # many buckets
+    if parallel is None:
+        parallel = accelerate.data_parallel(model, settings, CPU, backend)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
-    step = TrainingStep(model, optimizer, EMA(model, settings.ema), settings, CPU, parallel)
+    step = make_step(model, optimizer, EMA(model, settings.ema), settings, CPU, parallel=parallel)
     equal = parallel is not None and parallel.equal_passes
     ranks = distributed.rank(), distributed.world_size()
     shares = GivenBatches(batches).shares(START, settings.accumulate, *ranks, equal)
@@ -100,11 +108,7 @@ def updates(family: str, seed: int, settings: TrainingSettings) -> dict[str, Ten
 def main(which: str, folder: Path) -> None:
     torch.set_num_threads(1)
     with distributed.joined(CPU, timeout=300):
-        results = {
-            (parallel, name): updates(family, seed, settings.model_copy(update={"parallel": parallel}))
-            for name, (family, seed, settings) in cases(which).items()
-            for parallel in ("ddp", "fsdp")
-        }
+        results = {(kind, name): updates(*case, kind) for name, case in cases(which).items() for kind in KINDS}
         if distributed.is_main():
             torch.save(results, folder / "results.pt")
 

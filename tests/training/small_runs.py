@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import tensor_io
-from regard.data.packing import BatchShare
+from regard.data.stream import BatchShare
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.tasks.validator import Validation, Validator

@@ -17,7 +17,7 @@ from small_runs import content, equal, interrupt, metrics, small, tensors, train
 
 from bit_flips import flipped
 from regard import tensor_io
-from regard.data.packing import BatchShare
+from regard.data.stream import BatchShare
 from regard.data.token_cache import cache_folder
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock, atomic_write, write_text
@@ -25,7 +25,7 @@ from regard.recipes import to_toml
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.tasks.translation import TranslationTask
-from regard.training import loop, origin
+from regard.training import loop
 from regard.training.loop import Interrupted, Trainer
 from regard.verify import accept, verify
 
@@ -36,7 +36,7 @@ from regard.verify import accept, verify
 def test_a_second_trainer_is_refused_at_every_stage_and_changes_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module: Any = origin if moment == "learn_tokenizers" else TranslationTask
+    module: Any = TranslationTask
     out, first = tmp_path / "run", getattr(module, moment)
 
     def train_twice(*arguments: Any, **named: Any) -> Any:

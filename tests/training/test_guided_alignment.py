@@ -10,12 +10,13 @@ import torch
 from small_runs import CPU, small, tensors, train_run
 
 from regard.accelerate import checkpoint_activations
-from regard.data.packing import Packer
+from regard.data.links import LinkedPacker
 from regard.data.token_cache import build
 from regard.data.token_store import Ragged, TokenStore, join_link
 from regard.errors import UserError
 from regard.interpret.recorder import Recorder
-from regard.models.transformer import Transformer, TransformerSettings
+from regard.models.transformer import Transformer
+from regard.models.transformer_settings import TransformerSettings
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe
 from regard.tasks.aligner import Aligner, AttentionView, linked
@@ -36,7 +37,7 @@ def store() -> TokenStore:
 
 
 def batch(static: bool = False, weight: float = 0.5) -> SeqBatch:
-    return Packer([store()], [1.0], target_budget=16, seed=1, static=static, link_weight=weight).batch_at(0)
+    return LinkedPacker([store()], [1.0], target_budget=16, seed=1, static=static, link_weight=weight).batch_at(0)
 
 
 def model(**settings: object) -> Transformer:

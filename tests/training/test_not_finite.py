@@ -13,7 +13,7 @@ from small_runs import content, current_weights, equal, metrics, small, tensors,
 from torch import Tensor
 
 from regard.cli import main
-from regard.data.packing import BatchShare
+from regard.data.stream import BatchShare
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import SeqBatch

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import small_jobs
 import torch
-from parallel_job import cases, updates
+from parallel_job import KINDS, cases, updates
 
 pytestmark = pytest.mark.xdist_group("processes")
 JOB = small_jobs.here(str(Path(__file__).with_name("parallel_job.py")))
@@ -26,7 +26,7 @@ def check_job(world: int, which: str, folder: Path) -> None:
         expected = {name: updates(*case) for name, case in cases(which).items()}
     finally:
         torch.set_num_threads(threads)
-    assert found.keys() == {(parallel, name) for parallel in ("ddp", "fsdp") for name in expected}
+    assert found.keys() == {(kind, name) for kind in KINDS for name in expected}
     for (parallel, name), results in found.items():
         assert results.keys() == expected[name].keys()
         float32 = any("running" in key for key in results)  # batch norm computes in float32

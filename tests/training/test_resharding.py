@@ -16,7 +16,7 @@ from small_runs import metrics, small, tensors, train_run
 from regard import tensor_io
 from regard.errors import UserError
 from regard.run_dir import RunDir
-from regard.training.sharded_state import remove_shards
+from regard.tensor_io import remove_shards
 from regard.verify import verify
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -105,7 +105,7 @@ def test_folders_of_other_names_are_kept(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "resume-00000004-00000000").symlink_to("resume-backup")
     (tmp_path / "resume-00000002-00000000").touch()
-    remove_shards(tmp_path / "resume.safetensors", but="resume-00000008-89abcdef")
+    remove_shards(tmp_path / "resume.safetensors", but=["resume-00000008-89abcdef"])
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {*kept, "resume-00000004-00000000", "resume-00000002-00000000"}
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard import taps, tensor_io
 from regard.api import Model
-from regard.data.packing import BatchShare
+from regard.data.stream import BatchShare
 from regard.errors import UserError
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_runs import small, train_run
 from torch import Tensor
 
 from regard import accelerate, tensor_io
-from regard.accelerate import Bf16Weights, compile
+from regard.accelerate import Bf16Weights
 from regard.accelerate.fused import deferred_biases
+from regard.accelerate.overlapped_sums import OverlappedSums
 from regard.attention import Causal, PackedQK, StaticPackedLayout, StaticQK, attend
+from regard.data.images import AugmentedBatches, ImageBatches
 from regard.data.labelled import LabelledTexts
 from regard.data.masking import MaskingPolicy
-from regard.data.packing import Packer, generator
+from regard.data.packing import Packer
+from regard.data.stream import generator
 from regard.data.token_store import TokenStore
 from regard.data.windows import TokenWindows
 from regard.errors import UserError
 from regard.models import SequenceModel, build
+from regard.nn.augment import Augmentation
+from regard.nn.linear_cross_entropy import linear_cross_entropy
 from regard.packed import Batch, PackedLayout, SeqBatch
 from regard.recipes.schema import TrainingSettings, families
 from regard.training import setup
@@ -65,6 +71,13 @@ def windows(static: bool) -> TokenWindows:
     return TokenWindows([store], [1.0], context=12, batch_tokens=48, seed=1)
 
 
+def images(static: bool) -> AugmentedBatches:
+    random = generator(5)
+    pixels, labels = random.integers(0, 256, (60, 24, 24, 3)).astype(np.uint8), random.integers(0, 5, 60).tolist()
+    augmentation = Augmentation(shift=2, flip=True, operations=2, erase=0.5, mixup=0.2, cutmix=1.0)
+    return AugmentedBatches(ImageBatches(pixels, np.arange(60), labels, 8, seed=1), 1, augmentation)
+
+
 def with_masks(batch: SeqBatch) -> SeqBatch:
     return MaskingPolicy(0.3, mask_id=3, first_id=FIRST_ID, vocabulary=WORDS).mask(batch, generator(1))
 
@@ -83,6 +96,8 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[bool], Any]]] = {
     "bert": ({"family": "bert", "size": "tiny"}, texts),
     "bert, classes": ({"family": "bert", "size": "tiny", "task": "classify"}, classes),
     "bert, classes by the first": ({"family": "bert", "size": "tiny", "task": "classify", "pooling": "first"}, classes),
+    "vit": ({"family": "vit", "size": "tiny", "pooling": "class-token"}, images),
+    "vit, convolutions": ({"family": "vit", "size": "tiny", "stem": "convolutions"}, images),
 }
 
 
@@ -334,7 +349,7 @@ def test_compiled_parts_change_no_key_and_run_only_in_training(monkeypatch: pyte
     accelerate.compile_parts(model)
     assert all(map(torch.equal, loss_and_gradients(model, batches[0]), expected))
     # 2 blocks, a norm and an embedding on either side, and the loss
-    assert len(ran) == 2 * (2 + 1 + 1) + 1 and compile.losses.linear_cross_entropy in ran
+    assert len(ran) == 2 * (2 + 1 + 1) + 1 and linear_cross_entropy in ran
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     ran.clear()
     model.eval()(batches[0])
@@ -367,6 +382,52 @@ def test_bf16_copies_of_the_weights_give_the_gradients_of_autocast(name: str) ->
         with torch.no_grad():
             for weight in weights:  # copies are made anew from the current weights
                 weight.mul_(1.01)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt, windows", "vit"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_gradients_of_bf16_copies_add_up_as_under_autocast(name: str, count: int) -> None:
+    """Over the micro-batches of a step, bit for bit; with one process and with buckets that processes sum."""
+    grads: list[list[Tensor]] = []
+    for kind in ("autocast", "copies", "buckets"):
+        model, shape, batches = make_case(name)
+        copies = None if kind == "autocast" else Bf16Weights(model, adds=count > 1)
+        with one_process() if kind == "buckets" else nullcontext():
+            sums = OverlappedSums(model, copies, bucket_bytes=10_000) if kind == "buckets" else None
+            for number, batch in enumerate(map(shape.unflatten, map(shape.flatten, batches[:count])), 1):
+                torch.manual_seed(number)
+                summing = nullcontext() if sums is None else sums.accumulating(number == count)
+                with summing, accelerate.bf16_context(copies):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = model(batch, 0.1)
+                    loss.backward()
+                assert copies is None or all(copy.grad is None for copy in copies.copies)
+        grads.append([torch.zeros_like(w) if w.grad is None else w.grad for w in model.parameters()])
+    assert len(grads[0]) > 8 and all(map(torch.equal, grads[0], grads[1]))
+    assert all(map(torch.equal, grads[0], grads[2]))
+
+
+def test_weights_that_the_loss_does_not_depend_on_are_summed_too() -> None:
+    """Another process may have gradients of them, or none of the others."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "unused": torch.nn.Linear(3, 3)})
+    with one_process():
+        sums = OverlappedSums(model, None, bucket_bytes=1)  # type: ignore[arg-type]  # only its parameters are used
+        for _ in range(2):
+            with sums.accumulating(last=True):
+                model["used"](torch.ones(5, 2)).sum().backward()
+    assert model["used"].weight.grad.tolist() == [[10, 10]] and model["used"].bias.grad.tolist() == [10]
+    assert not model["unused"].weight.grad.any() and not model["unused"].bias.grad.any()
 
 
 def test_an_exception_leaves_no_gradients_on_the_copies() -> None:
@@ -412,8 +473,8 @@ def test_frozen_layers_get_no_gradients() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captured steps need a GPU")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("kind", ["captured", "compiled"])
-@pytest.mark.parametrize(("accumulate", "precision"), [(1, "fp32"), (2, "fp32"), (1, "bf16")])
+@pytest.mark.parametrize("kind", ["captured", "compiled", "captured, ddp"])
+@pytest.mark.parametrize(("accumulate", "precision"), [(1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")])
 def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precision: Any, optimizer: str) -> None:
     """On a GPU, most of them replayed from a graph: they change the weights as plain updates do."""
     gpu, actual = torch.device("cuda"), []
@@ -429,10 +490,13 @@ def test_captured_updates_are_the_plain_ones(kind: str, accumulate: int, precisi
         optim: torch.optim.Optimizer = torch.optim.AdamW(moved, lr=0.0, eps=1e-3, fused=True)
         if optimizer == "muon":
             optim = Muon(linear_weights(model), optim, weight_decay=0.01)
-        update = make_step(model, optim, None, settings, gpu, None if how == "plain" else shape)
-        for number in range(1, 13):
-            group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
-            update(dict(enumerate(group)), number, 1e-3)
+        with one_process() if how.endswith("ddp") else nullcontext():
+            parallel = accelerate.data_parallel(model, settings, gpu, "captured")  # None without processes
+            update = make_step(model, optim, None, settings, gpu, None if how == "plain" else shape, parallel=parallel)
+            for number in range(1, 13):
+                group = [batches[(number * accumulate + i) % len(batches)] for i in range(accumulate)]
+                update(dict(enumerate(group)), number, 1e-3)
+            torch.cuda.synchronize()
         assert isinstance(update, TrainingStep) and (how == "plain" or update.graphs is not None)
         current = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         actual.append((update.loss.item(), update.norm.item(), current - initial))

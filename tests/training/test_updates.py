@@ -13,10 +13,10 @@ from small_runs import CPU, current_weights, small, tensors, train_run
 from torch import Tensor, nn
 
 from regard.accelerate import checkpoint_activations
-from regard.data.packing import START, BatchShare
-from regard.devices import autocast
+from regard.data.stream import START, BatchShare
 from regard.models import SequenceModel, build
 from regard.packed import SeqBatch
+from regard.precision import autocast
 from regard.run_dir import RunDir
 from regard.text import BOS, EOS
 from regard.training import checkpoint

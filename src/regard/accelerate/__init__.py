@@ -6,7 +6,7 @@ faster equivalents, without changing parameters or their names:
 - fused blocks on a GPU with Triton (`fused`)
 - torch.compile, block by block (`compile`); the whole step is then captured as a CUDA graph (`training.step`)
 - activation checkpointing (`recompute`)
-- several devices: DDP, FSDP2 (`parallel`)
+- several devices: DDP, FSDP2 (`parallel`); DDP of captured steps (`overlapped_sums`)
 - bf16 working copies of the weights (`bf16_weights`)
 - prepacked or int8 linear layers on a CPU (`linear_backends`)
 
@@ -25,15 +25,18 @@ from regard.accelerate import linear_backends
 from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
 from regard.accelerate.fused import deferred_biases, fuse
-from regard.accelerate.parallel import DataParallel, data_parallel, is_sharded, shard, shards
+from regard.accelerate.overlapped_sums import OverlappedSums
+from regard.accelerate.parallel import DataParallel, Replicated, Sharded, is_sharded, shard, shards
 from regard.accelerate.recompute import checkpoint_activations
-from regard.devices import autocast, in_bf16
 from regard.errors import UserError, first_line
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
+from regard.precision import autocast, in_bf16
 from regard.recipes.schema import TrainingSettings
 
-BACKENDS = ("compiled", "captured", "plain")  # of training steps, the fastest first
+# Of training steps, the fastest first. All but plain need static batches, whose shapes never change. Gathered weights
+# have no constant addresses, which CUDA graphs need: steps of sharded models are static where others are captured.
+BACKENDS = ("compiled", "captured", "static", "plain")
 LONG_JOB = 1e17  # FLOPs (minutes on a large GPU) from which compilation saves more time than it takes
 
 
@@ -48,15 +51,12 @@ def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
 def requested_backend(settings: TrainingSettings, model: SequenceModel, device: torch.device) -> str:
     """The backend for training steps: the recipe's, or for "auto" captured if device and model allow, else plain."""
     can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and kernels.available()
-    if shards(settings) and can:  # CUDA graphs need constant addresses, which gathered weights do not have
-        compiles = settings.backend == "compiled" or (settings.backend == "auto" and worth_compiling(model, settings))
-        return "compiled" if compiles else "plain"
     if settings.backend == "auto":
-        return "captured" if can else "plain"
+        return ("static" if shards(settings) else "captured") if can else "plain"
     if settings.backend != "plain" and not can:
         raise UserError(
-            f'training.backend = "{settings.backend}" needs a GPU with Triton and a C compiler, a Transformer, GPT or '
-            'BERT without a sparse mask, and no checkpoint_activations: try "auto"'
+            f'training.backend = "{settings.backend}" needs a GPU with Triton and a C compiler, a Transformer, GPT, '
+            'BERT or ViT without a sparse mask, and no checkpoint_activations: try "auto"'
         )
     return settings.backend
 
@@ -79,18 +79,18 @@ def for_training(
     if settings.checkpoint_activations:
         checkpoint_activations(model)  # of plain blocks: the pending sums of fused ones would take more memory
         applied.append("activation checkpointing")
-    elif device.type == "cuda" and kernels.available() and not sharded:  # a fused block uses the bias of the last one
-        fuse(model)
+    elif device.type == "cuda" and kernels.available():
+        fuse(model, sharded)
         applied.append("fused blocks")
     if sharded:
         shard(model, settings, device)
-        applied.append(f"fsdp on {distributed.world_size()} devices (no CUDA graphs, no fused blocks)")
+        applied.append(f"fsdp on {distributed.world_size()} devices (no CUDA graphs)")
     elif distributed.is_initialised():
         applied.append(f"ddp on {distributed.world_size()} devices")
-    if backend == "captured" and settings.backend == "auto" and worth_compiling(model, settings):
+    if backend != "plain" and settings.backend == "auto" and worth_compiling(model, settings):
         backend = "compiled"
     for name in BACKENDS[BACKENDS.index(backend) :]:
-        if name == "captured" and sharded:
+        if name == ("captured" if sharded else "static"):
             continue
         backend = name
         if name == "plain" or (batch is not None and _works(name, model, batch, settings, device, say)):
@@ -113,17 +113,33 @@ def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
     return 6.0 * weights * passes * settings.batch_tokens * settings.accumulate * settings.steps >= LONG_JOB
 
 
-def bf16_context(
-    model: SequenceModel, settings: TrainingSettings, device: torch.device
-) -> Callable[[], AbstractContextManager[None]]:
-    """`Bf16Weights.active` if training is in bf16 and does not accumulate gradients (which it does in fp32)."""
+def data_parallel(
+    model: SequenceModel, settings: TrainingSettings, device: torch.device, backend: str
+) -> DataParallel | None:
+    """How processes sum their gradients during the backward pass; None without a process group."""
+    if not distributed.is_initialised():
+        return None
+    if shards(settings):
+        return Sharded(model)
+    if backend == "plain":
+        return Replicated(model, device)
+    return OverlappedSums(model, bf16_weights(model, settings, device))
+
+
+def bf16_weights(model: SequenceModel, settings: TrainingSettings, device: torch.device) -> Bf16Weights | None:
+    """bf16 copies of the weights for static steps, if training is in bf16; FSDP gathers bf16 weights itself."""
     if not _uses_bf16_weights(settings, device):
-        return nullcontext
-    return Bf16Weights(model, without=deferred_biases(model)).active
+        return None
+    return Bf16Weights(model, deferred_biases(model), adds=settings.accumulate > 1)
+
+
+def bf16_context(copies: Bf16Weights | None) -> AbstractContextManager[None]:
+    """Let the model use the copies, if there are any, while the context lasts."""
+    return nullcontext() if copies is None else copies.active()
 
 
 def _uses_bf16_weights(settings: TrainingSettings, device: torch.device) -> bool:
-    return in_bf16(settings.precision, device) and settings.accumulate == 1 and not shards(settings)
+    return in_bf16(settings.precision, device) and not shards(settings)
 
 
 def _works(
@@ -152,10 +168,10 @@ def _try(model: SequenceModel, batch: SeqBatch, settings: TrainingSettings, devi
     """Run one forward and backward pass without side effects."""
     model.train()
     before = [buffer.clone() for buffer in model.buffers()]
-    bf16 = bf16_context(model, settings, device)
+    copies = bf16_weights(model, settings, device)
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with random, bf16(), autocast(settings.precision, device):
+        with random, bf16_context(copies), autocast(settings.precision, device):
             model(batch, settings.label_smoothing, settings.r_drop).backward()
     finally:
         model.zero_grad(set_to_none=True)
@@ -168,6 +184,7 @@ __all__ = [
     "Bf16Weights",
     "DataParallel",
     "bf16_context",
+    "bf16_weights",
     "checkpoint_activations",
     "compile_parts",
     "data_parallel",

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.models import SequenceModel
-from regard.nn import losses
 from regard.nn.blocks import BlockStack
 from regard.nn.embedding import TokenEmbedding
+from regard.nn.linear_cross_entropy import linear_cross_entropy
 
 
 def compile_parts(model: SequenceModel) -> None:
@@ -23,7 +23,7 @@ def compile_parts(model: SequenceModel) -> None:
     def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(f, fullgraph=True, dynamic=False, options=options)
 
-    forward, loss = compiled(_forward), compiled(losses.linear_cross_entropy)
+    forward, loss = compiled(_forward), compiled(linear_cross_entropy)
     for part in _parts(model):
         part.forward = partial(_call, forward, part)
     model.linear_cross_entropy = partial(_loss, loss, model)
@@ -57,4 +57,4 @@ def _call(compiled: Callable[..., Any], part: nn.Module, *given: Any, **named: A
 
 
 def _loss(compiled: Callable[..., Tensor], model: SequenceModel, *given: Any) -> Tensor:
-    return (compiled if model.training else losses.linear_cross_entropy)(*given)
+    return (compiled if model.training else linear_cross_entropy)(*given)

@@ -3,7 +3,8 @@
 Each class computes the same as its base class in `regard.nn.blocks`, with the same parameters and names. It falls back
 to the base class if the kernel does not support the input, or if a tap has listeners: the kernel never stores the
 values that they would read. In training, the kernel also adds the bias of a sub-layer's last linear layer, because it
-computes that gradient at little cost. T tokens, D width.
+computes that gradient at little cost. The bias of a block's last layer is thus added by the kernel of the next block,
+except in sharded models, where a block's weights are there only while it is computed. T tokens, D width.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from regard import kernels, taps
 from regard.accelerate.linear_relu import linear_relu
 from regard.attention import AttentionLayout, PackedQK
-from regard.devices import matrix_dtype
 from regard.dropout import new_seeds
 from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock, FeedForward, Residual
 from regard.nn.norms import LayerNorm, RMSNorm
 from regard.packed import PackedLayout
+from regard.precision import matrix_dtype
 
 
 class PendingResidual(NamedTuple):
@@ -53,6 +54,8 @@ def add_and_norm(norm: nn.Module, pending: PendingResidual, dtype: torch.dtype |
     flat, added = (t.flatten(0, -2) for t in (x, pending.added))
     how = pending.dropout, norm.eps, isinstance(norm, LayerNorm), dtype
     total, normed, *_ = add_norm(flat, added, pending.bias, norm.weight, getattr(norm, "bias", None), seeds, *how)
+    if x.dim() == 2:  # FSDP warns of views
+        return total, normed
     return total.view(x.shape), normed.view(x.shape)
 
 
@@ -63,7 +66,7 @@ def start_pending(x: Tensor, block: nn.Module) -> PendingResidual:
     """
     assert isinstance(block, FusedEncoderBlock | FusedDecoderBlock)
     zeros = torch.zeros_like(x, dtype=matrix_dtype(x)).requires_grad_(x.requires_grad)
-    last = _last_bias(block.feed_forward)
+    last = _last_bias(block)
     bias = nn.Parameter(torch.zeros_like(last)) if block.training and last is not None else None
     return PendingResidual(x.to(zeros.dtype) if block.training else x, zeros, bias, _dropout(block.self_attn_residual))
 
@@ -72,9 +75,9 @@ def _dropout(residual: Residual) -> float:
     return residual.dropout if residual.training else 0.0
 
 
-def _last_bias(feed_forward: FeedForward) -> nn.Parameter | None:
-    """The bias that is added last; None if a gate follows."""
-    return feed_forward.w_out.bias if feed_forward.squeeze_excite is None else None
+def _last_bias(block: FusedEncoderBlock | FusedDecoderBlock) -> nn.Parameter | None:
+    """The bias that the next block adds; None if this one does, because a gate follows or the model is sharded."""
+    return None if block.adds_last_bias or block.feed_forward.squeeze_excite else block.feed_forward.w_out.bias
 
 
 def _residual(
@@ -93,9 +96,11 @@ def _residual(
     return add_and_norm(residual.norm, pending(x, hidden(x)), x.dtype)[1]
 
 
-def _feed_forward(block: EncoderBlock | DecoderBlock, x: ResidualStream, rows: PackedLayout | None) -> ResidualStream:
+def _feed_forward(
+    block: FusedEncoderBlock | FusedDecoderBlock, x: ResidualStream, rows: PackedLayout | None
+) -> ResidualStream:
     f = block.feed_forward
-    if f.squeeze_excite is None:
+    if f.squeeze_excite is None and not block.adds_last_bias:
         return _residual(block.feed_forward_residual, x, f.hidden, f.w_out)
     return _residual(block.feed_forward_residual, x, lambda h: f(h, rows), None)
 
@@ -127,6 +132,8 @@ class FusedFeedForward(FeedForward):
 class FusedEncoderBlock(EncoderBlock):
     """`EncoderBlock` with residual sums and norms in one kernel."""
 
+    adds_last_bias = False
+
     def forward(self, x: Any, self_layout: AttentionLayout, is_token: Tensor | None = None) -> Any:
         if not _fuses(self, x):
             return super().forward(x, self_layout, is_token)
@@ -138,6 +145,8 @@ class FusedEncoderBlock(EncoderBlock):
 
 class FusedDecoderBlock(DecoderBlock):
     """`DecoderBlock` with residual sums and norms in one kernel."""
+
+    adds_last_bias = False
 
     def forward(
         self,
@@ -187,14 +196,16 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def fuse(model: nn.Module) -> None:
-    """Replace the plain stacks and blocks of a model by fused ones.
+def fuse(model: nn.Module, sharded: bool = False) -> None:
+    """Replace the plain stacks and blocks of a model by fused ones; `sharded`: of one that FSDP will divide.
 
     Their classes are swapped in place, as FSDP2's `fully_shard` does: parameters, names and references stay.
     """
     for module in model.modules():
         if type(module) in FUSED:
             module.__class__ = FUSED[type(module)]
+        if isinstance(module, FusedEncoderBlock | FusedDecoderBlock):
+            module.adds_last_bias = sharded
 
 
 def deferred_biases(model: nn.Module) -> set[nn.Parameter]:
@@ -202,7 +213,7 @@ def deferred_biases(model: nn.Module) -> set[nn.Parameter]:
     found: set[nn.Parameter | None] = set()
     for block in model.modules():
         if isinstance(block, FusedEncoderBlock | FusedDecoderBlock):
-            found |= {block.self_attn.out_proj.bias, _last_bias(block.feed_forward)}
+            found |= {block.self_attn.out_proj.bias, _last_bias(block)}
         if isinstance(block, FusedDecoderBlock):
             found.add(block.cross_attn.out_proj.bias)
     return {bias for bias in found if bias is not None}

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard import distributed, sharding
-from regard.devices import in_bf16
+from regard.accelerate.bf16_weights import Bf16Weights
 from regard.models import SequenceModel
 from regard.nn.blocks import BlockStack
+from regard.precision import in_bf16
 from regard.recipes.schema import TrainingSettings
 
 
@@ -28,6 +29,8 @@ class DataParallel(Protocol):
 
     grad_divisor: int  # what the sum is divided by
     equal_passes: bool  # whether every process needs as many forward passes as the others
+    static_grads: bool  # whether gradients stay where they are, as CUDA graphs require: they are zeroed, not removed
+    copies: Bf16Weights | None  # of weights, which take part in the backward pass in their place
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
         """The loss of the model."""
@@ -39,7 +42,8 @@ class DataParallel(Protocol):
 class Replicated:
     """`DataParallel` by DistributedDataParallel."""
 
-    equal_passes = False
+    equal_passes = static_grads = False
+    copies: Bf16Weights | None = None
 
     def __init__(self, model: SequenceModel, device: torch.device) -> None:
         self.grad_divisor = distributed.world_size()  # DDP averages
@@ -71,6 +75,8 @@ class Sharded:
     """`DataParallel` by FSDP2, for a model that `shard` was applied to."""
 
     equal_passes = True  # each pass gathers weights from all processes
+    static_grads = False
+    copies: Bf16Weights | None = None
 
     def __init__(self, model: SequenceModel) -> None:
         self.grad_divisor = distributed.world_size()  # FSDP averages
@@ -107,19 +113,6 @@ def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device
         for block in stack if isinstance(stack, BlockStack) else ():
             fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-
-def data_parallel(
-    model: SequenceModel, settings: TrainingSettings, device: torch.device, backend: str
-) -> DataParallel | None:
-    """How processes sum their gradients during the backward pass; None if there is one process.
-
-    None too for captured steps on replicated models: a graph with PyTorch's DDP inside could not use bf16 weights. They
-    sum all gradients at once after the backward pass, inside the graph.
-    """
-    if shards(settings):
-        return Sharded(model)
-    return Replicated(model, device) if distributed.is_initialised() and backend == "plain" else None
 
 
 def is_sharded(model: nn.Module) -> bool:

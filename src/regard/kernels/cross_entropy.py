@@ -1,7 +1,7 @@
-"""Cross-entropy and its gradient with respect to the logits, in the memory of the logits. Defined in `nn.losses`.
+"""Cross-entropy and its gradient with respect to the logits, in the memory of the logits.
 
-One program per row: a first pass computes the sum of exponentials, a second one, while the row is still in the cache,
-overwrites the logits with the gradient.
+Defined in `nn.linear_cross_entropy`. One program per row: a first pass computes the sum of exponentials, a second one,
+while the row is still in the cache, overwrites the logits with the gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg, misc"

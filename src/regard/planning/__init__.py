@@ -7,6 +7,6 @@
 """
 
 from regard.planning.hardware import HARDWARE, Hardware
-from regard.planning.plan import Plan, RankMemory, ScalingPoint, make_plan
+from regard.planning.plan import Plan, RankMemory, ScalingPoint, fits, make_plan
 
-__all__ = ["HARDWARE", "Hardware", "Plan", "RankMemory", "ScalingPoint", "make_plan"]
+__all__ = ["HARDWARE", "Hardware", "Plan", "RankMemory", "ScalingPoint", "fits", "make_plan"]

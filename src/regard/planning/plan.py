@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+import torch
+
+from regard import devices
 from regard.errors import UserError
 from regard.planning import speed
-from regard.planning.hardware import EFFICIENCY, Hardware
+from regard.planning.hardware import EFFICIENCY, HARDWARE, Hardware
 from regard.planning.speed import Cluster, Compute, StepTime
 from regard.planning.trace import BLOCK, StepTrace, trace
 from regard.recipes.schema import Recipe
@@ -260,10 +264,8 @@ def rank_memory(traced: StepTrace, scheme: str, ranks: int, hardware: Hardware) 
     weights, optimizer, copies = traced.weights, traced.optimizer, traced.copies
     gradients, buffers = traced.gradients, int(hardware.workspace)
     during = traced.activations + traced.logits
-    if scheme == "ddp":
-        if traced.backend == "plain" and traced.micro_batches == 1:
-            during += gradients  # buckets stay allocated
-        gradients *= 2  # summed in a copy
+    if scheme == "ddp" and traced.micro_batches == 1:
+        during += gradients  # buckets stay allocated
     if scheme == "fsdp":
         share = sharded(traced, ranks) / (4 * traced.parameters)
         weights, optimizer, gradients = (int(share * size) for size in (weights, optimizer, gradients))
@@ -276,6 +278,18 @@ def rank_memory(traced: StepTrace, scheme: str, ranks: int, hardware: Hardware) 
     return RankMemory(
         scheme, weights, optimizer, copies, gradients, traced.activations, traced.logits, buffers, peak, False, 0
     )
+
+
+def fits(recipe: Recipe, device: torch.device, ranks: int) -> bool:
+    """Whether each of `ranks` processes can hold all of the model during a step, on a device like this one.
+
+    Processes on a CPU share the memory of their machine.
+    """
+    gpu = device.type == "cuda"
+    memory = devices.memory(device) / (1 if gpu else int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    hardware = replace(HARDWARE["h200" if gpu else "cpu"], memory=memory)
+    planned = rank_memory(trace(recipe, gpu=gpu), "ddp", ranks, hardware)
+    return planned.peak <= EFFICIENCY.usable_memory * memory
 
 
 def sharded(traced: StepTrace, ranks: int) -> int:
@@ -291,4 +305,4 @@ def _units(traced: StepTrace) -> dict[str, int]:
     return sizes
 
 
-__all__ = ["BLOCK", "Plan", "RankMemory", "ScalingPoint", "make_plan", "rank_memory", "sharded"]
+__all__ = ["BLOCK", "Plan", "RankMemory", "ScalingPoint", "fits", "make_plan", "rank_memory", "sharded"]

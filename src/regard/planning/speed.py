@@ -102,22 +102,20 @@ class Compute:
     update: float
     parameters: int
     units: int = 1  # parts that FSDP gathers separately
-    overlaps: bool = True  # whether DDP sums gradients during the backward pass; a CUDA graph does it at the end
 
     @classmethod
     def of(cls, trace: StepTrace, device: Hardware) -> Compute:
         update = sum(kernel.bytes for kernel in trace.update) / device.bandwidth  # one kernel for many tensors
         units, passes = len({unit for _, unit in trace.shapes}), trace.micro_batches
         micro_batch = seconds(trace.step, device, trace.backend == "compiled") / passes
-        overlaps = trace.backend == "plain"
-        return cls(micro_batch, update + EFFICIENCY.step_seconds, trace.parameters, units, overlaps)
+        return cls(micro_batch, update + EFFICIENCY.step_seconds, trace.parameters, units)
 
 
 def ddp(work: Compute, cluster: Cluster, micro_batches: int = 1) -> StepTime:
-    """Every rank has the whole model; gradients are summed during the last backward pass, or after it in a graph."""
+    """Every rank has the whole model; gradients are summed during the last backward pass."""
     size = COLLECTIVES.grad_bytes * work.parameters
     communication = cluster.all_reduce(size) if cluster.ranks > 1 else 0.0
-    behind = BACKWARD_SHARE * work.micro_batch if work.overlaps else 0.0  # what can hide it
+    behind = BACKWARD_SHARE * work.micro_batch  # what can hide it
     last = cluster.all_reduce(min(COLLECTIVES.bucket, size)) if cluster.ranks > 1 else 0.0
     exposed = max(communication - behind, last)
     sent = 2 * (cluster.ranks - 1) / cluster.ranks * size

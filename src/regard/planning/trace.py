@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
 from statistics import mean
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from regard import accelerate, kernels, tasks, torch_private
-from regard.data.packing import generator
+from regard.data.stream import generator
 from regard.data.token_store import Array, CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
 from regard.models import SequenceModel, build, flops
@@ -209,7 +210,7 @@ class _TracedStep(TrainingStep):
 def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharded: bool = False) -> StepTrace:
     """Trace a step of a recipe on a GPU, or on a CPU; `length` is the mean length of a sentence in tokens.
 
-    A `sharded` model has plain blocks and gathers bf16 weights, as `accelerate.parallel.shard` makes it.
+    The blocks of a `sharded` model gather bf16 weights, as `accelerate.parallel.shard` makes it.
     """
     _refuse_old_libraries(gpu)
     example, settings = Example.of(recipe, gpu, length, sharded), recipe.training
@@ -226,10 +227,10 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharde
         ledger = Ledger(mean_keys(batch))
         stack.enter_context(torch_private.watch_operators(ledger.watch))
         model = example.model(recipe)
-        if not sharded:
+        if sharded and gpu and not settings.checkpoint_activations:
+            accelerate.fuse(model, sharded)
+        else:
             accelerate.for_training(model, settings, target, "plain", say=lambda line: None)
-        elif settings.checkpoint_activations:
-            accelerate.checkpoint_activations(model)
         optimizer = OPTIMIZERS[settings.optimizer](model, settings)
         average = EMA(model, settings.ema) if settings.ema else None
         copies = ledger.total
@@ -237,9 +238,9 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharde
         if sharded and precision == "bf16":
             working = accelerate.Bf16Weights(model).active  # in place of gathered weights
         elif shape is not None:
-            working = accelerate.bf16_context(model, settings, target)
+            working = partial(accelerate.bf16_context, accelerate.bf16_weights(model, settings, target))
         copies = ledger.total - copies
-        step = _TracedStep(model, optimizer, average, settings, host, None, shape, working, ledger)
+        step = _TracedStep(model, optimizer, average, settings, host, shape, working, ledger)
         step.run(batch, 1)  # makes the state of the optimizer
         ledger.restart()
         before = ledger.total
@@ -321,7 +322,7 @@ class Example:
             backend = accelerate.requested_backend(recipe.training, model, torch.device("cuda" if gpu else "cpu"))
         long = recipe.training.backend == "auto" and accelerate.worth_compiling(model, recipe.training)
         if backend == "captured" and (long or sharded):
-            backend = "compiled" if long else "plain"  # gathered weights cannot be captured
+            backend = "compiled" if long else "static"
         tokenizer = train_tokenizer(["a"], "char", 300, list(recipe.model.extra_tags))
         run = cast(RunDir, SimpleNamespace(tokenizers=(tokenizer, tokenizer), classes=names, recipe=recipe))
         dataset = TokenDataset([synthetic(recipe, length)]) if isinstance(task, TextTask) else task.dataset(run)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import sharding, tensor_io, torch_private
-from regard.data.packing import StreamPosition
+from regard.data.stream import StreamPosition
 from regard.errors import UserError
 from regard.files import errno_text, regular
 from regard.recipes.schema import TrainingSettings

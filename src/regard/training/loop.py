@@ -6,67 +6,37 @@ writes and reports.
 
 from __future__ import annotations
 
-import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
-from regard import accelerate, distributed, sharding, tasks, tensor_io
+from regard import distributed, sharding, tasks, tensor_io
 from regard.accelerate import DataParallel
-from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
+from regard.data.stream import BatchShare, BatchStream
 from regard.errors import Interrupted, UserError
 from regard.files import DirectoryLock
 from regard.models import SequenceModel
 from regard.run_dir import RunDir, kept_snapshots
-from regard.tasks.validator import Validation, Validator
+from regard.tasks.validator import Validator
 from regard.training import checkpoint
+from regard.training.best_weights import BestWeights
 from regard.training.captured_step import make_step
 from regard.training.optimizers import make_optimizer
 from regard.training.outputs import RunOutputs
-from regard.training.progress import Reporter, figures, which_weights
+from regard.training.progress import Reporter
 from regard.training.schedule import rate
+from regard.training.signals import catch_signals
 from regard.training.static_batch import StaticBatchShape
 
 LOG_EVERY = 50  # steps between lines of metrics
 CHECK_EVERY = 10  # steps between reads of the flag that a loss was not finite
 PREFETCHED = 4  # micro-batches that are made ahead
-
-
-@contextmanager
-def catch_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP while the context lasts, so that the loop can finish its step and save.
-
-    A SIGHUP that is ignored, as under nohup, stays ignored. Some platforms have none. A second Ctrl-C ends at once, or
-    when the file that is being written is whole; only the steps since the last save are lost.
-    """
-    caught: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    try:
-        before = {number: signal.signal(number, handle) for number in numbers}
-    except ValueError:  # only the main thread may set handlers
-        before = {}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass
@@ -102,7 +72,7 @@ class Trainer:
             self.outputs.say,
             self.parallel,
         )
-        self._whole: SequenceModel | None = None  # for validations of a sharded model
+        self.best = BestWeights(self.run, self.model, self.ema, self.validator, self.outputs, self.device, self._tick)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -113,8 +83,8 @@ class Trainer:
         limit = progress.limit(settings)
         if progress.finished and limit:
             self.outputs.say(f"already trained to step {progress.step:,}; raise {limit} to go on")
-            self._ensure_weights()
-            self._report_best()
+            self.best.ensure_saved(progress)
+            self.best.report(progress)
             return
         equal = self.parallel is not None and self.parallel.equal_passes
         shares = self.packer.shares(
@@ -127,7 +97,7 @@ class Trainer:
             self._clock = time.perf_counter()
             self._saved = time.monotonic()
             if self.origin is not None and progress.step == 0:
-                self._validate()
+                self.best.validate(progress)
             while not progress.limit(settings):
                 share = next(batches)
                 progress.step += 1
@@ -143,7 +113,7 @@ class Trainer:
                 if progress.step % LOG_EVERY == 0 or last:
                     self._log()
                 if validating:
-                    self._validate()
+                    self.best.validate(progress)
                 if self._snapshot_due():
                     self._snapshot()
                 if saving or stopping or last:
@@ -220,52 +190,6 @@ class Trainer:
         self.progress.seconds += now - self._clock
         self._clock = now
 
-    def _validate(self) -> None:
-        """Measure on held-out data, and keep the weights if they are the best so far."""
-        if self.ema is None:
-            validation, better = self._score("step")
-        else:
-            validation, better = self._score("ema", lambda ema=self.ema: ema.tensors)  # type: ignore[misc]
-        self.progress.validated = self.progress.step
-        self.progress.validations_since_best = 0 if better else self.progress.validations_since_best + 1
-        self.outputs.samples(self.progress.step, validation.samples)
-
-    def _score(self, which: str, weights: Callable[[], tensor_io.Tensors] | None = None) -> tuple[Validation, bool]:
-        """Validate the model, or other weights in it; save them and return True if they are the best so far."""
-        progress, outputs = self.progress, self.outputs
-        with self._validated(weights) as model:
-            validation = distributed.broadcast(self.validator.validate(model))
-            self._tick()
-            value = {"bleu": validation.bleu, "exact": validation.exact}.get(self.settings.best)
-            value = -validation.loss if value is None else value
-            better = math.isfinite(value) and (progress.best is None or value > progress.best)
-            numbers = validation.numbers()
-            seconds = round(progress.seconds, 1)
-            outputs.measured(progress.step, "valid", weights=which, **numbers, better=better, seconds=seconds)
-            if better:
-                progress.best, progress.best_step = value, progress.step
-                about = {"step": progress.step, "weights": which, **numbers}
-                outputs.save(self.run.best, tensor_io.model_tensors(model), about)
-        return validation, better
-
-    @contextmanager
-    def _validated(self, weights: Callable[[], tensor_io.Tensors] | None) -> Iterator[SequenceModel]:
-        """The model to validate, with other weights if they are given.
-
-        A sharded model cannot decode, because parts of its blocks are called on their own: a whole one takes its place.
-        """
-        if not accelerate.is_sharded(self.model):
-            with nullcontext() if weights is None else swapped_weights(self.model, weights()):
-                yield self.model
-            return
-        tensors = tensor_io.model_tensors(self.model) if weights is None else weights()
-        model = self._whole = (self.run.fresh_model() if self._whole is None else self._whole).to(self.device)
-        tensor_io.load_into_model(model, {name: sharding.whole(tensor) for name, tensor in tensors.items()}, "the run")
-        try:
-            yield model
-        finally:
-            model.to("cpu")
-
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
@@ -295,68 +219,21 @@ class Trainer:
         for old, file in present.items():
             if old <= step and old not in kept:
                 file.unlink(missing_ok=True)
+                tensor_io.remove_shards(file)
 
     def _finish(self) -> None:
         """Validate the mean of the last snapshots, keep it if it is better, and close the run."""
         self.outputs.wait()
         if self.progress.validated != self.progress.step:  # training.steps was lowered to a step already reached
             self._log()
-            self._validate()
-        last = distributed.broadcast(self.run.averaged_snapshots(self.progress.step))
-        average: Validation | None = None
-        if last:  # patience does not count this validation
-            average, _ = self._score(f"average of {len(last)}", lambda: tensor_io.mean(list(last.values())))
+            self.best.validate(self.progress)
+        average = self.best.validate_average(self.progress)
         if self.progress.limit(self.settings) == "training.patience":
             since, best = self.progress.validations_since_best, self.progress.best_step
             self.outputs.measured(self.progress.step, "stop", validations=since, best_step=best)
-        self._ensure_weights()
+        self.best.ensure_saved(self.progress)
         self.progress.finished = True
         self._save()
         self.outputs.wait()
         self.outputs.ensure_held()
-        self._report_best(average)
-
-    def _report_best(self, average: Validation | None = None) -> None:
-        """Report which weights are in model.safetensors and why, and an average that was not better."""
-        if not self.outputs.active:
-            return
-        best = tensor_io.read_metadata(self.run.best)
-        by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
-        why = f"by {by} on the held-out data" if self.progress.best is not None else "as no validation was finite"
-        self.outputs.say(f"kept as best: {which_weights(best)} ({figures(best, brief=True)}), {why}")
-        if best.get("step") == 0:
-            whose = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
-            self.outputs.say(
-                f"warning: training made nothing better: model.safetensors holds the weights {whose}; "
-                "--weights last uses the trained ones"
-            )
-        if average is not None and not str(best.get("weights")).startswith("average"):
-            numbers = average.numbers()
-            higher = numbers.get("bleu", 0) > best.get("bleu", math.inf)
-            why = f"; its BLEU is higher, but training.best = {self.settings.best!r} decides" if higher else ""
-            count = len(self.run.averaged_snapshots(self.progress.step))
-            self.outputs.say(
-                f"not kept: the average of the last {count} snapshots ({figures(numbers, brief=True)}){why}; "
-                "--weights average uses it"
-            )
-
-    def _ensure_weights(self) -> None:
-        """Save the last weights if no validation chose any, so that a finished run can always be used."""
-        self.outputs.wait()
-        if not distributed.broadcast(self.run.best.exists()):
-            ema = self.ema
-            which, tensors = ("step", tensor_io.model_tensors(self.model)) if ema is None else ("ema", ema.tensors)
-            tensors = {name: sharding.whole(tensor) for name, tensor in tensors.items()}
-            self.outputs.save(self.run.best, tensors, {"step": self.progress.step, "weights": which})
-            self.outputs.wait()
-
-
-@contextmanager
-def swapped_weights(model: SequenceModel, tensors: tensor_io.Tensors) -> Iterator[None]:
-    """The model with other weights while the context lasts."""
-    saved = {name: tensor.clone() for name, tensor in tensor_io.model_tensors(model).items()}
-    tensor_io.load_into_model(model, tensors, "the average")
-    try:
-        yield
-    finally:
-        tensor_io.load_into_model(model, saved, "the model")
+        self.best.report(self.progress, average)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard import tasks, tensor_io
 from regard.data.corpora import corpora, names_of
-from regard.data.token_cache import learn_target_tokenizer, learn_tokenizers, tags_of
+from regard.data.vocabulary import learn_target_tokenizer, tags_of
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.nn.lora import is_adapter
@@ -42,7 +42,7 @@ def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tup
     """
     if origin is None:
         reporter.say("learning the vocabulary")
-        return learn_tokenizers(recipe, labels=tasks.of(recipe).has_labels)
+        return tasks.of(recipe).learn_tokenizers()
     if recipe.text.shared and not origin.recipe.text.shared:
         raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
     _say_whose(recipe, origin, reporter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +15,7 @@ from regard.files import DirectoryLock, write_text
 from regard.run_dir import LOGS, RunDir
 from regard.training.checkpoint import Log, LogState
 from regard.training.progress import Reporter, TensorBoardWriter
-from regard.training.sharded_state import ShardedStates, remove_shards
+from regard.training.sharded_state import ShardedStates
 
 
 class RunOutputs:
@@ -63,7 +62,7 @@ class RunOutputs:
             self._writer.wait()  # a state follows the weights that were saved before it
             self._sharded.save(path, tensors, about)
         else:
-            self.save(path, tensors, about, then=partial(remove_shards, path))
+            self.save(path, tensors, about)
 
     def write_json(self, path: Path, content: Any) -> None:
         if self.active:

@@ -17,7 +17,8 @@ PLAIN_EVERY = 10.0  # seconds between plain progress lines
 class Reporter:
     """Reports nothing: the base class of the others, and what --quiet uses."""
 
-    members = "pairs"  # what the data are made of: pairs, documents, or lines of a stream
+    members = "pairs"  # what the data are made of: pairs, documents, lines of a stream, images
+    targets = "tokens"  # what steps count (`Task.targets`)
 
     def __enter__(self) -> Reporter:
         return self
@@ -29,7 +30,7 @@ class Reporter:
 
     @property
     def held_out(self) -> str:
-        return "pairs" if self.members == "pairs" else "text"
+        return self.members if self.members in ("pairs", "images") else "text"
 
     def say(self, line: str) -> None:
         """Report a line of text."""
@@ -99,11 +100,11 @@ class PlainReporter(Reporter):
             self.say(f"step {step:,} of {self.steps:,}  {note}  {_clock(left)} left")
 
     def _pace(self, step: int, tokens: int) -> str:
-        """The last loss, if any, and tokens per second, without the first step, which may be slow."""
+        """The last loss, if any, and targets per second, without the first step, which may be slow."""
         if self.tokens is None:
             self.tokens, self.begun, self.first = tokens, time.monotonic(), step
         loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
-        return f"{loss}{(tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9):,.0f} tokens/s"
+        return f"{loss}{(tokens - self.tokens) / max(time.monotonic() - self.begun, 1e-9):,.0f} {self.targets}/s"
 
     def measured(self, step: int, kind: str, numbers: dict[str, Any]) -> None:
         if kind == "train":
@@ -195,6 +196,7 @@ def figures(numbers: dict[str, Any], brief: bool = False) -> str:
     formats = {
         "loss": "loss {:.3f}",
         "perplexity": "perplexity {:.2f}",
+        "wer": "WER {:.2f} %",
         "bleu": "BLEU {:.2f}",
         "exact": "exact {:.1f} %",
         "bits_per_byte": "{:.3f} bits a byte",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from regard import accelerate, devices, distributed, tasks, tensor_io
-from regard.data.packing import BatchStream
+from regard.data.stream import BatchStream
 from regard.errors import UserError
 from regard.files import DirectoryLock, remove_temporary_files
 from regard.models import SequenceModel, sizes
@@ -29,6 +29,8 @@ from regard.training.own_links import write_own_links
 from regard.training.progress import Reporter, pick
 from regard.training.static_batch import StaticBatchShape
 
+Fits = Callable[[Recipe, torch.device, int], bool]
+
 
 def train(
     recipe: Recipe,
@@ -37,17 +39,20 @@ def train(
     device: str = "auto",
     start_from: str | Path | None = None,
     quiet: bool = False,
+    fits: Fits | None = None,
 ) -> RunDir:
     """Train a recipe into a run directory; the same call again resumes from the exact batch.
 
     `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
-    that ended before its first save begins with it again. Processes that torchrun started train one model together.
+    that ended before its first save begins with it again. Processes that torchrun started train one model together;
+    `fits` tells whether each of them can hold all of it (`planning.fits`), which decides where `training.parallel` is
+    "auto".
     """
     where, out = distributed.local_device(devices.pick(device)), Path(out)
     with distributed.joined(where, recipe.training.timeout), distributed.lost_process_named():
-        recipe = _choose_parallel(recipe, where)
+        recipe = _choose_parallel(recipe, where, fits)
         reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
-        reporter.members = task.members
+        reporter.members, reporter.targets = task.members, task.targets
         with distributed.main_first():
             given = RunDir(start_from) if start_from is not None else None
             for line in task.check_files(resumed=(out / "resume.safetensors").exists()):
@@ -116,16 +121,25 @@ def _train(
     return run
 
 
-def _choose_parallel(recipe: Recipe, device: torch.device) -> Recipe:
+def _choose_parallel(recipe: Recipe, device: torch.device, fits: Fits | None) -> Recipe:
     """Choose how several processes share the model, where the recipe leaves it open: by ddp, if it fits on a device."""
-    if recipe.training.parallel != "auto" or distributed.world_size() == 1:
+    ranks = distributed.world_size()
+    if recipe.training.parallel != "auto" or ranks == 1:
         return recipe
+    whole = not distributed.is_main() or _whole_model_fits(recipe, device, ranks, fits)
+    choice = distributed.broadcast("ddp" if whole else "fsdp", patient=True)  # planning takes some seconds
+    return with_changes(recipe, [f"training.parallel={choice}"])
+
+
+def _whole_model_fits(recipe: Recipe, device: torch.device, ranks: int, fits: Fits | None) -> bool:
     try:
         _refuse_too_large(recipe, (0, 0), device)
-        choice = "ddp"
-    except UserError:
-        choice = "fsdp"
-    return with_changes(recipe, [f"training.parallel={distributed.broadcast(choice)}"])
+    except UserError:  # the weights alone are too large
+        return False
+    try:
+        return fits is None or fits(recipe, device, ranks)
+    except Exception:  # a task that cannot be planned can still be trained
+        return True
 
 
 def _refuse_too_large(recipe: Recipe, vocabularies: tuple[int, int], device: torch.device) -> None:
@@ -169,6 +183,7 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
         run.remove_tokenizers()
         for file in (run.best, out / OWN_LINKS, out / chat.FILE):
             file.unlink(missing_ok=True)
+        tensor_io.remove_shards(run.best)
     else:
         _refuse_another(changed, out)
         if elsewhere:
@@ -185,7 +200,7 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
 
 def _has_learnt(run: RunDir) -> bool:
     """Whether a run has saved more than the weights that it started from."""
-    saved = set(run.path.rglob("*.safetensors"))
+    saved = {*run.path.glob("*.safetensors"), *run.snapshots().values()}  # large ones name shards in folders
     return bool(saved) and (saved != {run.best} or tensor_io.read_metadata(run.best).get("step") != 0)
 
 

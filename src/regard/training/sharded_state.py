@@ -8,9 +8,7 @@ such file names does not count, so that a job that ends at any moment leaves a c
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -74,7 +72,6 @@ class ShardedStates:
             self._check()
             os.rename(draft, folder)
             tensor_io.save(path, {}, {**about, tensor_io.SHARDS: digests})
-            remove_shards(path, but=name)
 
     def check(self) -> None:
         """Raise what went wrong in the background, if that has ended."""
@@ -86,14 +83,6 @@ class ShardedStates:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
-
-
-def remove_shards(path: Path, but: str = "") -> None:
-    """Remove the folders of shards that `path` does not name any more."""
-    written = re.compile(rf"{re.escape(path.stem)}-\d{{8,}}-[0-9a-f]{{8}}")  # by `ShardedStates.save`
-    for folder in path.parent.glob(f"{path.stem}-*"):
-        if written.fullmatch(folder.name) and folder.name != but and folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_shards(path: Path, facts: Mapping[str, Any], into: Mapping[str, Tensor]) -> None:

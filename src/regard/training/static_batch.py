@@ -23,14 +23,14 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 @dataclass(frozen=True)
-class Slot:
+class BufferField:
     """Part of the buffer that holds a tensor, or the offsets of a layout; no elements for a constant layout."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, leaf: Tensor | PackedLayout) -> Slot:
+    def of(cls, leaf: Tensor | PackedLayout) -> BufferField:
         if isinstance(leaf, Tensor):
             return cls(leaf.dtype, tuple(leaf.shape))
         return cls(torch.long, (0 if leaf.bounds is None else leaf.bounds[0] + 1,))
@@ -52,11 +52,11 @@ class StaticBatchShape(Generic[AnyBatch]):
     def __init__(self, example: AnyBatch) -> None:
         self._example: AnyBatch = example.to("meta")
         self._structure = _structure(example)
-        self._slots: list[tuple[Slot, int]] = []  # with the byte where each begins
+        self._fields: list[tuple[BufferField, int]] = []  # with the byte where each begins
         self.size = 0  # bytes
         for leaf in _leaves(example):
-            self._slots.append((Slot.of(leaf), self.size))
-            self.size += -(-self._slots[-1][0].bytes // ALIGNMENT) * ALIGNMENT
+            self._fields.append((BufferField.of(leaf), self.size))
+            self.size += -(-self._fields[-1][0].bytes // ALIGNMENT) * ALIGNMENT
         self._constant: dict[tuple[int, torch.device], PackedLayout] = {}
 
     def flatten(self, batch: AnyBatch, pinned: bool = False) -> Tensor:
@@ -64,8 +64,8 @@ class StaticBatchShape(Generic[AnyBatch]):
         if _structure(batch) != self._structure:
             raise ValueError(f"a batch of another shape than the first one: {_structure(batch)}, not {self._structure}")
         buffer = torch.empty(self.size, dtype=torch.uint8, pin_memory=pinned)
-        for leaf, (slot, begin) in zip(_leaves(batch), self._slots, strict=True):
-            part = slot.view(buffer, begin)
+        for leaf, (field, begin) in zip(_leaves(batch), self._fields, strict=True):
+            part = field.view(buffer, begin)
             if isinstance(leaf, Tensor):
                 part.copy_(leaf)
             elif leaf.bounds is not None:
@@ -77,14 +77,14 @@ class StaticBatchShape(Generic[AnyBatch]):
 
     def unflatten(self, buffer: Tensor) -> AnyBatch:
         """The batch that `flatten` copied, as views of the buffer, on whichever device it is."""
-        slots = iter(enumerate(self._slots))
+        fields = iter(enumerate(self._fields))
 
         def restore(leaf: Tensor | PackedLayout) -> Tensor | PackedLayout:
-            index, (slot, begin) = next(slots)
+            index, (field, begin) = next(fields)
             if isinstance(leaf, PackedLayout) and leaf.bounds is None:
                 # Kept, so that its cached indices are not computed while a graph is captured.
                 return self._constant.setdefault((index, buffer.device), leaf.to(buffer.device))
-            view = slot.view(buffer, begin)
+            view = field.view(buffer, begin)
             if isinstance(leaf, PackedLayout) and leaf.bounds is not None:
                 return StaticPackedLayout(view, leaf.size, leaf.bounds[1])
             return view
@@ -106,7 +106,7 @@ def _structure(batch: Batch) -> object:
 
     def describe(leaf: Tensor | PackedLayout) -> tuple[object, ...]:
         if isinstance(leaf, Tensor):
-            return next(numbers), Slot.of(leaf)
+            return next(numbers), BufferField.of(leaf)
         return next(numbers), leaf.size, leaf.bounds, None if leaf.bounds else leaf.lengths
 
     return map_leaves(batch, describe)

@@ -1,32 +1,23 @@
 """One training step: forward, backward, clip, optimizer, moving average.
 
-This is the definition; `captured_step` does the same as a CUDA graph. Both run the model as `accelerate` prepared it.
+This is the definition. `parallel_step` divides it among several processes, and `captured_step` runs it as a CUDA graph.
+All run the model as `accelerate` prepared it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard import distributed
-from regard.accelerate import DataParallel
-from regard.devices import autocast
 from regard.models import SequenceModel
 from regard.packed import Batch
+from regard.precision import autocast
 from regard.recipes.schema import TrainingSettings
-from regard.sharding import whole
 from regard.training.checkpoint import EMA
-from regard.training.running_statistics import RunningStatistics
-
-
-def global_targets(batches: Iterable[Batch]) -> int:
-    """The number of targets in a step's batch, over all processes: what its summed loss is divided by."""
-    return int(distributed.all_sum(sum(batch.num_targets for batch in batches)))
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
@@ -51,64 +42,48 @@ class TrainingStep:
     ema: EMA | None
     settings: TrainingSettings
     device: torch.device
-    parallel: DataParallel | None  # None: gradients are summed, if there are several processes, after the backward pass
 
     def __post_init__(self) -> None:
         device = self.device
-        self.statistics = RunningStatistics(self.model, self.settings.accumulate)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # this process's, summed since the last reset
         self.norm = torch.zeros((), device=device)  # of the last gradient
         # A loss that is not finite sets this flag on the device. The fused optimizer skips its updates while it is set,
         # and the host reads it only every few steps, so that no step waits for the device.
         self.nonfinite = torch.zeros((), dtype=torch.float32, device=device)
         self.nonfinite_step = torch.zeros((), dtype=torch.long, device=device)
-        self.scalars = torch.zeros(3, device=device)  # 1 / targets, learning rate, step
+        self.scalars = torch.zeros(3, device=device)  # weight of the loss, learning rate, step
 
     def __call__(self, batches: Mapping[int, Batch], step: int, rate: float, idle: Sequence[Batch] = ()) -> int:
         """Take one optimizer step on the mean loss per target of a step's batch; return its number of targets.
 
         `batches` are this process's micro-batches by their index in the step's batch, `idle` those it passes with
-        weight 0 (see `BatchShare`).
+        weight 0 (see `BatchShare`; one process alone has none).
         """
-        targets = global_targets(batches.values())
+        targets = self._count_targets(batches.values())
         self.model.train()
-        self._upload_scalars(self._grad_divisor / max(targets, 1), rate, step)
-        self.statistics.start()
-        for number, (index, batch) in enumerate(batches.items(), 1):
-            torch.manual_seed(dropout_seed(self.settings.seed, step, index))
-            with self.statistics.micro_batch(index), self._accumulating(number == len(batches) and not idle):
-                self._accumulate(batch)
-        self._pass_idly(idle)
-        self.statistics.finish()
+        self._upload_scalars(1 / max(targets, 1), rate, step)
+        self._run_passes(batches, idle, step)
         self._update()
         return targets
 
-    @property
-    def _grad_divisor(self) -> int:
-        return 1 if self.parallel is None else self.parallel.grad_divisor
+    def _count_targets(self, batches: Iterable[Batch]) -> int:
+        """The number of targets in a step's batch: what its summed loss is divided by."""
+        return sum(batch.num_targets for batch in batches)
 
-    def _accumulating(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if self.parallel is None else self.parallel.accumulating(last)
-
-    def _pass_idly(self, idle: Sequence[Batch]) -> None:
-        """Take part in the collective operations of other processes: add gradients of zero, and no loss."""
-        if not idle:
-            return
-        loss = self.loss.clone()
-        self.scalars[0] = 0.0
-        for number, batch in enumerate(idle, 1):
-            with self.statistics.micro_batch(None), self._accumulating(number == len(idle)):
-                self._accumulate(batch)
-        self.loss.copy_(loss)
-
-    def _upload_scalars(self, per_target: float, rate: float, step: int) -> None:
+    def _upload_scalars(self, weight: float, rate: float, step: int) -> None:
         """Copy the numbers of this step to the device, where a captured graph reads them."""
-        host = torch.tensor([per_target, rate, step], dtype=torch.float32)
+        host = torch.tensor([weight, rate, step], dtype=torch.float32)
         host = host.pin_memory() if self.device.type == "cuda" else host
         self.scalars.copy_(host, non_blocking=True)
         for group in self.optimizer.param_groups:
             if not isinstance(group["lr"], Tensor):  # a tensor is one of the scalars above
                 group["lr"] = rate
+
+    def _run_passes(self, batches: Mapping[int, Batch], idle: Sequence[Batch], step: int) -> None:
+        """Add up the gradients of the micro-batches."""
+        for index, batch in batches.items():
+            torch.manual_seed(dropout_seed(self.settings.seed, step, index))
+            self._accumulate(batch)
 
     def _accumulate(self, batch: Batch) -> None:
         """Add the gradient of a micro-batch."""
@@ -116,21 +91,34 @@ class TrainingStep:
 
     def _backward(self, batch: Batch) -> None:
         with autocast(self.settings.precision, self.device):
-            call = self.model if self.parallel is None else self.parallel
-            loss = call(batch, self.settings.label_smoothing, self.settings.r_drop)
-        (loss * self.scalars[0]).backward()
+            loss = self._forward(batch)
+        self._weighted(loss).backward()
         self.loss += loss.detach()
+
+    def _weighted(self, loss: Tensor) -> Tensor:
+        """What the gradient is taken of: the summed loss over the number of targets."""
+        return loss * self.scalars[0]
+
+    def _forward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.model(batch, self.settings.label_smoothing, self.settings.r_drop)
+        return loss
 
     def _update(self) -> None:
         """Update the weights by the gradients, and clear these."""
         self._optimizer_step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_grads()
+
+    def _clear_grads(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self._keeps_grads)
+
+    @property
+    def _keeps_grads(self) -> bool:
+        """Whether gradients are zeroed between steps, not removed."""
+        return False
 
     def _optimizer_step(self) -> None:
-        if self.parallel is None:
-            distributed.sum_grads(self.model.parameters())
         norm = self._clip()
-        bad = distributed.any_(~(torch.isfinite(norm) & torch.isfinite(self.loss)))
+        bad = self._any(~(torch.isfinite(norm) & torch.isfinite(self.loss)))
         self.nonfinite_step += self.scalars[2].long() * (bad & (self.nonfinite == 0))
         self.nonfinite.logical_or_(bad)
         self.norm.copy_(norm)
@@ -141,5 +129,8 @@ class TrainingStep:
 
     def _clip(self) -> Tensor:
         """Clip the gradient; return its norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or float("inf"))
-        return whole(norm)
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or float("inf"))
+
+    def _any(self, flag: Tensor) -> Tensor:
+        """Whether a flag is set in any process: there is one."""
+        return flag

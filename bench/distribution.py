@@ -1,0 +1,299 @@
+"""The cost of distribution on one device: DDP and FSDP with one process against the plain path, and what saving costs.
+
+    python -m bench.distribution --out distribution.json [--only base-captured fsdp-774m saving] [--tiny]
+
+A comparison builds all variants of a training step in one process, lets them take turns, and reports the median time
+of a step and its ratio to the first variant. The plain variants run before a process group is initialised; the others
+belong to a group of one process (NCCL on a GPU, gloo on a CPU). `saving` measures how long steps are delayed by the
+snapshot and the state of a run that are written every 500 steps, the default of `training.save_every`; `profiles` are
+milliseconds of a step by kind of kernel. `--functional` instead trains small runs under torchrun, stops, kills and
+resumes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from bench.planning import CASES, TINY, profiled, synchronize
+from regard import accelerate, devices, distributed, sharding, tensor_io
+from regard.planning.trace import Example
+from regard.recipes import load
+from regard.recipes.schema import Recipe, TrainingSettings
+from regard.registry import OPTIMIZERS
+from regard.training import checkpoint
+from regard.training.captured_step import make_step
+from regard.training.outputs import RunOutputs
+from regard.training.progress import Reporter
+from regard.training.step import TrainingStep
+
+BASE = ("wmt14-en-de-base", ["training.batch_tokens=32768"])
+# the recipe, and the variants: how processes share the model ("" for one process without a group), and the backend
+COMPARISONS: dict[str, tuple[tuple[str, list[str]], list[tuple[str, str]]]] = {
+    "base-captured": (BASE, [("", "captured"), ("ddp", "captured")]),
+    "base-compiled": (BASE, [("", "compiled"), ("ddp", "compiled")]),
+    "base-accumulated": ((BASE[0], [*BASE[1], "training.accumulate=2"]), [("", "captured"), ("ddp", "captured")]),
+    "fsdp-774m": (CASES["gpt2-774m"], [("", "captured"), ("fsdp", "static"), ("fsdp", "compiled")]),
+    "fsdp-base": (BASE, [("", "captured"), ("fsdp", "static"), ("fsdp", "compiled")]),
+}
+
+
+@dataclass
+class Variant:
+    """A training step and what it needs."""
+
+    name: str
+    recipe: Recipe
+    example: Example
+    step: TrainingStep
+
+    def __post_init__(self) -> None:
+        self._numbers = count(1)
+        self._batches = dict.fromkeys(range(self.recipe.training.accumulate), self.example.batch)
+
+    def __call__(self) -> None:
+        self.step(self._batches, next(self._numbers), 1e-5)
+
+    def seconds(self, steps: int) -> float:
+        """The mean time of a step."""
+        synchronize(self.step.device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self()
+        synchronize(self.step.device)
+        return (time.perf_counter() - start) / steps
+
+
+def prepare(base: tuple[str, list[str]], parallel: str, backend: str, tiny: bool, device: torch.device) -> Variant:
+    """Build a training step as `regard train` does, and take its first steps."""
+    gpu = device.type == "cuda"
+    sets = [s for s in base[1] if not s.startswith("training.backend")] + (TINY if tiny else [])
+    recipe = load(base[0], [*sets, f"training.parallel={parallel or 'ddp'}"])
+    # Batches are static for every variant, so that all compute the same.
+    like = recipe.model_copy(update={"training": recipe.training.model_copy(update={"backend": "captured"})})
+    example, settings = Example.of(like if gpu else recipe, gpu), recipe.training
+    settings = settings.model_copy(update={"backend": backend if gpu else "plain"})
+    torch.manual_seed(1)
+    with device:  # initialising a large model on the host takes longer than measuring it
+        model, shape = example.model(recipe), example.shape
+    static = None if shape is None else shape.unflatten(shape.flatten(example.batch).to(device))
+    lines: list[str] = []
+    how = accelerate.for_training(model, settings, device, backend if gpu else "plain", static, lines.append)
+    shared = accelerate.data_parallel(model, settings, device, how)
+    optimizer = OPTIMIZERS[settings.optimizer](model, settings)
+    step = make_step(model, optimizer, None, settings, device, None if how == "plain" else shape, lines.append, shared)
+    name = f"{parallel or 'one process'}, {how}" + (f" (not {backend})" if how != backend else "")
+    variant = Variant(name, recipe.model_copy(update={"training": settings}), example, step)
+    for _ in range(6):
+        variant()
+    synchronize(device)
+    print("; ".join(lines), flush=True)
+    return variant
+
+
+def join(stack: ExitStack, device: torch.device) -> None:
+    """Become the only process of a group, as under torchrun."""
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    os.environ.update(names)
+    stack.enter_context(distributed.joined(distributed.local_device(device), 120))
+
+
+def compare(variants: list[Variant], rounds: int, steps: int) -> dict[str, Any]:
+    """Time the variants in turns."""
+    times: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    for number in range(rounds):
+        for variant in variants[number % len(variants) :] + variants[: number % len(variants)]:  # each first in turn
+            variant()  # what the last one left behind, such as a hot device, is not counted
+            times[variant.name].append(1000 * variant.seconds(steps))
+    first = times[variants[0].name]
+    result = {}
+    for name, each in times.items():
+        ratios = [a / b for a, b in zip(first, each, strict=True)]
+        result[name] = {"ms": statistics.median(each), "of the first": statistics.median(ratios), "rounds": each}
+        print(f"  {name}: {statistics.median(each):.2f} ms, {statistics.median(ratios):.1%} of the first", flush=True)
+    return result
+
+
+def comparison(name: str, given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    base, kinds = COMPARISONS[name]
+    print(f"{name}:", flush=True)
+    with ExitStack() as stack:
+        variants: list[Variant] = []
+        for parallel, backend in kinds:
+            if parallel and not distributed.is_initialised():
+                join(stack, device)
+            try:
+                variants.append(prepare(base, parallel, backend, given.tiny, device))
+            except Exception:  # the other variants are still compared
+                traceback.print_exc()
+        found = compare(variants, given.rounds, max(1, round(given.steps * (0.25 if "774m" in name else 1))))
+        found["profiles"] = {variant.name: profiled(variant, device) for variant in variants}
+        for which, kinds_of_kernels in found["profiles"].items():
+            print(f"  profile of {which}: {kinds_of_kernels}", flush=True)
+        variants.clear()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+# -- saving ------------------------------------------------------------------------------------------------------------
+
+
+def stall(variant: Variant, folder: Path, steps: int) -> dict[str, float]:
+    """The time that a snapshot and a state cost, over the time between two of them at the default interval."""
+    step, interval = variant.step, TrainingSettings().save_every
+    run = SimpleNamespace(path=folder, recipe=variant.recipe, resume=folder / "resume.safetensors")
+    outputs = RunOutputs(run, Reporter(), step.device.type == "cuda", None)  # type: ignore[arg-type]
+    result: dict[str, float] = {}
+    with outputs:
+        for number in range(3):  # the first one also allocates pinned memory
+            outputs.wait()
+            free = variant.seconds(steps)
+            synchronize(step.device)
+            start = time.perf_counter()
+            variant()
+            step.loss.item()
+            saved = time.perf_counter()
+            weights = {n: sharding.whole(t) for n, t in tensor_io.model_tensors(step.model).items()}
+            outputs.save(folder / "snapshot.safetensors", weights, {"step": number})
+            progress = checkpoint.TrainingProgress(step=number)
+            checkpoint.save(outputs, run.resume, progress, step.model, step.optimizer, None)
+            called = time.perf_counter()
+            for _ in range(steps - 1):
+                variant()
+            synchronize(step.device)
+            lost = time.perf_counter() - start - steps * free
+            outputs.wait()
+            kind = "first" if number == 0 else "later"
+            share = lost / (interval * free)
+            result |= {f"{kind} ms": 1000 * lost, f"{kind} share": share, f"{kind} call ms": 1000 * (called - saved)}
+            written = time.perf_counter() - start
+            print(
+                f"  {variant.name}, save {number + 1}: {1000 * lost:.0f} ms lost in {steps} steps of {1000 * free:.1f} "
+                f"ms, of which the call {1000 * (called - saved):.0f}; on disk after {written:.1f} s; {share:.2%} of "
+                f"{interval} steps",
+                flush=True,
+            )
+    return result
+
+
+def saving(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Saving during captured steps of one process, and in shards under FSDP."""
+    result = {}
+    for parallel, backend in (("", "captured"), ("fsdp", "static")):
+        with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+            if parallel:
+                join(stack, device)
+            print("saving:", flush=True)
+            variant = prepare(BASE, parallel, backend, given.tiny, device)
+            result[variant.name] = stall(variant, Path(folder), 3 if given.tiny else given.saving_steps)
+            del variant
+    return result
+
+
+# -- a functional check ------------------------------------------------------------------------------------------------
+
+RECIPE = ["copy", "--set", "training.save_every=20", "--set", "training.validate_every=150"]
+
+
+def job(folder: Path, name: str, parallel: str, steps: int, *options: str) -> subprocess.Popen[str]:
+    """Start a run under torchrun."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", "127.0.0.1:0", *options, "-m", "regard", "train", *RECIPE]
+    words += ["--set", f"training.parallel={parallel}", "--set", f"training.steps={steps}", "--out", str(folder / name)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def worker(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def saved_step(run: Path) -> int:
+    """The step of the last state of a run, 0 without one."""
+    file = run / "resume.safetensors"
+    return int(tensor_io.read_metadata(file).get("step", 0)) if file.exists() else 0
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise RuntimeError(f"the job ended or was too slow:\n{(process.communicate()[0] or '')[-3000:]}")
+        time.sleep(0.05)
+
+
+def functional(tiny: bool) -> dict[str, Any]:
+    """Under torchrun: train; SIGTERM saves, the same command resumes; SIGKILL to a worker, torchrun restarts it."""
+    steps, result = 60 if tiny else 150, {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plans = {(p, how): f"{p}-{how}" for p in ("ddp", "fsdp") for how in ("stopped", "killed")}
+        restarts = {"stopped": [], "killed": ["--max-restarts", "1"]}
+        jobs = {key: job(folder, run, key[0], steps, *restarts[key[1]]) for key, run in plans.items()}  # side by side
+        for (parallel, how), run in plans.items():
+            process = jobs[parallel, how]
+            wait_for(partial(lambda path: saved_step(path) >= 20, folder / run), process)
+            os.kill(worker(process.pid), signal.SIGTERM if how == "stopped" else signal.SIGKILL)
+        for (parallel, how), run in plans.items():
+            if how == "stopped":
+                jobs[parallel, how].communicate(timeout=120)
+                jobs[parallel, how] = job(folder, run, parallel, steps)
+        for (parallel, how), run in plans.items():
+            text = jobs[parallel, how].communicate(timeout=180)[0]
+            done = jobs[parallel, how].returncode == 0 and saved_step(folder / run) == steps
+            lines = [line for line in text.splitlines() if line.startswith("training step:")]
+            result[f"{parallel}, {how}"] = "ok" if done else text[-3000:]
+            print(f"  {parallel}, {how}: {'ok' if done else text[-3000:]} {lines[-1:]}", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = [*COMPARISONS, "saving"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=16, help="steps in a turn; a quarter of them for 774M")
+    parser.add_argument("--saving-steps", type=int, default=40, help="steps during which a state is written")
+    parser.add_argument("--seconds", type=float, default=200.0, help="start no part after this time")
+    parser.add_argument("--functional", action="store_true", help="check torchrun, stopping, killing and resuming")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try this script on a CPU")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    begin, device = time.perf_counter(), devices.pick("auto")
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
+    if given.functional:
+        result["functional"] = functional(given.tiny)
+    for name in () if given.functional else given.only:
+        if time.perf_counter() - begin > given.seconds:
+            print(f"{name}: no time left", flush=True)
+            continue
+        try:
+            result[name] = saving(given, device) if name == "saving" else comparison(name, given, device)
+        except Exception:  # the other parts still run
+            traceback.print_exc()
+        print(f"  after {time.perf_counter() - begin:.0f} s", flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
