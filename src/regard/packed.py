@@ -239,12 +239,34 @@ def _to(leaf: Tensor | PackedLayout, device: torch.device | str) -> Tensor | Pac
     return leaf.to(device) if isinstance(leaf, PackedLayout) else leaf.to(device, non_blocking=True)
 
 
+class PackedRows:
+    """Base class of packed sequences: one row for each position, token ids or feature vectors, and their layout."""
+
+    layout: PackedLayout
+
+    @property
+    def rows(self) -> Tensor:
+        """[T, ...] the packed rows, whatever they are."""
+        raise NotImplementedError  # implemented by each kind
+
+    def with_rows(self, rows: Tensor, layout: PackedLayout) -> Self:
+        """Other rows of the same kind."""
+        return type(self)(rows, layout)  # type: ignore[call-arg]
+
+    def to(self, device: torch.device | str) -> Self:
+        return self.with_rows(self.rows.to(device, non_blocking=True), self.layout.to(device))
+
+
 @dataclass(frozen=True)
-class PackedTokens:
+class PackedTokens(PackedRows):
     """Packed token ids [T] and their layout."""
 
     ids: Tensor
     layout: PackedLayout
+
+    @property
+    def rows(self) -> Tensor:
+        return self.ids
 
     @classmethod
     def from_lists(cls, sentences: list[list[int]], size: int | None = None, pad_id: int = 0) -> PackedTokens:
@@ -253,8 +275,24 @@ class PackedTokens:
         flat = [token for sentence in sentences for token in sentence]
         return cls(torch.tensor(flat + [pad_id] * (layout.size - layout.tokens), dtype=torch.long), layout)
 
-    def to(self, device: torch.device | str) -> PackedTokens:
-        return PackedTokens(self.ids.to(device, non_blocking=True), self.layout.to(device))
+
+@dataclass(frozen=True)
+class PackedFeatures(PackedRows):
+    """Packed feature vectors [T, F], such as patches of images or frames of sound, and their layout."""
+
+    values: Tensor
+    layout: PackedLayout
+
+    @property
+    def rows(self) -> Tensor:
+        return self.values
+
+    @classmethod
+    def from_arrays(cls, sequences: Sequence[Any], size: int | None = None) -> PackedFeatures:
+        """Concatenate arrays [n, F] (one at least) in float32, and pad with zeros up to `size` rows."""
+        layout = PackedLayout([len(s) for s in sequences], size)
+        flat = torch.cat([torch.as_tensor(s, dtype=torch.float32) for s in sequences])
+        return cls(torch.nn.functional.pad(flat, (0, 0, 0, layout.size - layout.tokens)), layout)
 
 
 @dataclass(frozen=True)
@@ -271,13 +309,61 @@ class LinkTargets:
     weight: Tensor
 
 
+class TextBatch(Batch):
+    """Base class of batches whose targets are tokens, for teacher forcing.
+
+    `inputs` is the target shifted right (BOS first) and `labels` [T] the target with its EOS, aligned with `inputs`;
+    labels of padding are never read. `loss_mask` [T] marks the labels that count in the loss (None: all tokens).
+    """
+
+    inputs: PackedTokens
+    labels: Tensor
+    loss_mask: Tensor | None
+
+    @property
+    def target_mask(self) -> Tensor:
+        return self.inputs.layout.is_token if self.loss_mask is None else self.loss_mask
+
+    @property
+    def num_targets(self) -> int:
+        """Number of target tokens that count in the loss."""
+        return self.inputs.layout.tokens if self.loss_mask is None else int(self.loss_mask.sum())
+
+
+def _teacher_forced(targets: list[list[int]], bos: int, size: int | None) -> tuple[PackedTokens, Tensor]:
+    """The `inputs` and `labels` of a batch, from token lists that end with EOS."""
+    inputs = PackedTokens.from_lists([[bos, *t[:-1]] for t in targets], size)
+    return inputs, PackedTokens.from_lists(targets, size).ids
+
+
 @dataclass(frozen=True)
-class SeqBatch(Batch):
+class FeatureBatch(TextBatch):
+    """Feature vectors and their texts, for teacher forcing."""
+
+    source: PackedFeatures
+    inputs: PackedTokens
+    labels: Tensor
+    loss_mask: Tensor | None = None
+
+    @classmethod
+    def from_lists(
+        cls,
+        sources: Sequence[Any],
+        targets: list[list[int]],
+        *,
+        bos: int,
+        source_size: int | None = None,
+        target_size: int | None = None,
+    ) -> FeatureBatch:
+        """Create a batch from arrays [n, F] and token lists that end with EOS."""
+        return cls(PackedFeatures.from_arrays(sources, source_size), *_teacher_forced(targets, bos, target_size))
+
+
+@dataclass(frozen=True)
+class SeqBatch(TextBatch):
     """Sentence pairs for teacher forcing.
 
-    `source` sentences end with EOS. `inputs` is the target shifted right (BOS first) and `labels` [T] the target with
-    its EOS, aligned with `inputs`; labels of padding are never read. For plain text the sources are empty. `loss_mask`
-    [T] marks the labels that count in the loss (None: all tokens). `links` are targets of guided alignment.
+    `source` sentences end with EOS; for plain text they are empty. `links` are targets of guided alignment.
     """
 
     source: PackedTokens
@@ -297,15 +383,4 @@ class SeqBatch(Batch):
         target_size: int | None = None,
     ) -> SeqBatch:
         """Create a batch from token lists that end with EOS."""
-        inputs = PackedTokens.from_lists([[bos, *t[:-1]] for t in targets], target_size)
-        labels = PackedTokens.from_lists(targets, target_size).ids
-        return cls(PackedTokens.from_lists(sources, source_size), inputs, labels)
-
-    @property
-    def target_mask(self) -> Tensor:
-        return self.inputs.layout.is_token if self.loss_mask is None else self.loss_mask
-
-    @property
-    def num_targets(self) -> int:
-        """Number of target tokens that count in the loss."""
-        return self.inputs.layout.tokens if self.loss_mask is None else int(self.loss_mask.sum())
+        return cls(PackedTokens.from_lists(sources, source_size), *_teacher_forced(targets, bos, target_size))

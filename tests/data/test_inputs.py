@@ -15,7 +15,8 @@ import pytest
 
 from regard.data.corpora import held_out, read_pairs
 from regard.data.lines import open_compressed, read_lines
-from regard.data.token_cache import build, learn_tokenizers
+from regard.data.token_cache import build
+from regard.data.vocabulary import learn_tokenizers
 from regard.errors import UserError
 from regard.recipes import load
 from regard.recipes.schema import DataSettings, Recipe

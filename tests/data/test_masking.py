@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from regard.data.masking import MaskedBatches, MaskingPolicy
-from regard.data.packing import Packer, StreamPosition, generator
+from regard.data.packing import Packer
+from regard.data.stream import StreamPosition, generator
 from regard.data.token_store import TokenStore
 from regard.packed import SeqBatch
 from regard.text import BOS, EOS

@@ -11,8 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.packing import SOURCE_MULTIPLE, Packer, StreamPosition, divide, fill_ratio, sentence_batches
-from regard.data.token_store import TokenStore
+from regard.data import packing, stream
+from regard.data.budgets import SOURCE_MULTIPLE
+from regard.data.packing import Packer, fill_ratio, sentence_batches
+from regard.data.stream import StreamPosition, divide
+from regard.data.token_store import Lengths, Ragged, TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
 from regard.text import BOS, EOS
@@ -99,6 +102,45 @@ def test_order_is_drawn_by_seed_and_epoch():
     assert order(1, 0) != order(2, 0) and order(1, 0) != order(1, 1)
     lengths = [len(batch) for batch in order(1, 0)]
     assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True), "batches are shuffled"
+
+
+@pytest.fixture
+def small_sections(monkeypatch):
+    """Corpora of more than 100 pairs are visited in sections."""
+    for module in (stream, packing):
+        monkeypatch.setattr(module, "SECTION", 100)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_large_corpora_are_visited_section_by_section(small_sections, static):
+    """Every pair that fits once an epoch; only lengths of the sections at work are looked up."""
+    long = TokenStore.of([[5] * 60] * 3, [[5] * 60] * 3)  # too long for a batch
+    stores = [corpus(470), corpus(230, first=1000), long]
+    packer = Packer(stores, [1.0, 1.0, 1.0], target_budget=50, seed=1, static=static, pool=1)
+    assert isinstance(packer._source_lengths, Lengths) and isinstance(packer._target_lengths, Lengths)
+    whole = [np.concatenate([getattr(s, side).lengths() for s in stores]) for side in ("source", "target")]
+    assert (packer.dropped_long, packer.longest) == (3, tuple(int(lengths[:700].max()) for lengths in whole))
+    orders = []
+    for epoch in (0, 1):
+        visited = [pair for batch in epoch_of(packer, epoch) for pair in pairs_of(batch)]
+        assert sorted(visited) == [*range(100, 570), *range(1000, 1230)]
+        orders.append(visited)
+    assert orders[0] != orders[1]
+    # 8 sections: within one, pairs of the first store are at most 59 apart, and a pool of another one may be mixed in
+    first = [pair for pair in orders[0][:60] if pair < 1000]
+    spans = sorted((pair - 100) * 8 // 470 for pair in first)
+    assert len(set(spans)) <= 2
+    planned = packer.plan(StreamPosition(0, 40))
+    batches = [batch.read() for batch in islice(packer.plan(), 43)]
+    assert [pairs_of(next(planned).read()) for _ in range(3)] == [pairs_of(batch) for batch in batches[40:]]
+
+
+def test_lengths_are_those_of_the_offsets():
+    sides = [Ragged.of([[1] * n for n in lengths]) for lengths in ([3, 0, 2], [], [5, 1])]
+    lengths, expected = Lengths(sides), np.array([3, 0, 2, 5, 1])
+    for members in (slice(None), slice(1, 4), slice(0, None, 2), slice(4, 9), np.array([4, 0, 2])):
+        assert lengths[members].tolist() == expected[members].tolist()
+    assert len(lengths) == 5 and lengths[:].dtype == np.int32
 
 
 def test_resumed_equals_uninterrupted():

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from regard.data.corpora import held_out, read_pairs
 from regard.data.labelled import ClassIds
-from regard.data.packing import Packer, StreamPosition, fill_ratio
+from regard.data.packing import Packer, fill_ratio
+from regard.data.stream import StreamPosition
 from regard.data.token_cache import __name__ as STORE
-from regard.data.token_cache import build, learn_tokenizers
+from regard.data.token_cache import build
 from regard.data.token_store import TokenStore
+from regard.data.vocabulary import learn_tokenizers
 from regard.data.windows import TokenWindows
 from regard.errors import UserError
 from regard.recipes.schema import DataSettings, Recipe

@@ -10,8 +10,9 @@ from itertools import count, islice
 import pytest
 import torch
 
-from regard.data.packing import Packer, StreamPosition
+from regard.data.packing import Packer
 from regard.data.prefetch import Prefetched
+from regard.data.stream import StreamPosition
 from regard.data.token_store import TokenStore
 from regard.packed import SeqBatch
 

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from regard.data import token_cache as module
-from regard.data import workers
+from regard.data import token_files, workers
+from regard.data.cache_entry import CacheEntry
+from regard.data.corpus_encoder import CorpusEncoder
 from regard.data.labelled import ClassIds
-from regard.data.token_cache import build, cache_folder, learn_tokenizers
+from regard.data.token_cache import build, cache_folder
 from regard.data.token_store import CorpusReport, Ragged, TokenStore
+from regard.data.vocabulary import learn_tokenizers, sample
 from regard.errors import UserError
 from regard.recipes.schema import Recipe
 from regard.text import EOS, train
@@ -198,7 +201,8 @@ def test_two_concurrent_processes_both_succeed(tmp_path, cache):
     plan = recipe(tmp_path, "".join(f"a b {n}\tc {n}\n" for n in range(2000)))
     (tmp_path / "recipe.json").write_text(plan.model_dump_json())
     program = (
-        "import sys; from regard.data.token_cache import *; from regard.recipes.schema import Recipe\n"
+        "import sys; from regard.data.token_cache import *; from regard.data.vocabulary import *\n"
+        "from regard.recipes.schema import Recipe\n"
         "plan = Recipe.model_validate_json(open(sys.argv[1]).read())\n"
         "[store] = build(plan, *learn_tokenizers(plan)); print(store.source.ids.sum(), len(store))"
     )
@@ -211,7 +215,7 @@ def test_two_concurrent_processes_both_succeed(tmp_path, cache):
 
 
 def test_without_locks_the_second_process_uses_the_entry_of_the_first(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(module, "_build_lock", lambda folder, say: nullcontext())
+    monkeypatch.setattr(CacheEntry, "_lock", lambda entry, say: nullcontext())
     plan = recipe(tmp_path)
     tokenizers = learn_tokenizers(plan)
 
@@ -245,7 +249,7 @@ def test_a_second_process_waits_for_the_first_and_builds_nothing(tmp_path, cache
         assert first_reads.wait(60)
         second = threads.submit(build, plan, *tokenizers, second_builds, second_says)
         assert first.result()[0].digest == second.result()[0].digest
-    assert events == ["first builds", "waiting for another process, which tokenizes the same corpus"]
+    assert events == ["first builds", "waiting for another process, which prepares the tokens of a.tsv"]
 
 
 def test_an_entry_is_found_by_content_on_another_machine(tmp_path, cache, monkeypatch):
@@ -290,17 +294,17 @@ def test_several_processes_write_the_same_bytes_as_one(tmp_path, monkeypatch, se
         monkeypatch.setenv("REGARD_CACHE", str(tmp_path / str(processes)))
         monkeypatch.setattr(workers, "usable_cores", lambda: processes)
         processes_seen = {os.getpid()}
-        real = module._CorpusJob.encode_block
+        real = CorpusEncoder.encode_block
 
         def encode_block(job, block):
             found = real(job, block)
             return replace(found, counts={**found.counts, f"process {os.getpid()}": 1})
 
-        monkeypatch.setattr(module._CorpusJob, "encode_block", encode_block)
+        monkeypatch.setattr(CorpusEncoder, "encode_block", encode_block)
         counted = []
         monkeypatch.setattr(module, "Counter", lambda: counted.append(Counter()) or counted[-1])
         build(plan, *tokenizers)
-        monkeypatch.setattr(module._CorpusJob, "encode_block", real)
+        monkeypatch.setattr(CorpusEncoder, "encode_block", real)
         processes_seen |= {int(key.split()[1]) for key in counted[0] if key.startswith("process ")}
         [folder] = (tmp_path / str(processes) / "tokens").iterdir()
         return {file.name: file.read_bytes() for file in folder.iterdir()}, len(processes_seen)
@@ -314,7 +318,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     plan = recipe(tmp_path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot write tokens to .*REGARD_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write the tokens of a.tsv to .*REGARD_CACHE"):
         made(plan)
 
 
@@ -322,7 +326,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
 def test_a_full_disk(tmp_path, monkeypatch, cache):
     real = open
     monkeypatch.setattr(
-        module,
+        token_files,
         "open",
         lambda path, *how, **more: real("/dev/full" if path.name == "target.ids" else path, *how, **more),
         raising=False,
@@ -369,9 +373,34 @@ def test_every_pair_is_equally_likely_in_the_sample():
     # 4000 draws of 2 from 8: each is kept with probability 1/4, standard deviation of a count 27
     counts = np.zeros(8)
     for seed in range(4000):
-        for source, _ in module._sample(((str(n), "") for n in range(8)), 2, seed):
+        for source, _ in sample(((str(n), "") for n in range(8)), 2, seed):
             counts[int(source)] += 1
     assert abs(counts - 1000).max() < 5 * 27
+
+
+def test_large_arrays_are_in_several_files(tmp_path, cache, monkeypatch):
+    """Which hold the same tokens, are verified, and can be empty."""
+    plan = recipe(tmp_path, "".join(f"{'a ' * (n % 7)}b\tc{' d' * (n % 5)}\n" for n in range(60)))
+    [whole], _ = made(plan)
+    shutil.rmtree(cache)
+    monkeypatch.setattr(token_files, "FILE_BYTES", 64)  # 32 tokens, 8 offsets
+    [store], read = made(plan)
+    assert read and len(list(cache.glob("*/source.ids*"))) == -(-len(whole.source.ids) // 32) > 3
+    assert len(list(cache.glob("*/target.offsets*"))) == 8  # 61 offsets
+    assert store.report == whole.report and len(store) == 60
+    for side, other in ((store.source, whole.source), (store.target, whole.target)):
+        assert lists(side) == lists(other) and side.lengths().tolist() == other.lengths().tolist()
+        chosen = np.array([59, 3, 3, 30])
+        assert side.gather(chosen).tolist() == other.gather(chosen).tolist()
+        assert np.asarray(side.ids).tolist() == other.ids.tolist() and side.ids.dtype == other.ids.dtype
+        assert side.offsets[-1] == other.offsets[-1] and side.ids[[[0, 40]]].tolist() == other.ids[[[0, 40]]].tolist()
+    assert not made(plan)[1]  # found
+    (file,) = cache.glob("*/source.ids.2")
+    file.write_bytes(bytes(64))
+    assert made(plan)[1]  # built again
+    (file,) = cache.glob("*/source.ids.2")
+    file.unlink()
+    assert made(plan)[1]
 
 
 def test_gathering_equals_slicing():

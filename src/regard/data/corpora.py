@@ -24,6 +24,7 @@ from regard.data.lines import COMPRESSED, read_lines
 from regard.data.smiles import spellings
 from regard.data.tables import dataset_rows, parquet_rows
 from regard.errors import UserError
+from regard.recipes.schema import MANIFESTS
 
 if TYPE_CHECKING:
     from regard.recipes.schema import Corpus, DataSettings
@@ -39,13 +40,14 @@ def corpora(data: DataSettings) -> list[Corpus]:
 
 def describe(corpus: Corpus) -> str:
     """Name a corpus in a message: its name, or its files."""
-    names = [name for name in (*corpus.tables, corpus.text, corpus.source, corpus.target) if name is not None]
+    given = (*corpus.tables, corpus.text, corpus.images, corpus.source, corpus.target)
+    names = [name for name in given if name is not None]
     return corpus.corpus or " and ".join(", ".join(_listed(name)) for name in names)
 
 
 def names_of(corpus: Corpus) -> list[str]:
     """The names and globs of a corpus's files, as the recipe has them."""
-    names = (*corpus.tables, corpus.text, corpus.source, corpus.target)
+    names = (*corpus.tables, corpus.text, corpus.images, corpus.source, corpus.target)
     return [name for listed in names if listed is not None for name in _listed(listed)]
 
 
@@ -83,7 +85,7 @@ def files(corpus: Corpus, data: DataSettings) -> list[tuple[Path, ...]]:
     """The files of a corpus: (source, target) for line-aligned ones, (file,) otherwise; none for a built-in corpus."""
     if corpus.source is not None and corpus.target is not None:
         return _aligned_files("data.source", corpus.source, "data.target", corpus.target, data.folder)
-    names = corpus.pairs or corpus.molecules or corpus.text
+    names = next((names for names in (*corpus.tables, corpus.text, corpus.images) if names is not None), None)
     if names is None and corpus.corpus is None:
         raise UserError("the recipe has no training data (its weights were imported): set data.text or data.pairs")
     return [] if names is None else [(path,) for path in expand(names, data.folder)]
@@ -267,8 +269,9 @@ def read_options(corpus: Corpus, data: DataSettings) -> ReadOptions:
     columns, quoted, header = (
         getattr(data if getattr(corpus, name) is None else corpus, name) for name in ("columns", "quoted", "header")
     )
-    names = ("text",) if data.kind == "text" else ("source", "target")
-    return ReadOptions(names, format, None if columns is None else tuple(columns), quoted, header)
+    names = ("text",) if data.kind == "text" else MANIFESTS.get(data.kind, ("source", "target"))
+    columns = None if columns is None else tuple(columns)
+    return ReadOptions(names, format, columns, quoted, header, lists_files=data.kind in MANIFESTS)
 
 
 def detected_layouts(data: DataSettings) -> list[str]:
@@ -292,7 +295,10 @@ def _pairs_of(path: Path, options: ReadOptions) -> Iterator[TextPair]:
             f"{path}: the name of a file of pairs must end in .csv, .tsv or .jsonl (optionally with .gz, .xz or .zst) "
             "or in .parquet, or data.format must be set"
         )
-    return ((source, target) for source, target in _rows(path, options))
+    folder = path.parent if options.lists_files else Path()
+    return (
+        (str(folder / source) if options.lists_files else source, target) for source, target in _rows(path, options)
+    )
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, ...]]:

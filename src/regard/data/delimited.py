@@ -29,6 +29,7 @@ FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?=[\t\n]|$)|([^"\t\n]*)(?=[\t\n]|$)')
 NUMBER = re.compile(r"\s*[-+]?[\d.,]*\s*|NA|nan|NaN")
 NAMES = """
     source target src tgt trg input output text label class sentence sentence1 sentence2 translation reference id score
+    image caption audio file
     english german french spanish italian portuguese dutch russian chinese japanese arabic
     ar bg bn ca cs da de el en es et fa fi fr ga he hi hr hu is it ja ko lt lv mt nl no pl pt ro ru sk sl sr sv sw ta th
     tr uk ur vi zh
@@ -41,13 +42,17 @@ Record = tuple[int, list[str]]  # the number of its first line, and its fields
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The settings for reading a file; None means that it is detected. `names` are the default names of the columns."""
+    """The settings for reading a file; None means that it is detected. `names` are the default names of the columns.
+
+    `lists_files`: the first column names files, relative to the folder of this one.
+    """
 
     names: tuple[str, ...]
     format: str = "auto"
     columns: tuple[str | int, ...] | None = None
     quoted: bool | None = None
     header: bool | None = None
+    lists_files: bool = False
 
     def kind(self, path: Path) -> str:
         """The format of a file: tsv, csv, jsonl, parquet or text; "dataset" for a folder."""

@@ -7,6 +7,7 @@ takes a memory of 20 steps or more. The right lock is worth 1, a wrong one 0; ei
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,8 +17,10 @@ import numpy.typing as npt
 from regard.errors import UserError, first_line
 
 COLOURS = ("red", "green", "blue")
+PAINTS = ((209, 52, 42), (30, 140, 60), (50, 90, 220))
 LENGTH, LIMIT = 20, 60  # cells between key and door; steps of an episode at most
 State = npt.NDArray[np.float32]
+Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 Policy = Callable[[State, np.random.Generator], Any]
 
 
@@ -38,6 +41,10 @@ class Environment(Protocol):
 
     def frame(self) -> str:
         """The present state as a line of text."""
+        ...
+
+    def image(self) -> Frame | None:
+        """The present state as a picture; None where it cannot be rendered."""
         ...
 
 
@@ -70,6 +77,31 @@ class KeyDoor:
         cells[self.cell] = "@"
         return "".join(cells)
 
+    def image(self) -> Frame:
+        """What is in the present cell, and below it where in the corridor the cell is."""
+        width = 2 * (LENGTH + 2)
+        image = np.full((30, width, 3), 235, np.uint8)
+        image[20:22] = 120  # the floor
+        if self.cell == 0:
+            _draw_key(image[4:18, 10:34], PAINTS[self.colour])
+        elif self.cell > LENGTH:
+            image[2:20, 8:36] = (150, 110, 70)
+            for lock, paint in enumerate(PAINTS):
+                image[8:14, 11 + 8 * lock : 17 + 8 * lock] = paint
+        image[25:29] = 190
+        image[25:29, 2 * self.cell : 2 * self.cell + 2] = 20
+        return image
+
+
+def _draw_key(image: Frame, paint: tuple[int, int, int]) -> None:
+    """A ring, a shaft and two teeth, in a view [14, 24, 3]."""
+    y, x = np.mgrid[:14, :24]
+    radius = np.hypot(y - 6.5, x - 6.5)
+    image[(radius <= 6) & (radius >= 3)] = paint
+    image[6:8, 12:24] = paint
+    image[8:11, 17:19] = paint
+    image[8:11, 21:23] = paint
+
 
 class GymEnvironment:
     """An environment of gymnasium; a discrete observation becomes one number for each of its values."""
@@ -80,7 +112,7 @@ class GymEnvironment:
         except ImportError:
             raise UserError(f"{name} needs one more package: pip install 'regard[rl]'; key-door is built in") from None
         try:
-            self.env = gymnasium.make(name)
+            self.env = gymnasium.make(name, render_mode="rgb_array")
         except Exception as error:  # gymnasium raises many kinds: unknown names, missing packages
             raise UserError(f"cannot make the environment {name[:60]!r}: {first_line(error)}") from error
         observed: Any = self.env.observation_space
@@ -115,6 +147,14 @@ class GymEnvironment:
 
     def frame(self) -> str:
         return " ".join(f"{number:.2f}" for number in self.last)
+
+    def image(self) -> Frame | None:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        try:
+            return np.asarray(self.env.render(), np.uint8)
+        except Exception:  # pygame is not installed, or the environment cannot render
+            return None
 
 
 def make_environment(name: str) -> Environment:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from regard.data.lines import read_lines
-from regard.data.packing import PlannedBatches, generator
+from regard.data.stream import PlannedBatches, generator
 from regard.errors import UserError, first_line
 from regard.models.graph import GraphBatch, PackedGraphs
 from regard.packed import PackedLayout

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from regard.data.packing import START, BatchStream, PlannedBatch, PlannedBatches, StreamPosition, generator
+from regard.data.stream import START, BatchStream, PlannedBatch, PlannedBatches, StreamPosition, generator
 from regard.packed import PackedTokens, SeqBatch
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import MASK

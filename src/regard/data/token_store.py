@@ -12,9 +12,37 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class Pieces:
+    """An array in several pieces, all of the same length except for the last: what is looked up is copied."""
+
+    ndim = 1
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts, self._each = list(parts), len(parts[0])
+        self.shape, self.dtype = (sum(map(len, parts)),), parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            which = np.arange(*which.indices(len(self)))
+        positions = np.where(np.asarray(which) < 0, np.asarray(which) + len(self), which)
+        pieces, found = positions // self._each, np.empty(positions.shape, self.dtype)
+        for index in np.unique(pieces):
+            found[pieces == index] = self._parts[index][positions[pieces == index] - index * self._each]
+        return found if found.ndim else found[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.concatenate(self._parts).astype(dtype or self.dtype)
+
+
 @dataclass(frozen=True)
 class Ragged:
-    """Concatenated sequences: `ids` [T] and `offsets` [n + 1]; sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """Concatenated sequences: `ids` [T] and `offsets` [n + 1]; sequence i is `ids[offsets[i]:offsets[i + 1]]`.
+
+    Instead of token ids, there may be rows of features, [T, F].
+    """
 
     ids: Array
     offsets: Array
@@ -29,6 +57,11 @@ class Ragged:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         return cls(np.fromiter(chain.from_iterable(sequences), dtype, offsets[-1]), offsets)
+
+    @classmethod
+    def of_rows(cls, sequences: Sequence[Array]) -> Ragged:
+        """Concatenate arrays [n, F], one at least, in memory."""
+        return cls(np.concatenate(sequences), np.cumsum([0, *map(len, sequences)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -47,6 +80,45 @@ class Ragged:
         ends = lengths.cumsum()
         positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
         return self.ids[positions]
+
+
+class Lengths:
+    """The lengths of sequences, numbered through several sides, read from their offsets when they are looked up."""
+
+    def __init__(self, sides: Sequence[Ragged]) -> None:
+        self._sides = sides
+        self._first = np.cumsum([0, *map(len, sides)])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, members: Array | slice) -> Array:
+        """[k] int32"""
+        if isinstance(members, slice):
+            begin, end, step = members.indices(len(self))
+            if step == 1:
+                return self._range(begin, end)
+            members = np.arange(begin, end, step)
+        sides, lengths = np.searchsorted(self._first, members, "right") - 1, np.empty(len(members), np.int32)
+        for index in np.unique(sides):
+            chosen, offsets = members[sides == index] - self._first[index], self._sides[index].offsets
+            lengths[sides == index] = offsets[chosen + 1] - offsets[chosen]
+        return lengths
+
+    def _range(self, begin: int, end: int) -> Array:
+        """Consecutive lengths, whose offsets are read once."""
+        parts = [np.zeros(0, np.int32)]
+        for first, side in zip(self._first, self._sides, strict=False):
+            low, high = max(begin - int(first), 0), min(end - int(first), len(side))
+            if low < high:
+                parts.append(np.diff(side.offsets[low : high + 1]).astype(np.int32))
+        return np.concatenate(parts)
+
+
+def lengths_of(sides: Sequence[Ragged], most: int) -> Array | Lengths:
+    """The lengths of all sequences: in memory if there are at most so many."""
+    lengths = Lengths(sides)
+    return np.concatenate([side.lengths() for side in sides]) if len(lengths) <= most else lengths
 
 
 LINK_BITS = 16  # for the position in the target; the position in the source has the others of 32

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from regard.data.environments import Environment, Policy, make_environment, make_policy
-from regard.data.packing import PlannedBatches, generator
+from regard.data.stream import PlannedBatches, generator
 from regard.errors import UserError, first_line
 from regard.models.decision import DecisionBatch
 from regard.packed import PackedLayout

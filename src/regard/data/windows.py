@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from regard.data.packing import PlannedBatches, sample_epoch
+from regard.data.stream import PlannedBatches, sample_epoch, sections
 from regard.data.token_store import Array, TokenStore
 from regard.errors import UserError
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
@@ -40,15 +40,21 @@ class TokenWindows(PlannedBatches):
 
     def _plan(self, random: np.random.Generator) -> Iterator[Array]:
         """The positions where the windows of each batch begin."""
-        begins = []
-        for first, text, weight in zip(self._first, self._texts, self.weights, strict=False):
+        offsets = []
+        for text in self._texts:
             inputs = len(text) - 1  # the last token is a label only
-            offset = int(random.integers(min(self.context, inputs - self.context + 1)))
-            windows = (inputs - offset) // self.context
-            begins.append(first + offset + self.context * sample_epoch(windows, weight, random))
-        order = random.permutation(np.concatenate(begins))
-        for at in range(0, len(order) - self.count + 1, self.count):
-            yield order[at : at + self.count]
+            offsets.append(int(random.integers(min(self.context, inputs - self.context + 1))))
+        counts = [(len(text) - 1 - offset) // self.context for text, offset in zip(self._texts, offsets, strict=True)]
+        rest = np.zeros(0, np.int64)
+        for section in sections(counts, random):
+            begins = [
+                first + offset + self.context * (part.start + sample_epoch(len(part), weight, random))
+                for first, offset, part, weight in zip(self._first, offsets, section, self.weights, strict=False)
+            ]
+            order = np.concatenate([rest, random.permutation(np.concatenate(begins))])
+            whole = len(order) - len(order) % self.count
+            yield from order[:whole].reshape(-1, self.count)
+            rest = order[whole:]
 
     def _cost(self, members: Array) -> float:
         return len(members) * self.context
