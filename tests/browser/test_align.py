@@ -46,7 +46,7 @@ def test_the_mean_of_heads_and_merged_words_equal_the_library_s(visit: Visit, tr
     page = visit("align", layer=1, head="mean")
     mean = _shown(trace).mean(0)
     assert np.abs(cells(page) - _coloured(mean)).max() <= 1, "float32 here, float64 there"
-    pieces = {side: tuple(token["text"] for token in trace.header["tokens"][side]) for side in ("target", "source")}
+    pieces = {side: tuple(token["text"] for token in trace.elements(side)) for side in ("target", "source")}
     merged = Map(mean, pieces["target"], pieces["source"]).to_words()
     page.check("text=Merge subwords into words")
     until(lambda: cells(page).shape[:2] == merged.weights.shape, "the map of words")
@@ -66,8 +66,8 @@ def test_a_file_written_by_draw_shows_the_same_picture(page: Page, trace: Trace,
 def test_the_table_has_the_same_numbers(visit: Visit, trace: Trace) -> None:
     page = visit("align", layer=1, head=2, table=1)
     heading, *rows = table(page)
-    assert heading[1:] == [token["label"] for token in trace.header["tokens"]["source"]]
-    assert [row[0] for row in rows] == [token["label"] for token in trace.header["tokens"]["target"]]
+    assert heading[1:] == [token["label"] for token in trace.elements("source")]
+    assert [row[0] for row in rows] == [token["label"] for token in trace.elements("target")]
     numbers = np.array([[float(cell) for cell in row[1:]] for row in rows])
     assert np.abs(numbers - _shown(trace)[2]).max() <= 0.0005
     page.click("text=Pictures")
@@ -76,7 +76,7 @@ def test_the_table_has_the_same_numbers(visit: Visit, trace: Trace) -> None:
 
 def test_the_arrow_keys_move_the_cursor_in_the_map(visit: Visit, trace: Trace) -> None:
     page = visit("align", layer=1, head=0)
-    source, target = ([token["label"] for token in trace.header["tokens"][side]] for side in ("source", "target"))
+    source, target = ([token["label"] for token in trace.elements(side)] for side in ("source", "target"))
     weights = _shown(trace)[0]
     page.focus(".map-cell")
     walk = ["ArrowDown", "ArrowRight", "ArrowRight", "End", "Home", "Control+End", "Control+Home"]

@@ -57,9 +57,9 @@ def test_masking_a_word_masks_all_its_tokens_and_a_link_restores_it(site: Site, 
     page = visit("changes", run="tiny-transformer")
     page.get_by_role("button", name="large masked").click()
     model = regard.load(site.runs["tiny-transformer"])
-    tokens = model.trace(SENTENCE).header["tokens"]["source"]
-    word = [index for index, token in enumerate(tokens) if token["word"] == 4]
-    changes = [{"kind": "word", "side": "source", "token": token} for token in word]
+    tokens = model.trace(SENTENCE).elements("source")
+    word = [index for index, token in enumerate(tokens) if token["group"] == 4]
+    changes = [{"kind": "hide", "side": "source", "element": token} for token in word]
     expected = model.trace(SENTENCE, changes=changes)
     assert_as_in_python(page, expected)
     assert changes_in(page) == changes
@@ -75,7 +75,7 @@ def test_a_replaced_row_gives_the_same_result_as_in_python(site: Site, visit: Vi
     page = visit("changes", run="tiny-transformer", row="decoder.1.cross_attn:3:0")
     page.get_by_label("All weight on").select_option(index=2)
     model = regard.load(site.runs["tiny-transformer"])
-    keys = len(model.trace(SENTENCE).header["tokens"]["source"])
+    keys = len(model.trace(SENTENCE).elements("source"))
     weights = [float(k == 1) for k in range(keys)]
     change = {"kind": "row", "attention": "decoder.1.cross_attn", "head": 3, "query": 0, "weights": weights}
     assert_as_in_python(page, model.trace(SENTENCE, changes=[change]))
@@ -115,7 +115,7 @@ def test_a_word_of_a_prompt_can_be_masked_too(site: Site, visit: Visit) -> None:
     page = visit("changes", run="tiny-gpt", text="Once upon a time")
     page.get_by_role("button", name="Once masked").click()
     model = regard.load(site.runs["tiny-gpt"])
-    tokens = model.trace("Once upon a time").header["tokens"]["inputs"]
-    word = [index for index, token in enumerate(tokens) if token["word"] == 0]
-    changes = [{"kind": "word", "side": "inputs", "token": token} for token in word]
+    tokens = model.trace("Once upon a time").elements("inputs")
+    word = [index for index, token in enumerate(tokens) if token["group"] == 0]
+    changes = [{"kind": "hide", "side": "inputs", "element": token} for token in word]
     assert_as_in_python(page, model.trace("Once upon a time", changes=changes))

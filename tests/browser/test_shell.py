@@ -234,7 +234,7 @@ def _with_tokens(route: Route, *labels: str) -> None:
     """Answer a trace request with other labels for the first source tokens."""
     answer = route.fetch()
     header = json.loads(answer.text())
-    for token, label in zip(header["tokens"]["source"], labels, strict=False):
+    for token, label in zip(header["axes"]["source"]["elements"], labels, strict=False):
         token.update(piece=f" {label}", label=label)
     header["text"]["target"] = labels[0]
     route.fulfill(response=answer, json=header)

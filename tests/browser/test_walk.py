@@ -72,7 +72,7 @@ def test_the_random_numbers_of_sampling_equal_the_library_s(visit: Visit) -> Non
 def test_the_bars_show_the_model_s_probabilities_under_the_settings(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-gpt", text=PROMPT, stage="choose", temperature=1.5, topk=6)
     trace = regard.load(site.runs["tiny-gpt"]).trace(PROMPT)
-    row = next(index for index, token in enumerate(trace.header["tokens"]["target"]) if not token["given"])
+    row = next(index for index, token in enumerate(trace.elements("target")) if not token["given"])
     logits = torch.from_numpy(trace.array("output.logits")[row])
     settings = DecodingSettings(method="sample", temperature=1.5, top_k=6)
     expected = _shares(logits, settings, trace.header["output"]["forbidden"])
@@ -149,7 +149,7 @@ def test_the_selected_token_has_one_name_in_all_attentions_of_a_block(site: Site
     selected = page.text_content(".selection [aria-pressed=true]") or "?"
     notes = page.eval_on_selector_all(".addition figcaption p", "all => all.map((note) => note.textContent)")
     assert len(notes) == 2 and all(note.startswith(selected) for note in notes), notes
-    written = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE).header["tokens"]["target"][2]["label"]
+    written = regard.load(site.runs["tiny-transformer"]).trace(SENTENCE).elements("target")[2]["label"]
     assert f"predicting {written}," in notes[1]
     marked = page.eval_on_selector_all(".map-label.lit", "all => all.map((label) => label.textContent)")
     assert marked == [selected, selected]
@@ -164,7 +164,7 @@ def test_every_part_of_a_block_shows_what_it_adds_to_the_residual_stream(visit: 
 def test_tokens_and_ids_equal_the_tokenizer_s(site: Site, visit: Visit) -> None:
     page = visit("walk", run="tiny-transformer", stage="tokens", table=1)
     model = regard.load(site.runs["tiny-transformer"])
-    tokens = model.trace(SENTENCE).header["tokens"]["source"]
+    tokens = model.trace(SENTENCE).elements("source")
     assert [row[2] for row in table(page)[1:]] == [str(token["id"]) for token in tokens]
 
 
@@ -231,7 +231,11 @@ def test_a_token_that_is_markup_stays_text(visit: Visit, page: Page) -> None:
     def inject(route: Route) -> None:
         answer = route.fetch()
         header = json.loads(answer.text())
-        for token in (*header["tokens"]["source"], *header["tokens"]["inputs"], *header["tokens"]["target"]):
+        for token in (
+            *header["axes"]["source"]["elements"],
+            *header["axes"]["inputs"]["elements"],
+            *header["axes"]["target"]["elements"],
+        ):
             token.update(piece=evil, label=evil)
         for top in header["output"]["top"]:
             top[0]["text"] = evil

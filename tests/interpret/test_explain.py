@@ -22,7 +22,7 @@ from regard.errors import UserError
 from regard.interpret.explain import BlackBox, Curve, Explanation, Sampling, curves, explain, stream
 from regard.interpret.explain.curve import area
 from regard.interpret.explain.models import MaskedInput, MaskingMode, explain_request
-from regard.interpret.explain.rise import BLOCK, draw_masks
+from regard.interpret.explain.rise import BLOCK, IndependentMasks
 from regard.packed import PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
@@ -114,24 +114,24 @@ def test_masks_are_enumerated_if_that_takes_no_more_calls() -> None:
 
 def test_a_mask_depends_on_its_seed_and_number_alone() -> None:
     sampling = Sampling(seed=7)
-    together = draw_masks(range(200), 9, sampling)
-    apart = np.concatenate([draw_masks([number], 9, sampling) for number in range(200)])
+    together = IndependentMasks(9).draw(range(200), sampling)
+    apart = np.concatenate([IndependentMasks(9).draw([number], sampling) for number in range(200)])
     assert (together == apart).all()
-    assert (together != draw_masks(range(200), 9, Sampling(seed=8))).any()
+    assert (together != IndependentMasks(9).draw(range(200), Sampling(seed=8))).any()
 
 
 def test_parts_are_kept_independently_and_with_the_given_probability() -> None:
     for keep, antithetic in itertools.product([0.5, 0.3], [True, False]):
-        masks = draw_masks(range(20000), 6, Sampling(keep=keep, antithetic=antithetic))
+        masks = IndependentMasks(6).draw(range(20000), Sampling(keep=keep, antithetic=antithetic))
         assert masks.mean(0) == pytest.approx([keep] * 6, abs=0.02)
         spread = np.cov(masks.T.astype(float))
         assert spread == pytest.approx(np.eye(6) * keep * (1 - keep), abs=0.015)
 
 
 def test_the_masks_of_a_pair_are_complements() -> None:
-    masks = draw_masks(range(64), 20, Sampling())
+    masks = IndependentMasks(20).draw(range(64), Sampling())
     assert (masks[0::2] == ~masks[1::2]).all()
-    rare = draw_masks(range(64), 20, Sampling(keep=0.2))
+    rare = IndependentMasks(20).draw(range(64), Sampling(keep=0.2))
     assert not (rare[0::2] & rare[1::2]).any()  # one number and what it lacks to 1 are never both below 0.2
 
 

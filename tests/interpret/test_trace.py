@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Get:
 
 
 def ids(trace: Trace, side: str) -> list[int]:
-    return [token["id"] for token in trace.header["tokens"][side]]
+    return [token["id"] for token in trace.elements(side)]
 
 
 # -- recorded values ---------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_rows_sum_to_one_and_causal_attention_is_causal(model: Get, family: str)
     trace = model(family).trace(text_for(family))
     for entry in trace.header["attention"]:
         found = trace.array(entry["array"])
-        queries, keys = (len(trace.header["tokens"][entry[axis]]) for axis in ("queries", "keys"))
+        queries, keys = (len(trace.elements(entry[axis])) for axis in ("queries", "keys"))
         assert found.shape == (entry["heads"], queries, keys)
         np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
         if entry["part"] == "decoder":
@@ -108,16 +108,16 @@ def test_everything_is_described_and_is_plain_json(model: Get, family: str) -> N
     trace = model(family).trace(text_for(family))
     header = trace.header
     assert json.loads(json.dumps(header, allow_nan=False)) == header
-    assert header["format"] == "regard-trace" and header["version"] == 1
+    assert header["format"] == "regard-trace" and header["version"] == 2
     for name, about in header["arrays"].items():
         exact, shown = trace.array(name), trace.display(name)
         assert exact.dtype == np.float32 and list(exact.shape) == list(shown.shape) == about["shape"]
         assert str(shown.dtype) == about["dtype"] and shown.flags.c_contiguous
-    named = {entry["array"] for part in ("attention", "gates", "stream") for entry in header[part]}
+    named = {entry["array"] for part in ("attention", "rollout", "gates", "stream") for entry in header[part]}
     parts = {entry[kind] for entry in header["embedding"] for kind in ("tokens", "positions") if entry[kind]}
     assert named | parts | {header["output"]["logits"]} == set(header["arrays"])
     for entry in (*header["gates"], *header["stream"]):
-        assert len(trace.array(entry["array"])) == len(header["tokens"][entry["side"]])
+        assert len(trace.array(entry["array"])) == len(header["axes"][entry["side"]]["elements"])
     for entry in header["stream"]:
         norms = np.linalg.norm(trace.array(entry["array"]), axis=-1)
         np.testing.assert_allclose(entry["norms"], norms, rtol=1e-4)
@@ -159,7 +159,7 @@ def test_the_logit_lens_applies_the_output_layer_to_each_stream(model: Get, fami
         stream = torch.from_numpy(trace.array(f"{layer['name']}.stream"))
         with torch.inference_mode():
             p = one.module.logit_lens(stream, batch).float().softmax(-1)
-        assert len(layer["top"]) == (len(p) if whole else len(trace.header["tokens"]["inputs"]))
+        assert len(layer["top"]) == (len(p) if whole else len(trace.elements("inputs")))
         for row, top in zip(p, layer["top"], strict=True):
             assert [each["p"] for each in top] == pytest.approx(row.topk(min(5, len(row))).values.tolist(), rel=1e-4)
             assert [float(row[each["id"]]) for each in top] == pytest.approx([each["p"] for each in top], rel=1e-4)
@@ -182,7 +182,7 @@ def test_a_trace_belongs_to_the_hypothesis_that_the_beam_returned(model: Get, fa
     translation, trace = one.translate(text_for(family)), one.trace(text_for(family))
     assert trace.header["text"]["target"] == translation.text
     assert trace.header["text"]["score"] == pytest.approx(translation.score, rel=1e-4)
-    written = [token["text"] for token in trace.header["tokens"]["target"] if not token["given"]]
+    written = [token["text"] for token in trace.elements("target") if not token["given"]]
     assert tuple(written) == translation.tokens
     logprobs = translation._answer.hypotheses[0].logprobs
     assert trace.header["output"]["logp"][-len(logprobs) :] == pytest.approx(logprobs, abs=1e-4)
@@ -196,7 +196,7 @@ def test_a_text_is_continued_greedily(model: Get) -> None:
     trace = one.trace("Once upon a time")
     found = one.generate("Once upon a time", tokens=12, method="beam", beam=1)
     assert trace.header["text"]["target"] == found.text
-    given = [token["given"] for token in trace.header["tokens"]["target"]]
+    given = [token["given"] for token in trace.elements("target")]
     prompt = one.generator().read("Once upon a time")[0]
     assert given == [True] * (len(prompt) - 1) + [False] * len(found.hypotheses[0].logprobs)
     assert ids(trace, "inputs")[1:] == ids(trace, "target")[:-1]  # each position predicts the next
@@ -206,7 +206,7 @@ def test_masks_are_filled_as_fill_does(model: Get) -> None:
     one = model("bert (fill)")
     trace = one.trace("Once [MASK] a [MASK] there")
     assert trace.header["text"]["target"] == one.fill("Once [MASK] a [MASK] there").text
-    gaps = [place for place, token in enumerate(trace.header["tokens"]["target"]) if not token["given"]]
+    gaps = [place for place, token in enumerate(trace.elements("target")) if not token["given"]]
     guesses = one.fill("Once [MASK] a [MASK] there", top=1).guesses
     assert [trace.header["output"]["p"][gap] for gap in gaps] == pytest.approx(
         [guess[0].probability for guess in guesses], rel=1e-3
@@ -241,8 +241,8 @@ def test_extending_token_by_token_gives_the_greedy_output(model: Get, family: st
     so_far: list[int] = []
     for _ in range(3):
         trace = one.trace(text, after=so_far)
-        written = [token["id"] for token in trace.header["tokens"]["target"] if not token["given"]]
-        assert len(written) == 1 and len(trace.header["output"]["p"]) == len(trace.header["tokens"]["inputs"])
+        written = [token["id"] for token in trace.elements("target") if not token["given"]]
+        assert len(written) == 1 and len(trace.header["output"]["p"]) == len(trace.elements("inputs"))
         so_far = [*so_far, *written]
     if one.run.recipe.data.kind == "text":
         greedy = one.generate(text, tokens=3, method="beam", beam=1).hypotheses[0].tokens
@@ -272,18 +272,18 @@ def test_outputs_that_cannot_be_extended_are_refused(model: Get) -> None:
 
 
 def test_tokens_are_described(model: Get) -> None:
-    tokens = model("transformer").trace("this cat, very large").header["tokens"]["source"]
-    assert tokens[-1] | {"id": EOS, "special": True, "word": -1} == tokens[-1]
+    tokens = model("transformer").trace("this cat, very large").elements("source")
+    assert tokens[-1] | {"id": EOS, "special": True, "group": -1} == tokens[-1]
     assert "".join(token["text"] for token in tokens[:-1]) == "this cat, very large"
     comma = next(token for token in tokens if token["text"] == ",")
-    assert comma["punctuation"] and comma["word"] == 1  # no blank before it
-    assert tokens[0]["word"] == 0 and tokens[-2]["word"] == 3
+    assert comma["punctuation"] and comma["group"] == 1  # no blank before it
+    assert tokens[0]["group"] == 0 and tokens[-2]["group"] == 3
 
 
 def test_text_that_looks_like_a_special_token_is_text(model: Get) -> None:
-    tokens = model("transformer").trace("a </s> b").header["tokens"]["source"]
+    tokens = model("transformer").trace("a </s> b").elements("source")
     assert [token["special"] for token in tokens] == [False] * (len(tokens) - 1) + [True]
-    assert max(token["word"] for token in tokens) == 2
+    assert max(token["group"] for token in tokens) == 2
 
 
 def test_head_statistics_equal_their_sums_cell_by_cell() -> None:
@@ -381,7 +381,7 @@ def test_a_file_that_is_no_trace_is_named(model: Get, tmp_path: Path) -> None:
     tensors = {"a": torch.zeros(1)}
     for about, why in (
         ({"format": "something"}, "is no trace"),
-        (trace.header | {"version": 2}, "version 2; this regard reads version 1"),
+        (trace.header | {"version": 1}, "version 1; this regard reads version 2"),
         (trace.header, "do not agree"),
     ):
         tensor_io.save(path, tensors, about)
@@ -412,7 +412,7 @@ def test_a_request_is_one_string_in_python_and_in_the_page() -> None:
 def test_a_map_can_be_made_of_any_attention(model: Get) -> None:
     trace = model("gpt").trace("Once upon a time")
     entry = trace.header["attention"][0]
-    labels = tuple(token["label"] for token in trace.header["tokens"]["inputs"])
+    labels = tuple(token["label"] for token in trace.elements("inputs"))
     assert Map(trace.array(entry["array"])[0], labels, labels).weights.shape == (len(labels), len(labels))
 
 
@@ -466,8 +466,8 @@ def test_the_output_under_ablation_is_that_of_the_search_under_intervention(mode
 def test_masking_a_word_equals_translating_with_the_unknown_token(model: Get, family: str) -> None:
     one, text = model(family), text_for(family)
     plain = one.trace(text)
-    side = "source" if plain.header["tokens"]["source"] else "inputs"
-    changed = one.trace(text, changes=[{"kind": "word", "side": side, "token": 1}])
+    side = "source" if plain.elements("source") else "inputs"
+    changed = one.trace(text, changes=[{"kind": "hide", "side": side, "element": 1}])
     translator: Translator = one.translator()
     source = translator.encode([text])[0][0]
     source[1] = UNK
@@ -475,7 +475,7 @@ def test_masking_a_word_equals_translating_with_the_unknown_token(model: Get, fa
     (best,) = translator.of_tokens([source])
     assert changed.header["text"]["target"] == one.run.tokenizers[1].decode(best.tokens)
     with torch.inference_mode():
-        said = [token["id"] for token in plain.header["tokens"]["target"]]
+        said = [token["id"] for token in plain.elements("target")]
         said = said[len(source) :] if side == "inputs" else said
         logits = one.module.logits(SeqBatch.from_lists([source], [said], bos=BOS)).float()
     expected = functional.log_softmax(logits, -1)[range(len(said)), said].tolist()
@@ -484,12 +484,12 @@ def test_masking_a_word_equals_translating_with_the_unknown_token(model: Get, fa
 
 def test_masking_a_word_of_a_prompt(model: Get) -> None:
     one = model("gpt")
-    changed = one.trace("Once upon a time", changes=[{"kind": "word", "side": "inputs", "token": 2}])
+    changed = one.trace("Once upon a time", changes=[{"kind": "hide", "side": "inputs", "element": 2}])
     assert ids(changed, "inputs")[2] == UNK and ids(changed, "target")[1] == UNK
     view, _ = one.generator().read("Once upon a time")
     view[2] = UNK
     found = one.generator(method="beam", beam=1).after(view, 12)
-    assert [token["id"] for token in changed.header["tokens"]["target"] if not token["given"]] == list(found.tokens)
+    assert [token["id"] for token in changed.elements("target") if not token["given"]] == list(found.tokens)
 
 
 @pytest.mark.parametrize("family", ATTENDING)
@@ -525,7 +525,7 @@ def test_a_replaced_row_respects_the_mask(model: Get) -> None:
     one = model("gpt")
     trace = one.trace("Once upon a time")
     entry = trace.header["attention"][0]
-    keys = len(trace.header["tokens"]["inputs"])
+    keys = len(trace.elements("inputs"))
     row = {"kind": "row", "attention": entry["name"], "head": None, "query": 1}
     changed = one.trace("Once upon a time", changes=[{**row, "weights": [1.0] * keys}])
     assert changed.array(entry["array"])[:, 1].tolist() == [[0.5, 0.5] + [0.0] * (keys - 2)] * entry["heads"]
@@ -541,15 +541,15 @@ def test_no_changes_change_nothing(model: Get) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kind": "brain"}, "one of head, word, row"),
+        ({"kind": "brain"}, "one of head, hide, edge, row"),
         ({"kind": "head", "attention": "decoder.0.cross_attn"}, "has attention, head"),
         (head("decoder.7.cross_attn", 0), "no attention 'decoder.7.cross_attn': there are encoder.0.self_attn"),
         (head("decoder.0.cross_attn", 2), "no head 2 in decoder.0.cross_attn: it has 2"),
         (head("decoder.0.cross_attn", -1), "no head -1"),
         ({"kind": "head", "attention": "decoder.0.cross_attn", "head": True}, "head = True"),
-        ({"kind": "word", "side": "inputs", "token": 0}, "only tokens of the"),
-        ({"kind": "word", "side": "source", "token": 99}, "no token 99"),
-        ({"kind": "word", "side": "source", "token": -1}, "no token -1"),
+        ({"kind": "hide", "side": "inputs", "element": 0}, "only elements of the"),
+        ({"kind": "hide", "side": "source", "element": 99}, "no element 99"),
+        ({"kind": "hide", "side": "source", "element": -1}, "no element -1"),
         (
             {"kind": "row", "attention": "decoder.0.cross_attn", "head": 0, "query": 0, "weights": [1.0]},
             "1 weights for the",
@@ -581,9 +581,9 @@ def test_an_invalid_intervention_is_refused(model: Get, change: dict[str, Any], 
 
 def test_special_tokens_cannot_be_masked(model: Get) -> None:
     one = model("transformer")
-    end = len(one.trace("this cat").header["tokens"]["source"]) - 1
+    end = len(one.trace("this cat").elements("source")) - 1
     with pytest.raises(UserError, match="is a special token"):
-        one.trace("this cat", changes=[{"kind": "word", "side": "source", "token": end}])
+        one.trace("this cat", changes=[{"kind": "hide", "side": "source", "element": end}])
 
 
 def test_interventions_survive_a_round_trip_through_json() -> None:
@@ -604,7 +604,7 @@ def test_a_trace_of_a_long_text_and_many_heads_is_small(tmp_path: Path) -> None:
     """512 tokens, 12 layers of 12 heads: one byte per weight."""
     run = make_run(tmp_path / "run", "gpt", width=24, heads=12, layers=12, max_positions=560)
     trace = Model(run, "cpu").trace("Once upon a time there was a cat. " * 45)
-    tokens = len(trace.header["tokens"]["inputs"])
+    tokens = len(trace.elements("inputs"))
     shapes = [trace.header["arrays"][entry["array"]]["shape"] for entry in trace.header["attention"]]
     assert tokens > 480 and shapes == [[12, tokens, tokens]] * 12
     assert sum(trace.display(entry["array"]).nbytes for entry in trace.header["attention"]) == 144 * tokens**2
@@ -650,7 +650,7 @@ def test_a_replaced_row_forces_the_output_and_the_free_one_is_recorded_too(model
     )
     assert kept["forced"] and kept["text"]["target"] == plain.header["text"]["target"]
     assert kept["free"]["text"] == greedy.text
-    first = plain.header["tokens"]["target"].index(next(t for t in plain.header["tokens"]["target"] if not t["given"]))
+    first = plain.elements("target").index(next(t for t in plain.elements("target") if not t["given"]))
     only = {
         "kind": "row",
         "attention": entry["name"],
@@ -658,7 +658,7 @@ def test_a_replaced_row_forces_the_output_and_the_free_one_is_recorded_too(model
         "query": first,
         "weights": [1.0] + [0.0] * (shape[2] - 1),
     }
-    hidden = {"kind": "word", "side": "source" if family == "transformer" else "inputs", "token": 1}
+    hidden = {"kind": "hide", "side": "source" if family == "transformer" else "inputs", "element": 1}
     changed = one.trace(text, changes=[only, hidden]).header
     assert changed["forced"] and changed["text"]["target"] == changed["before"]["text"]
     assert changed["free"]["logp"] <= 0 and changed["free"]["text"] is not None

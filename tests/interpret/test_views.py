@@ -37,6 +37,8 @@ from regard.viz.views import MapChoice
 from regard.viz.views.heads import pooled
 from tiny_runs import FAMILIES, make_run, text_for
 
+SIDES = ("source", "target", "inputs")
+
 Get = Callable[[str], Trace]
 SVG = "{http://www.w3.org/2000/svg}"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -259,7 +261,7 @@ def test_the_walk_says_what_the_header_says(trace: Get) -> None:
     text = picture.text(width=200, colour="none")
     norms = seen.header["stream"][0]["norms"]
     assert all(f"{norm:.2f}" in text for norm in norms)
-    step = min((t for t, token in enumerate(seen.header["tokens"]["target"]) if not token["given"]),
+    step = min((t for t, token in enumerate(seen.elements("target")) if not token["given"]),
                key=lambda t: seen.header["output"]["p"][t])  # fmt: skip
     for top in seen.header["output"]["top"][step][:3]:
         assert f"{100 * top['p']:.1f} %" in text
@@ -284,7 +286,7 @@ def test_every_view_of_every_family_can_be_drawn(trace: Get, family: str) -> Non
 def test_words_and_gold_links(trace: Get) -> None:
     """Subwords are merged into words as the header counts them; links between words are outlined in both."""
     seen = _changed(trace("transformer"))
-    tokens = seen.header["tokens"]
+    tokens = {side: axis["elements"] for side, axis in seen.header["axes"].items()}
     links = [[0, 1], [1, 0]]
     seen.header["gold"] = {
         "links": links, "all": 12.5, "mean": {"decoder.0.cross_attn": 20.0, "decoder.1.cross_attn": 30.0},
@@ -292,7 +294,7 @@ def test_words_and_gold_links(trace: Get) -> None:
     }  # fmt: skip
     for side in ("source", "target"):
         for i, token in enumerate(tokens[side]):
-            token["word"] = -1 if token["special"] else i // 2
+            token["group"] = -1 if token["special"] else i // 2
     words = views.draw(seen, "align")
     assert "AER 12.5 %" in words.panels[0].title  # type: ignore[union-attr]
     assert words.numbers["links"] == links
@@ -327,9 +329,9 @@ def test_the_page_joins_words_as_the_pictures_do(written: Trace) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs node")
-    tokens = written.header["tokens"]["inputs"]
+    tokens = written.elements("inputs")
     odd = ["⟨d0⟩⟨bc⟩⟨ed⟩", "⟨a0⟩⟨80⟩⟨f0⟩", "⟨9f⟩⟨98⟩⟨80⟩😀⟨c3⟩", "⟨", "c3", "⟩⟨af⟩⟨", "⟩"]
-    odd_tokens = [{"text": text, "word": 0, "special": False, "given": True} for text in odd]
+    odd_tokens = [{"text": text, "group": 0, "special": False, "given": True} for text in odd]
     script = f"""
         const [tokens, odd] = {json.dumps([tokens, odd_tokens])};
         const labels = (some) => wordLabels(some, wordGroups(some));
@@ -393,7 +395,7 @@ NASTY = ("<img src=x onerror=alert(1)>", " قطة", " 大きい", "\x1b[31m", "]
 @pytest.mark.parametrize("family", ["transformer", "gpt", "recurrent (additive)"])
 def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Path) -> None:
     seen = _changed(trace(family))
-    for side in seen.header["tokens"].values():
+    for side in (axis["elements"] for axis in seen.header["axes"].values()):
         for i, token in enumerate(side):
             token["text"] = NASTY[i % len(NASTY)]
     for rows in (*(layer["top"] for layer in seen.layers), seen.header["output"]["top"]):
@@ -414,7 +416,7 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
 
 def test_right_to_left_text_is_isolated(trace: Get) -> None:
     seen = _changed(trace("gpt"))
-    for token in seen.header["tokens"]["inputs"]:
+    for token in seen.elements("inputs"):
         token["text"] = " قطة"
     texts = [
         t.text for t in ET.fromstring(views.draw(seen, "maps", MapChoice(words=False)).scene().svg()).iter(SVG + "text")
@@ -428,18 +430,19 @@ def long_trace(tokens: int = 512, layers: int = 12, heads: int = 12) -> Trace:
     one /= one.sum(1, keepdims=True)
     weights = np.broadcast_to(one, (heads, tokens, tokens))
     stats = [{"entropy": 1.0, "diagonal": 0.5, "special": 0.1, "punctuation": 0.0}] * heads
-    side = [{"id": i, "text": f" w{i}", "label": f"w{i}", "word": i, "special": False, "punctuation": False,
+    side = [{"id": i, "text": f" w{i}", "label": f"w{i}", "group": i, "special": False, "punctuation": False,
              "given": i < 9} for i in range(tokens)]  # fmt: skip
     top = [[{"id": 1, "text": " a", "p": 0.5}]] * tokens
     names = [f"decoder.{layer}.self_attn" for layer in range(layers)]
     header: dict[str, Any] = {
         "model": {"name": "long", "family": "gpt", "task": "generate", "output": "sequence", "heads": heads},
         "text": {"source": "", "target": ""},
-        "tokens": {"source": [], "target": side, "inputs": side},
+        "axes": {name: {"kind": "tokens", "elements": side if name != "source" else []} for name in SIDES},
         "attention": [{"name": name, "part": "decoder", "layer": layer, "heads": heads, "queries": "inputs",
                        "keys": "inputs", "array": f"{name}.weights", "stats": stats}
                       for layer, name in enumerate(names)],
-        "gates": [], "gold": None, "embedding": [],
+        "gates": [], "gold": None, "embedding": [], "rollout": [],
+        "layers": [{"name": "embedding", "label": "embedding", "side": "inputs"}],
         "stream": [{"name": "embedding", "side": "inputs", "label": "embedding", "norms": [1.0] * tokens}],
         "output": {"p": [0.5] * tokens, "top": top},
         "arrays": {f"{name}.weights": {"shape": list(weights.shape), "dtype": "uint8", "scale": 1 / 255}

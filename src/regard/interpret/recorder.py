@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention.backends import AttentionWeights
+from regard.attention.edges import EdgeMask
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,45 @@ class RecordedAttention:
         if lengths is not None:
             weights = weights[..., : lengths[0][n], : lengths[1][n]]
         return weights
+
+    @property
+    def edge_mask(self) -> EdgeMask | None:
+        """The edges, if positions are nodes that attend along the edges of a graph."""
+        mask = self.offered.allowed.sparse
+        return mask if isinstance(mask, EdgeMask) else None
+
+    def edge_weights(self) -> Tensor:
+        """The weights of the edges of `edge_mask`, [E, H]; those to one receiver sum to one."""
+        mask = self.edge_mask
+        assert mask is not None
+        q, k = (x.transpose(1, 2).flatten(0, 1) for x in (self.offered.query, self.offered.key))
+        return mask.softmax(self.offered.score.on_edges(q, k, *reversed(mask.cells)))
+
+    def between(self, queries: Sequence[int] | None, keys: Sequence[int] | None) -> Tensor:
+        """The weights [H, Q, K] between some positions of the first sentence; None: between all.
+
+        Of a graph no table of all its nodes is made.
+        """
+        if self.edge_mask is None or queries is None or keys is None:
+            weights = self.sentence(0)
+            return weights if queries is None or keys is None else weights[:, list(queries)][:, :, list(keys)]
+        (rows, columns), chosen = _chosen_edges(self.edge_mask, queries, keys)
+        weights = self.edge_weights()[chosen]
+        table = weights.new_zeros(weights.shape[1], len(queries), len(keys))
+        table[:, rows, columns] = weights.T
+        return table
+
+    def allowed(self, queries: Sequence[int] | None, keys: Sequence[int] | None) -> Tensor | None:
+        """Which of these positions may attend to which, [Q, K]; None: every one to every one."""
+        if self.edge_mask is None or queries is None or keys is None:
+            q, k = self.offered.query.shape[-2], self.offered.key.shape[-2]
+            table = self.offered.allowed.to_dense(q, k, self.offered.query.device)
+            table = None if table is None else table.expand(1, 1, q, k)[0, 0]
+            return table if table is None or queries is None or keys is None else table[list(queries)][:, list(keys)]
+        cells, _ = _chosen_edges(self.edge_mask, queries, keys)
+        table = torch.zeros(len(queries), len(keys), dtype=torch.bool)
+        table[cells] = True
+        return table
 
 
 class Recorder:
@@ -72,6 +112,17 @@ class Recorder:
     ) -> None:
         if self._context is not None:
             self._context.__exit__(kind, error, trace)
+
+
+def _chosen_edges(mask: EdgeMask, queries: Sequence[int], keys: Sequence[int]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The edges between some nodes: cells of a table of these nodes, and numbers [E'] of the edges."""
+    nodes = int(mask.receivers.max()) + 1
+    index = mask.receivers.new_full((2, nodes), -1)
+    for row, chosen in enumerate((queries, keys)):
+        index[row, list(chosen)] = torch.arange(len(chosen), device=index.device)
+    rows, columns = index[0][mask.receivers], index[1][mask.senders]
+    edges = ((rows >= 0) & (columns >= 0)).nonzero()[:, 0]
+    return (rows[edges], columns[edges]), edges
 
 
 @contextmanager

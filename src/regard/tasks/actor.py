@@ -48,14 +48,17 @@ class Actor:
         requested: float,
         seeds: Sequence[int],
         progress: Callable[[int], None] | None = None,
+        sample: bool = False,
     ) -> list[Episode]:
-        """One episode in each environment, all in step."""
+        """Play one episode in each environment, all in step; the seed of each is that of its sampled actions too."""
+        draws = [np.random.default_rng(seed) for seed in seeds] if sample else None
         states = [[env.reset(seed)] for env, seed in zip(envs, seeds, strict=True)]
         actions: list[list[Any]] = [[] for _ in envs]
         rewards: list[list[float]] = [[] for _ in envs]
         live = list(range(len(envs)))
         while live:
-            chosen = self.decide([(states[i], actions[i], rewards[i]) for i in live], requested)
+            histories = [(states[i], actions[i], rewards[i]) for i in live]
+            chosen = self.decide(histories, requested, None if draws is None else [draws[i].random() for i in live])
             ended = []
             for i, action in zip(live, chosen, strict=True):
                 state, reward, done = envs[i].step(action)
@@ -74,13 +77,27 @@ class Actor:
             for s, a, r in zip(states, actions, rewards, strict=True)
         ]
 
-    def decide(self, histories: Sequence[tuple[list[Any], list[Any], list[float]]], requested: float) -> list[Any]:
-        """The next action of each history of states (one more than the rest), actions and rewards."""
+    def decide(
+        self,
+        histories: Sequence[tuple[list[Any], list[Any], list[float]]],
+        requested: float,
+        draws: Sequence[float] | None = None,
+    ) -> list[Any]:
+        """Return the next action of each history of states (one more than the rest), actions and rewards.
+
+        It is the most probable action or, given numbers from 0 to 1, the one whose interval of the cumulative
+        distribution holds the number: a sample, if the numbers are random. Numbers are predicted, not sampled.
+        """
         batch = window_batch([self._window(*history, requested) for history in histories], self.scaling)
         batch = _with_returns(batch, histories, requested, self.settings.context, self.scaling).to(self.device)
         with torch.inference_mode():
             last = self.model.logits(batch)[batch.layout.offsets[1:] - 1].float().cpu()
-        return last.argmax(-1).tolist() if self.settings.actions == "discrete" else list(last.numpy())
+        if self.settings.actions != "discrete":
+            return list(last.numpy())
+        if draws is None:
+            return last.argmax(-1).tolist()
+        cumulative = last.double().softmax(-1).cumsum(-1)[:, :-1]  # without the last, so that rounding cannot pass it
+        return (cumulative <= torch.tensor(draws, dtype=torch.float64)[:, None]).sum(-1).tolist()
 
     def _window(
         self, states: list[Any], actions: list[Any], rewards: list[float], requested: float

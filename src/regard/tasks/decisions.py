@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from regard.data.corpora import locate
-from regard.data.packing import BatchStream
+from regard.data.stream import BatchStream
 from regard.data.trajectories import (
     HELD_OUT,
     Episode,
@@ -27,7 +27,10 @@ from regard.models.decision import DecisionBatch, DecisionSettings
 from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
-from regard.tasks.base import Dataset, Output, Task
+from regard.tasks.actor import Actor
+from regard.tasks.axes import EXAMPLES, Hidden, Inspection, refuse_edges
+from regard.tasks.base import Dataset, Output, Task, TraceSpec
+from regard.tasks.decision_axes import play_episode, step_axis, unseen_groups
 from regard.tasks.validator import SAMPLES, Validation, Validator
 
 
@@ -54,11 +57,11 @@ class DecisionTask(Task):
     verb = "act"
     sections = ()
     usage = "ENV"
-    verbs = frozenset({"act"})
+    verbs = frozenset({"act", "look", "draw", "explain"})
     has_source = False
     output: Output = "class"
     scores_pairs = False
-    trace = None
+    trace = TraceSpec("decide", input_sides=("inputs",))
 
     @property
     def settings(self) -> DecisionSettings:
@@ -132,6 +135,26 @@ class DecisionTask(Task):
         columns = (batch.layout.split(x) for x in (batch.returns, batch.states, batch.actions))
         names = ("returns", "states", "actions")
         return [{n: x.tolist() for n, x in zip(names, row, strict=True)} for row in zip(*columns, strict=True)]
+
+    def inspect(self, actor: Actor, text: str) -> Inspection:
+        """The last steps of an episode that the model plays, as many as it sees at once."""
+        played = play_episode(actor, text)
+        episode, settings = played.episode, self.settings
+        begin = max(len(episode.rewards) - settings.context, 0)
+        batch = window_batch([(episode, begin, len(episode.rewards))], actor.scaling)
+        batch = replace(batch, returns=torch.from_numpy(played.returns[begin:] / actor.scaling.scale))
+        names = actor.run.classes if settings.actions == "discrete" else None
+        return Inspection(batch, step_axis(played, begin, names, settings.condition == "return"))
+
+    def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
+        """Let no other step attend to some steps: the same as a sequence without them."""
+        refuse_edges(hidden, "steps")
+        return replace(inspection, unseen=unseen_groups(inspection, hidden.elements))
+
+    def examples(self) -> list[str]:
+        """Episodes to begin with, for the page."""
+        corpus = self.recipe.data.corpus
+        return [] if corpus is None else [f"{corpus} return 1 seed {n}" for n in range(EXAMPLES)]
 
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> DecisionValidator:
         return DecisionValidator(self, run, examples, device)

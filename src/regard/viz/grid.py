@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from regard.text.display import labels, shorten
+from regard.text.display import shorten
 from regard.viz import scene as scenes
 from regard.viz.colours import WEIGHTS, Ramp, readable_ink
 from regard.viz.maps import Map
@@ -60,7 +60,7 @@ class Grid:
         for q, k in chosen:
             if not (0 <= q < len(map.queries) and 0 <= k < len(map.keys)):
                 raise ValueError(f"link ({q}, {k}) is outside a map of {len(map.queries)} x {len(map.keys)}")
-        rows, columns = labels(map.queries, map.words), labels(map.keys, map.words)
+        rows, columns = map.labels()
         return cls(map.weights, rows, columns, map.title, "attends to →", "attention weight", links=chosen,
                    about=_description(map, chosen))  # fmt: skip
 
@@ -86,7 +86,7 @@ class Grid:
 def _description(map: Map, links: tuple[tuple[int, int], ...]) -> str:
     """Return a text alternative: the size of the map, and the greatest weight of each row."""
     shown = 24
-    queries, keys = labels(map.queries, map.words), labels(map.keys, map.words)
+    queries, keys = map.labels()
     sentences = [
         f"A heat map of attention weights, {len(queries)} rows by {len(keys)} columns; rows attend to columns."
     ]

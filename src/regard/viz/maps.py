@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.text.display import looks_special, space_at
+from regard.text.display import labels, looks_special, space_at
 from regard.text.tokenizers import join_tokens
 
 
@@ -16,7 +16,8 @@ class Map:
     """One attention matrix with its tokens: `weights[q, k]` is the weight of query token q on key token k.
 
     `weights` is [Q, K]; every row sums to one (or is all zero, if a query may attend to nothing). In cross-attention
-    the queries are the target tokens and the keys the source tokens. `words`: the tokens are whole words.
+    the queries are the target tokens and the keys the source tokens. `words`: the tokens are whole words. `named`: they
+    are names of patches, steps or nodes, which are shown as they are.
 
         Map(np.eye(2), ("el", " gato"), ("the", " cat"), "cross-attention, layer 2, mean of 4 heads")
     """
@@ -26,6 +27,7 @@ class Map:
     keys: tuple[str, ...]
     title: str = ""
     words: bool = False
+    named: bool = False
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, dtype=np.float64)  # a copy, so that the map never changes
@@ -39,6 +41,12 @@ class Map:
         if not (np.isfinite(weights).all() and weights.min() >= 0.0 and weights.max() <= 1.001):
             raise ValueError("attention weights must be between 0 and 1")
 
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The labels of queries and keys in a picture."""
+        if self.named:
+            return tuple(map(str.strip, self.queries)), tuple(map(str.strip, self.keys))
+        return labels(self.queries, self.words), labels(self.keys, self.words)
+
     def to_words(self, is_special: Callable[[str], bool] = looks_special) -> Map:
         """Merge the tokens of each word, on both axes.
 
@@ -48,20 +56,27 @@ class Map:
         """
         return self.merged(_words(self.queries, is_special), _words(self.keys, is_special))
 
-    def merged(self, query_words: Sequence[Sequence[int]], key_words: Sequence[Sequence[int]]) -> Map:
-        """Merge as `to_words`, given the token positions of each word: `map.merged([[0], [1, 2]], [[0, 1]])`."""
+    def merged(
+        self, query_words: Sequence[Sequence[int]], key_words: Sequence[Sequence[int]], reading: Sequence[bool] = ()
+    ) -> Map:
+        """Merge as `to_words`, given the token positions of each word: `map.merged([[0], [1, 2]], [[0, 1]])`.
+
+        `reading` [Q]: rows are averaged over these tokens only, in words that have any.
+        """
         into = np.zeros((len(self.keys), len(key_words)))  # [K, words]: 1 if the token belongs to the word
         for word, tokens in enumerate(key_words):
             into[tokens, word] = 1.0
         mean = np.zeros((len(query_words), len(self.queries)))  # [words, Q]: 1 / number of tokens of the word
         for word, tokens in enumerate(query_words):
-            mean[word, tokens] = 1.0 / len(tokens)
+            some = [token for token in tokens if not reading or reading[token]] or list(tokens)
+            mean[word, some] = 1.0 / len(some)
         return Map(
             np.minimum(mean @ self.weights @ into, 1.0),
             tuple(join_tokens([self.queries[i] for i in tokens]) for tokens in query_words),
             tuple(join_tokens([self.keys[i] for i in tokens]) for tokens in key_words),
             self.title,
             words=True,
+            named=self.named,
         )
 
 

@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.decoding.sampling import fold, keys
-from regard.interpret.explain.rise import Asker, BlackBox, Masks, Numbers
+from regard.interpret.explain.rise import Asker, BlackBox, Numbers
 
 SHUFFLES = 16
+MAX_STEPS = 64  # points of a curve
 RANDOM = "random order"
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The overall score with 0, 1, ... n parts hidden, and shown, in one order; both [n + 1]."""
+    """The overall score with 0, 1, ... n parts hidden, and shown, in one order; both [n + 1], or of fewer steps."""
 
     name: str
     deletion: Numbers
@@ -50,25 +52,39 @@ def curves(
     box: BlackBox,
     importance: Mapping[str, Sequence[float] | Numbers],
     *,
+    insertion: BlackBox | None = None,
+    steps: int = MAX_STEPS,
     shuffles: int = SHUFFLES,
     seed: int = 0,
     batch: int = 64,
 ) -> list[Curve]:
-    """Compute a curve for each named importance [n], greatest first, and one for the mean of random orders."""
-    parts, ask = len(box.parts), Asker(box, batch)
+    """Compute a curve for each named importance [n], greatest first, and one for the mean of random orders.
+
+    Parts are hidden one by one, or, if there are more than `steps`, in so many steps. Insertion may start from another
+    box, such as a blurred image.
+    """
+    parts = len(box.parts)
+    counts = np.unique(np.rint(np.linspace(0, parts, min(steps, parts) + 1)).astype(int))
+    asks = Asker(box, batch), Asker(insertion or box, batch)
+    ends = [[ask(np.full((1, parts), kept))[0, -1] for kept in (True, False)] for ask in asks]
+
+    def curve(order: np.ndarray) -> tuple[Numbers, Numbers]:
+        """Both curves of an order; masks of one order are in memory at a time."""
+        hidden = _hidden_first(order, counts[1:-1])
+        deletion, shown = (asks[0](hidden)[:, -1], asks[1](~hidden)[:, -1]) if len(hidden) else ((), ())
+        (whole, nothing), (everything, empty) = ends
+        return np.array([whole, *deletion, nothing]), np.array([empty, *shown, everything])
+
     named = {name: np.argsort(-np.asarray(values, np.float64), kind="stable") for name, values in importance.items()}
-    random = np.argsort(keys(fold(seed, parts), range(shuffles), parts), axis=1)
-    orders = [*named.values(), *random]
-    masks = np.concatenate([_hidden_first(order) for order in orders] + [~_hidden_first(order) for order in orders])
-    unique, back = np.unique(masks, axis=0, return_inverse=True)  # all orders share the first and the last mask
-    scores = ask(unique)[back.reshape(-1), -1].reshape(2, len(orders), parts + 1)
-    result = [Curve(name, *scores[:, i]) for i, name in enumerate(named)]
+    result = [Curve(name, *curve(order)) for name, order in named.items()]
     if shuffles:
-        result.append(Curve(RANDOM, *scores[:, len(named) :].mean(1)))
+        random = np.argsort(keys(fold(seed, parts), range(shuffles), parts), axis=1)
+        means = np.mean([curve(order) for order in random], axis=0)
+        result.append(Curve(RANDOM, *means))
     return result
 
 
-def _hidden_first(order: np.ndarray) -> Masks:
-    """Masks [n + 1, n] with 0, 1, ... n parts hidden in this order."""
+def _hidden_first(order: np.ndarray, counts: np.ndarray) -> NDArray[np.bool_]:
+    """Masks [C, n] with so many parts hidden in this order."""
     rank = np.argsort(order)  # the step at which each part is hidden
-    return rank[None, :] >= np.arange(len(order) + 1)[:, None]
+    return rank[None, :] >= counts[:, None]

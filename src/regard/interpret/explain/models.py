@@ -7,8 +7,8 @@ the matrix of inputs by outputs. BOS, EOS and tags are never hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch.nn import functional
 from regard.decoding import score
 from regard.errors import UserError
 from regard.interpret.cross_attention import answer_attention
-from regard.interpret.explain.rise import BlackBox, Explanation, Numbers, Progress, explain
+from regard.interpret.explain.image_runs import image_request
+from regard.interpret.explain.request import ExplainRequest, MaskingMode, MaskMethod, Unit, shown_classes
+from regard.interpret.explain.rise import BlackBox, Numbers
 from regard.interpret.recorder import Recorder
 from regard.models.bert import TextClassBatch
 from regard.packed import PackedTokens, SeqBatch
@@ -28,32 +30,8 @@ from regard.text.display import labels, space_at
 from regard.text.encode import MASK
 from regard.text.tokenizers import join_tokens
 
-MaskMethod = Literal["unknown", "drop"]
-Unit = Literal["words", "tokens"]
-
 SCORE = "log-probability"
 CONTINUATION_TOKENS = 12  # written after a prompt, if no continuation is given
-MAX_CLASSES = 8  # shown, the most probable first
-
-
-@dataclass(frozen=True)
-class MaskingMode:
-    """The parts that are hidden (`unit`, `span` neighbours at a time) and how: by the unknown token, or left out.
-
-    A model on characters or byte pairs has never seen the unknown token, since these can spell any text; "drop" may
-    then be the better choice, though it shifts the positions of what follows.
-    """
-
-    how: MaskMethod = "unknown"
-    unit: Unit = "words"
-    span: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("how", self.how, get_args(MaskMethod)), ("unit", self.unit, get_args(Unit))):
-            if value not in known:
-                raise UserError(f"{name} = {value!r}: choose from {', '.join(known)}")
-        if self.span < 1:
-            raise UserError(f"span = {self.span}: at least one word is hidden at a time")
 
 
 @dataclass(frozen=True)
@@ -125,38 +103,25 @@ def names(tokens: Sequence[int], groups: Sequence[Sequence[int]], tokenizer: Tok
     return labels([join_tokens([texts[i] for i in positions]) for positions in groups])
 
 
-@dataclass(frozen=True)
-class ExplainRequest:
-    """The black box of a run for one text, the explained output, and the attention that each part received."""
-
-    box: BlackBox
-    output: str
-    score: str  # a description of the score of the whole output
-    attention: Callable[[], Numbers | None]
-    truncated: bool = False  # whether the text was longer than the model reads
-    masking: MaskingMode = MaskingMode()
-
-    def explain(self, progress: Progress | None = None, **sampling: Any) -> Explanation:
-        """Estimate the importance of each part; the settings are those of `Sampling`."""
-        explanation = explain(self.box, progress=progress, **sampling)
-        return replace(explanation, title=f"What “{self.output.strip()}” depended on")
-
-
 def explain_request(
-    loaded: LoadedRun, text: str, *, target: str | None = None, masking: MaskingMode | None = None
+    loaded: LoadedRun, given: Any, *, target: str | None = None, masking: MaskingMode | None = None
 ) -> ExplainRequest:
-    """Make the black box of a run for one text, with the run's own output or a given `target`.
+    """Make the black box of a run for one text or image, with the run's own output or a given `target`.
 
     The parts are hidden and the outputs scored by task. Translation: source words, target words. Language model: words
     of the prompt, words of the continuation. Classification: words of the text, classes (`target` names the class to
-    explain). Masked language model: words of the text, the most probable token for each [MASK].
+    explain). Masked language model: words of the text, the most probable token for each [MASK]. Images: pixels,
+    classes.
     """
-    if not text.strip():
-        raise UserError("there is nothing to explain: the text is blank")
+    masking = masking or MaskingMode()
+    if loaded.task.name in IMAGE_REQUESTS:
+        return IMAGE_REQUESTS[loaded.task.name](loaded, given, target, masking)
     kind = None if loaded.task.trace is None else loaded.task.trace.kind
     if kind not in REQUESTS:
         raise UserError(f"{loaded.run.path}: a run for {loaded.task.name} cannot be explained")
-    return REQUESTS[kind](loaded, text, target, masking or MaskingMode())
+    if not given.strip():
+        raise UserError("there is nothing to explain: the text is blank")
+    return REQUESTS[kind](loaded, given, target, masking)
 
 
 def _translation(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMode) -> ExplainRequest:
@@ -242,16 +207,12 @@ def _classification(loaded: LoadedRun, text: str, target: str | None, masking: M
             logits = loaded.module.logits(TextClassBatch.from_lists(texts).to(loaded.device))
             return functional.log_softmax(logits.float(), -1).double().cpu().numpy()
 
-    shown = np.argsort(-all_scores(tokens)[0], kind="stable")[:MAX_CLASSES].tolist()
-    explained = shown[0]
-    if target is not None:
-        (explained,) = task.class_ids(loaded.run, [target], "the target")
-        shown = shown if explained in shown else [explained, *shown[:-1]]
+    explained, shown = shown_classes(task, loaded.run, all_scores(tokens)[0], target)
     outputs = tuple(classes[i] for i in shown)
     weights = tuple(float(i == explained) for i in shown)
     box = BlackBox(lambda inputs: all_scores(inputs)[:, shown], masked.names, masked.masked, outputs, weights, SCORE)
     name = classes[explained]
-    return ExplainRequest(box, name, f"log-probability of {name}", lambda: None, truncated, masking)
+    return ExplainRequest(box, name, f"log-probability of {name}", truncated=truncated, masking=masking)
 
 
 def _fills(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMode) -> ExplainRequest:
@@ -292,6 +253,7 @@ REQUESTS: dict[str | None, Callable[[LoadedRun, str, str | None, MaskingMode], E
     "classify": _classification,
     "fill": _fills,
 }  # by the kind of a task's trace
+IMAGE_REQUESTS = {"image-classification": image_request}  # by task
 
 
 def _self_attention(

@@ -9,6 +9,10 @@ over all 2^n masks. Masks come in antithetic pairs, from u and 1 - u of the same
 and its complement), so that effects common to all masks cancel. With p = 1/2 the importances are also the coefficients
 of the best linear fit to f, so that least squares estimates them once there are enough pairs; the linear effects of the
 other parts are then no longer noise.
+
+Masks of words are independent for each part. Masks of images (`image_masks`) are smooth, and hide a pixel partly: with
+the variance v of its mask, which is p (1 - p) for a part that is kept or hidden, the importance is E[(f - b) (m_i - p)]
+/ v, the slope of the best linear fit of f by m_i alone.
 Shapes: B masks, n parts, O outputs of the black box.
 """
 
@@ -18,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +31,7 @@ from regard.decoding.sampling import keys
 from regard.errors import UserError
 from regard.interpret.notebook import NotebookDisplay
 
-Masks = NDArray[np.bool_]
+Masks = NDArray[np.bool_] | NDArray[np.float32]  # of what is kept: True or False, or from 0 to 1
 Numbers = NDArray[np.float64]
 ScoreFn = Callable[[list[Any]], Any]
 Progress = Callable[[int], None]
@@ -68,21 +72,47 @@ class Sampling:
         return bool(self.exact) or (self.exact is None and parts <= MAX_EXACT_PARTS and 2**parts <= self.masks)
 
 
-def draw_masks(numbers: Sequence[int], parts: int, sampling: Sampling) -> Masks:
-    """Draw the masks [B, n] with these numbers: True where a part is kept.
+def mask_uniforms(numbers: Sequence[int], count: int, sampling: Sampling) -> tuple[Numbers, Numbers]:
+    """`count` uniform numbers [B, count] for each of the masks with these numbers, and the same before pairing.
 
     Antithetic masks 2k and 2k + 1 are a pair: they use the same uniform numbers as u and 1 - u.
     """
     number = np.asarray(numbers)
     pair = number // 2 if sampling.antithetic else number
-    bits = keys(sampling.seed, pair.tolist(), parts) >> np.uint64(32)
+    bits = keys(sampling.seed, pair.tolist(), count) >> np.uint64(32)
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-32  # never 0, 1/2 or 1, so a pair has no ties
-    if sampling.antithetic:
-        uniform = np.where(number[:, None] % 2 == 1, 1.0 - uniform, uniform)
-    return uniform < sampling.keep
+    mirrored = sampling.antithetic & (number[:, None] % 2 == 1)
+    return np.where(mirrored, 1.0 - uniform, uniform), uniform
 
 
-def every_mask(numbers: Sequence[int], parts: int) -> Masks:
+class MaskSource(Protocol):
+    """The kind of random masks of a black box."""
+
+    independent: bool  # whether each part is kept or hidden on its own
+
+    def draw(self, numbers: Sequence[int], sampling: Sampling) -> Masks:
+        """Draw the masks [B, n] with these numbers."""
+
+    def variance(self, keep: float) -> float:
+        """The variance of one entry of a mask."""
+
+
+@dataclass(frozen=True)
+class IndependentMasks:
+    """Each of n parts is kept with probability p."""
+
+    parts: int
+    independent = True
+
+    def draw(self, numbers: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
+        """True where a part is kept, [B, n]."""
+        return mask_uniforms(numbers, self.parts, sampling)[0] < sampling.keep
+
+    def variance(self, keep: float) -> float:
+        return keep * (1 - keep)
+
+
+def every_mask(numbers: Sequence[int], parts: int) -> NDArray[np.bool_]:
     """The masks [B, n] with these numbers among all 2^n: bit i of a number says whether part i is kept."""
     return (np.asarray(numbers)[:, None] >> np.arange(parts) & 1).astype(bool)
 
@@ -92,7 +122,8 @@ class BlackBox:
     """A function to explain, the parts of its input, and a function that makes an input with some of them hidden.
 
     `ask` maps a list of inputs to scores [B] or [B, O]. The overall score is the sum of the outputs weighted by
-    `weights` [O] (None: 1 each).
+    `weights` [O] (None: 1 each). `source` draws the masks (None: independent ones, which `masked` gets as lists; it
+    gets others as arrays). The parts of an image are its pixels, row by row; `grid` are its height and width.
     """
 
     ask: ScoreFn
@@ -101,6 +132,20 @@ class BlackBox:
     outputs: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
     score: str = "score"  # the name of what the outputs measure
+    source: MaskSource | None = None
+    grid: tuple[int, int] | None = None
+
+    @property
+    def masks(self) -> MaskSource:
+        return IndependentMasks(len(self.parts)) if self.source is None else self.source
+
+    def enumerates(self, sampling: Sampling) -> bool:
+        """Whether all masks are used instead of random ones."""
+        return self.masks.independent and sampling.enumerates(len(self.parts))
+
+    def count_masks(self, sampling: Sampling) -> int:
+        """The most masks that an explanation uses."""
+        return 2 ** len(self.parts) if self.enumerates(sampling) else sampling.masks
 
     @classmethod
     def of(cls, ask: ScoreFn, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
@@ -142,6 +187,14 @@ class Explanation(NotebookDisplay):
     keep: float = 0.5
     score: str = "score"  # the name of what the outputs measure
     title: str = ""
+    grid: tuple[int, int] | None = None  # height and width of an image, whose pixels are the parts
+
+    def map(self, output: str | None = None) -> Numbers:
+        """The importance of an image's pixels, [height, width], for one output (default: for the overall score)."""
+        if self.grid is None:
+            raise UserError("only explanations of images have a map")
+        values = self.overall if output is None else self.importance[:, self.outputs.index(output)]
+        return values.reshape(self.grid)
 
     @cached_property
     def order(self) -> list[int]:
@@ -207,7 +260,7 @@ def stream(box: BlackBox, sampling: Sampling, progress: Progress | None = None) 
     """Yield better and better explanations, after every block of masks; `progress` is called with the masks used."""
     if not box.parts:
         raise UserError("there is nothing to explain: the input has no parts to hide")
-    if sampling.enumerates(len(box.parts)):
+    if box.enumerates(sampling):
         yield _enumerate(box, sampling, progress)
     else:
         yield from _sample(box, sampling, progress)
@@ -228,7 +281,7 @@ class Asker:
         return np.concatenate([outputs, (outputs @ np.asarray(weights, np.float64))[:, None]], 1)
 
     def _scores(self, masks: Masks) -> Numbers:
-        inputs = [self.box.masked(mask) for mask in masks.tolist()]
+        inputs = [self.box.masked(mask) for mask in (masks.tolist() if self.box.source is None else masks)]
         scores = np.asarray(self.box.ask(inputs), dtype=np.float64)
         self.calls += len(inputs)
         outputs = len(self.box.outputs)
@@ -244,17 +297,17 @@ class Asker:
 class _Means:
     """The estimate as a running mean of z over groups of masks (pairs, or single ones).
 
-    z = (f - b) (m_i - p) / (p (1 - p)), or the mean of that over a pair: [n, O + 1] for each group. The sums of z and
-    of its square are matrix products of the two factors, so that z itself is never stored.
+    z = (f - b) (m_i - p) / v, or the mean of that over a pair: [n, O + 1] for each group. The sums of z and of its
+    square are matrix products of the two factors, so that z itself is never stored.
     """
 
-    def __init__(self, keep: float, paired: bool) -> None:
-        self.keep, self.paired, self.groups = keep, paired, 0
+    def __init__(self, keep: float, variance: float, paired: bool) -> None:
+        self.keep, self.variance, self.paired, self.groups = keep, variance, paired, 0
         self.first = self.second = np.zeros(())  # sums of z and of its square
 
     def add(self, masks: Masks, scores: Numbers) -> None:
         """`masks` [B, n], pairs next to each other, and f - b [B, O + 1]."""
-        factor = (masks - self.keep) / (self.keep * (1 - self.keep))
+        factor = (masks - self.keep) / self.variance
         first, second = factor.T @ scores, (factor**2).T @ scores**2
         if self.paired:
             second = second + 2 * (factor[0::2] * factor[1::2]).T @ (scores[0::2] * scores[1::2])
@@ -277,7 +330,7 @@ class _LeastSquares(_Means):
     """
 
     def __init__(self) -> None:
-        super().__init__(0.5, True)
+        super().__init__(0.5, 0.25, True)
         self.gram = self.cross = self.squares = np.zeros(())
 
     def add(self, masks: Masks, scores: Numbers) -> None:
@@ -301,10 +354,11 @@ def _sample(box: BlackBox, sampling: Sampling, progress: Progress | None) -> Ite
     parts, keep, asker = len(box.parts), sampling.keep, Asker(box, sampling.batch)
     ends = asker(np.array([[True] * parts, [False] * parts]))
     baseline = ends.mean(0)  # b: any constant is unbiased; this one reduces the variance
-    estimator = _LeastSquares() if sampling.antithetic and keep == 0.5 else _Means(keep, sampling.antithetic)
+    fits = box.masks.independent and sampling.antithetic and keep == 0.5
+    estimator = _LeastSquares() if fits else _Means(keep, box.masks.variance(keep), sampling.antithetic)
     count = sampling.masks - (sampling.masks % 2 if sampling.antithetic else 0)
     for start in range(0, count, BLOCK):
-        masks = draw_masks(range(start, min(start + BLOCK, count)), parts, sampling)
+        masks = box.masks.draw(range(start, min(start + BLOCK, count)), sampling)
         estimator.add(masks, asker(masks) - baseline)
         if progress is not None:
             progress(len(masks))
@@ -346,4 +400,5 @@ def _explanation(asker: Asker, mean: Numbers, error: Numbers, ends: Numbers, sam
         outputs=names,
         keep=sampling.keep,
         score=box.score,
+        grid=box.grid,
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,15 @@ from torch.nn import functional
 
 from regard.interpret.explain.models import Vocabulary
 from regard.interpret.recorder import RecordedAttention
-from regard.interpret.trace.adapters import TraceAdapter
+from regard.interpret.rollout import rollout
+from regard.interpret.trace.adapter import TraceAdapter
 from regard.interpret.trace.forward import ForwardPass, shape_of
 from regard.interpret.trace.stats import significant
 from regard.interpret.trace.tokens import TokenTexts
 from regard.interpret.trace.trace import MAX_FLOAT16, MakeArray, describe_array
 from regard.models import SequenceModel
 from regard.registry import POSITIONS
+from regard.tasks.axes import Axis
 
 TOP, LAYER_TOP = 10, 5  # most probable tokens listed: of the output, and of each layer
 LENS_MULTIPLICATIONS = 2e10  # budget of the logit lens; of a long text only the last positions are computed
@@ -48,51 +51,99 @@ class Arrays:
         """Add vectors [tokens, D], as float16 if their values are in its range."""
         return self.add(name, value, "float32" if bool((value.abs() > MAX_FLOAT16).any()) else "float16")
 
-    def add_weights(self, name: str, attention: RecordedAttention) -> str:
+    def add_weights(self, name: str, shape: tuple[int, int, int], weights: Callable[[], Tensor]) -> str:
         """Add attention weights [H, Q, K], recomputed at each access: of many heads over a long text they are large."""
 
         def made() -> np.ndarray:
             with torch.inference_mode():
-                weights: np.ndarray = attention.sentence(0).float().cpu().numpy()
-                return weights
+                values: np.ndarray = weights().float().cpu().numpy()
+                return values
 
-        self.made[name], self.about[name] = made, describe_array(shape_of(attention), "uint8")
+        self.made[name], self.about[name] = made, describe_array(shape, "uint8")
+        return name
+
+    def add_shares(self, name: str, value: np.ndarray) -> str:
+        """Add numbers from 0 to 1, such as the pixels of an image."""
+        self.made[name], self.about[name] = lambda: value, describe_array(value.shape, "uint8")
         return name
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
+def axes(now: ForwardPass, arrays: Arrays) -> Entry:
+    """Describe the elements of every axis, and what their pictures need."""
+    described: Entry = {}
+    for name in ("source", "target", "inputs"):
+        side = now.sides.side(name)
+        shown = side.arrays if isinstance(side, Axis) else {}
+        named = {key: arrays.add_shares(f"axes.{name}.{key}", value) for key, value in shown.items()}
+        described[name] = side.to_json() | ({"arrays": named} if named else {})
+    return described
+
+
 def attentions(now: ForwardPass, arrays: Arrays) -> list[Entry]:
-    """Describe every attention: its part and layer, and the tokens on its two axes."""
-    return [_attention(name, attention, arrays) for name, attention in now.recorder.attention.items()]
+    """Describe every attention: its part and layer, and the names of its two axes."""
+    return [_attention(now, name, attention, arrays) for name, attention in now.recorder.attention.items()]
 
 
-def _attention(name: str, attention: RecordedAttention, arrays: Arrays) -> Entry:
+def weights_of(now: ForwardPass, entry: Entry) -> Callable[[], Tensor]:
+    """A function that computes the weights [H, Q, K] of an attention, between the elements of its axes.
+
+    It holds no reference to the model, which the recorder does.
+    """
+    rows = (now.sides.side(entry[axis]).rows for axis in ("queries", "keys"))
+    return partial(now.recorder.attention[entry["name"]].between, *rows)
+
+
+def _attention(now: ForwardPass, name: str, attention: RecordedAttention, arrays: Arrays) -> Entry:
     part = "cross" if name.endswith("cross_attn") else name.split(".")[0]
     queries, keys = {"cross": ("target", "source"), "encoder": ("source", "source")}.get(part, ("inputs", "inputs"))
-    layer = int(number[1]) if (number := re.search(r"\.(\d+)\.", name)) else 0
-    return {
+    layer = int(number[1]) if (number := re.search(r"\.(\d+)(\.|$)", name)) else 0
+    entry: Entry = {
         "name": name,
         "part": part,
         "layer": layer,
         "heads": shape_of(attention)[0],
         "queries": queries,
         "keys": keys,
-        "array": arrays.add_weights(f"{name}.weights", attention),
+        "editable": attention.edge_mask is None,
     }
+    shape = (entry["heads"], len(now.sides.side(queries)), len(now.sides.side(keys)))
+    return entry | {"array": arrays.add_weights(f"{name}.weights", shape, weights_of(now, entry))}
 
 
-def mask_number(attention: RecordedAttention, masks: list[list[list[int]]]) -> int | None:
+def rollouts(now: ForwardPass, attention: Sequence[Entry], arrays: Arrays) -> list[Entry]:
+    """Describe attention rollout through each stack of self-attention, as an attention of one head."""
+    entries = []
+    has_cross = any(entry["part"] == "cross" for entry in attention)
+    for part in ("encoder",) if has_cross else ("encoder", "decoder"):
+        layers = [now.recorder.attention[entry["name"]] for entry in attention if entry["part"] == part]
+        if not layers:
+            continue
+        axis = "source" if part == "encoder" else "inputs"
+        rows = now.sides.side(axis).rows
+        shape = (1, len(now.sides.side(axis)), len(now.sides.side(axis)))
+        array = arrays.add_weights(f"{part}.rollout", shape, partial(_rollout, layers, rows))
+        about = {"name": f"{part}.rollout", "part": part, "layer": "rollout", "heads": 1, "mask": None}
+        entries.append(about | {"queries": axis, "keys": axis, "editable": False, "array": array})
+    return entries
+
+
+def _rollout(layers: Sequence[RecordedAttention], rows: Sequence[int] | None) -> Tensor:
+    return rollout(layers, rows)[None]
+
+
+def mask_number(now: ForwardPass, entry: Entry, masks: list[list[list[int]]]) -> int | None:
     """The index in `masks` of an attention's mask, added if new; None where every query may attend to every key.
 
     A mask lists, for each query, the allowed keys as ranges [start, stop, start, stop, ...]. Most layers share one.
     """
-    _, queries, keys = shape_of(attention)
-    allowed = attention.offered.allowed.to_dense(queries, keys, attention.offered.query.device)
+    rows = (now.sides.side(entry[axis]).rows for axis in ("queries", "keys"))
+    allowed = now.recorder.attention[entry["name"]].allowed(*rows)
     if allowed is None or bool(allowed.all()):
         return None
-    dense = allowed.expand(1, 1, queries, keys)[0, 0].to(torch.int8)
+    dense = allowed.to(torch.int8)
     edges = functional.pad(dense, (1, 1)).diff(dim=1).ne(0)  # [Q, K + 1]: where a range begins or ends
     mask = [row.nonzero()[:, 0].tolist() for row in edges.cpu()]
     if mask not in masks:
@@ -171,15 +222,24 @@ def _side(now: ForwardPass, name: str) -> str:
 def streams(now: ForwardPass) -> list[ResidualTrace]:
     """The residual stream after every addition, in the order of the pass."""
     return [
-        ResidualTrace(name.replace("_residual", "") or "encoder_norm", _side(now, name), value)
+        ResidualTrace(name.replace("_residual", "") or "encoder_norm", _side(now, name), _elements(now, name, value))
         for name, value in _values(now, "stream").items()
     ]
+
+
+def _elements(now: ForwardPass, name: str, value: Tensor) -> Tensor:
+    """The rows of a value [T, D] of a module that are elements of its axis."""
+    rows = now.sides.side(_side(now, name)).rows
+    return value if rows is None else value[list(rows)]
 
 
 def embeddings(now: ForwardPass, positions: str, arrays: Arrays) -> Iterator[Entry]:
     """Describe token embeddings and position embeddings before they are added."""
     position_vectors = _values(now, "positions")
+    streams = _values(now, "stream")
     for name, tokens in _values(now, "tokens").items():
+        if name not in streams:
+            continue  # patches, nodes and steps, which have no stages of their own
         added = POSITIONS[positions].adds_vectors
         yield {
             "name": name,
@@ -197,6 +257,8 @@ def embeddings(now: ForwardPass, positions: str, arrays: Arrays) -> Iterator[Ent
 
 def output_streams(adapter: TraceAdapter, streams: Sequence[ResidualTrace]) -> list[ResidualTrace]:
     """The streams that the logit lens applies to; of a recurrent model only the readout."""
+    if not adapter.has_lens:
+        return []
     side = "source" if adapter.encoder_only else "inputs"
     of_side = [stream for stream in streams if stream.side == side and stream.name != "encoder_norm"]
     return [stream for stream in streams if stream.name == "readout"] or of_side
@@ -248,18 +310,22 @@ def most_probable(logits: Tensor, count: int, texts: TokenTexts) -> list[list[En
 
 def output(adapter: TraceAdapter, now: ForwardPass, arrays: Arrays) -> Entry:
     """Describe the probability of each target token, the most probable tokens there, and all logits."""
-    return {
-        **probabilities(adapter, now),
-        "top": most_probable(now.logits, TOP, TokenTexts(adapter.outputs)),
+    described = probabilities(adapter, now)
+    return described | {
+        "top": [] if described["numbers"] else most_probable(now.logits, TOP, TokenTexts(adapter.outputs)),
         "logits": arrays.add("output.logits", now.logits, "float32"),
         "forbidden": list(adapter.forbidden()),
     }
 
 
 def probabilities(adapter: TraceAdapter, one: ForwardPass) -> Entry:
-    """The probabilities of the target tokens in order; None for a token of another vocabulary than the output's."""
-    logp = one.logp(adapter.outputs)
+    """The probabilities of the target tokens in order; None for a token of another vocabulary than the output's.
+
+    Of a model that predicts numbers, these.
+    """
+    logp, numbers = one.logp(adapter.outputs), adapter.numbers(one.logits)
     return {
+        "numbers": None if numbers is None else [[significant(number) for number in row] for row in numbers],
         "p": [None if value is None else significant(math.exp(value)) for value in logp],
         "logp": [None if value is None else significant(value) for value in logp],
     }

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard import cancel
+from regard.errors import UserError
 from regard.interpret.explain.models import Vocabulary
-from regard.interpret.interventions import Intervention, ReplaceRow, apply, mask_tokens
+from regard.interpret.interventions import Applied, Intervention, ReplaceRow, apply
 from regard.interpret.recorder import RecordedAttention, Recorder
-from regard.interpret.trace.adapters import Output, TokenSides, TraceAdapter
+from regard.interpret.trace.adapter import Output, TraceAdapter, TraceSides
 from regard.runs import LoadedRun
 
 
@@ -24,7 +25,7 @@ class ForwardPass:
     """One teacher-forced pass over one example, with the values at its taps."""
 
     batch: Any
-    sides: TokenSides
+    sides: TraceSides
     output: Output
     recorder: Recorder
     logits: Tensor  # [target tokens, V]
@@ -70,29 +71,31 @@ class TraceRequest:
     changes: tuple[Intervention, ...] = ()
 
 
-def run_passes(loaded: LoadedRun, adapter: TraceAdapter, tokens: list[int], request: TraceRequest) -> Forwards:
+def run_passes(loaded: LoadedRun, adapter: TraceAdapter, given: Any, request: TraceRequest) -> Forwards:
     """Record the output; with interventions also the original output, without them and under them.
 
     A replaced attention row belongs to a position of the original output, so that output is then forced, and the one
     that the model writes under the intervention is recorded beside it.
     """
-    before = forward(loaded, adapter, tokens, _output(loaded, adapter, tokens, request))
+    before = forward(loaded, adapter, given, _output(loaded, adapter, given, request))
     if not request.changes:
         return Forwards(before)
     shapes = before.shapes()
     for change in request.changes:
         change.check(shapes)
-    changed = mask_tokens(tokens, request.changes, adapter.source, adapter.spec.input_sides)
-    held = forward(loaded, adapter, changed, before.output, request.changes)
+        if isinstance(change, ReplaceRow) and before.recorder.attention[change.attention].edge_mask is not None:
+            raise UserError("attention along edges has no rows to replace: hide a node or an edge instead")
+    changed, changes = adapter.hide(given, request.changes)
+    held = forward(loaded, adapter, changed, before.output, changes)
     if request.target is not None:
         return Forwards(held, before, held)
-    if any(isinstance(change, ReplaceRow) for change in request.changes):
-        with apply(loaded.module, request.changes):
+    if any(isinstance(change, ReplaceRow) for change in changes):
+        with apply(loaded.module, changes):
             output = _greedy(loaded, adapter, changed, request, len(before.output.tokens))
-        return Forwards(held, before, held, forward(loaded, adapter, changed, output, request.changes))
-    with apply(loaded.module, request.changes):
+        return Forwards(held, before, held, forward(loaded, adapter, changed, output, changes))
+    with apply(loaded.module, changes):
         output = _output(loaded, adapter, changed, request)
-    return Forwards(forward(loaded, adapter, changed, output, request.changes), before, held)
+    return Forwards(forward(loaded, adapter, changed, output, changes), before, held)
 
 
 def _logits(loaded: LoadedRun, batch: Any) -> Tensor:
@@ -101,37 +104,35 @@ def _logits(loaded: LoadedRun, batch: Any) -> Tensor:
     return logits.float()
 
 
-def _output(loaded: LoadedRun, adapter: TraceAdapter, tokens: list[int], request: TraceRequest) -> Output:
+def _output(loaded: LoadedRun, adapter: TraceAdapter, given: Any, request: TraceRequest) -> Output:
     logits = partial(_logits, loaded)
     if request.target is not None:
-        return adapter.encode_target(tokens, request.target)
-    return adapter.decode(tokens, logits) if request.after is None else adapter.extend(tokens, request.after, logits)
+        return adapter.encode_target(given, request.target)
+    return adapter.decode(given, logits) if request.after is None else adapter.extend(given, request.after, logits)
 
 
-def _greedy(
-    loaded: LoadedRun, adapter: TraceAdapter, tokens: list[int], request: TraceRequest, original: int
-) -> Output:
+def _greedy(loaded: LoadedRun, adapter: TraceAdapter, given: Any, request: TraceRequest, original: int) -> Output:
     """Write greedily, with a pass over the whole sequence per token: a cached search cannot replace attention rows."""
     if not adapter.extends or request.after is not None:
-        return _output(loaded, adapter, tokens, request)
-    limit = adapter.max_output(tokens, original)
+        return _output(loaded, adapter, given, request)
+    limit = adapter.max_output(given, original)
     written: list[int] = []
     while True:
-        output = adapter.extend(tokens, written, partial(_logits, loaded))
+        output = adapter.extend(given, written, partial(_logits, loaded))
         written = list(output.tokens)[len(output.tokens) - len(written) - 1 :]
         if written[-1] == adapter.last or len(written) >= limit:
             return replace(output, given=output.given - len(written) + 1)
 
 
 def forward(
-    loaded: LoadedRun, adapter: TraceAdapter, tokens: list[int], output: Output, changes: Sequence[Intervention] = ()
+    loaded: LoadedRun, adapter: TraceAdapter, given: Any, output: Output, changes: Sequence[Applied] = ()
 ) -> ForwardPass:
     """Run and record one teacher-forced pass, under interventions."""
     cancel.check()
-    batch = adapter.batch(tokens, output.tokens).to(loaded.device)
+    batch = adapter.batch(given, output.tokens).to(loaded.device)
     with apply(loaded.module, changes), Recorder(loaded.module) as recorder:
         logits = loaded.module.logits(batch)
     if adapter.spec.joined:  # every position predicts the next, those of the source too
         last = [value for name, value in recorder.values.items() if name.endswith("feed_forward_residual.stream")][-1]
         logits = loaded.module.logit_lens(last, batch)
-    return ForwardPass(batch, adapter.sides(tokens, output), output, recorder, logits.float())
+    return ForwardPass(batch, adapter.sides(given, output), output, recorder, logits.float())

@@ -19,7 +19,8 @@ from regard.errors import UserError
 from regard.interpret import interventions
 from regard.interpret.interventions import Intervention
 from regard.interpret.trace import alignment, entries
-from regard.interpret.trace.adapters import TraceAdapter, adapter_for
+from regard.interpret.trace.adapter import TraceAdapter
+from regard.interpret.trace.adapters import adapter_for
 from regard.interpret.trace.entries import Arrays, Entry
 from regard.interpret.trace.forward import ForwardPass, Forwards, TraceRequest, run_passes
 from regard.interpret.trace.stats import describe, significant
@@ -59,8 +60,8 @@ def record(
     header: Header = {"format": FORMAT, "version": VERSION, "key": digest(request_key(*described.values()))}
     with torch.inference_mode():
         adapter = adapter_for(loaded)
-        tokens, truncated = adapter.encode(text)
-        passes = run_passes(loaded, adapter, tokens, request)
+        given, truncated = adapter.encode(text)
+        passes = run_passes(loaded, adapter, given, request)
         header |= {"request": described, "model": _about(loaded, adapter, described["run"])}
         header["text"] = {
             "source": text,
@@ -78,12 +79,13 @@ def _trace(
     now, before, held, free = passes.now, passes.before, passes.held, passes.free
     arrays, streams = Arrays(), entries.streams(now)
     layers = entries.output_streams(adapter, streams)
-    tokens = {side: getattr(now.sides, side).to_json() for side in ("source", "target", "inputs")}
+    axes, attention = entries.axes(now, arrays), entries.attentions(now, arrays)
     masks: list[list[list[int]]] = []
     header |= {
-        "tokens": tokens,
+        "axes": axes,
         "masks": masks,
-        "attention": entries.attentions(now, arrays),
+        "attention": attention,
+        "rollout": entries.rollouts(now, attention, arrays),
         "gates": list(entries.gates(now, arrays)),
         "stream": [stream.to_json(arrays) for stream in streams],
         "embedding": list(entries.embeddings(now, header["model"]["positions"], arrays)),
@@ -101,12 +103,12 @@ def _trace(
     pair = alignment.pair_of(loaded.recipe, header["text"]["source"]) if adapter.spec.has_alignment else None
     cross: dict[str, np.ndarray] = {}
     flags = {
-        side: [torch.tensor([float(token[kind]) for token in tokens[side]]) for kind in ("special", "punctuation")]
-        for side in tokens
+        side: [torch.tensor([float(one[kind]) for one in axis["elements"]]) for kind in ("special", "punctuation")]
+        for side, axis in axes.items()
     }
     for entry in header["attention"]:  # one at a time: float weights of many heads over a long text are large
-        weights = now.recorder.attention[entry["name"]].sentence(0).float()
-        entry["mask"] = entries.mask_number(now.recorder.attention[entry["name"]], masks)
+        weights = entries.weights_of(now, entry)().float()
+        entry["mask"] = entries.mask_number(now, entry, masks)
         entry["stats"] = describe(weights, *(flag.to(weights.device) for flag in flags[entry["keys"]]))
         exact = weights.cpu().numpy()
         trace.store(entry["array"], exact)
@@ -124,6 +126,7 @@ def _about(loaded: LoadedRun, adapter: TraceAdapter, run: str) -> Entry:
         "name": loaded.run.path.name,
         "family": settings.family,
         "task": adapter.spec.kind,
+        "input": adapter.spec.input_sides[0],
         "output": tasks.of(loaded.recipe).output,
         "step": loaded.step,
         "layers": layers_of(settings),
@@ -157,13 +160,15 @@ def _score(loaded: LoadedRun, adapter: TraceAdapter, one: ForwardPass) -> Entry:
     each = zip(one.logp(adapter.outputs), one.sides.target.given, strict=True)
     written = [logp for logp, given in each if logp is not None and not given]
     total, score = sum(written), one.output.score
+    if not adapter.has_score:
+        return {"score": None, "logp": significant(total)}
     if score is None:
         score = total / length_penalty(loaded.recipe.decoding.length_penalty, len(written))
     return {"score": significant(score), "logp": significant(total)}
 
 
 def _before(loaded: LoadedRun, adapter: TraceAdapter, before: ForwardPass) -> Entry:
-    about = {"text": before.output.text, "tokens": before.sides.target.to_json()}
+    about = {"text": before.output.text, "tokens": before.sides.target.elements()}
     return about | _score(loaded, adapter, before) | entries.probabilities(adapter, before)
 
 
@@ -171,5 +176,5 @@ def _gold(header: Header, pair: Pair | None, cross: Mapping[str, np.ndarray]) ->
     """The gold links of the sentence, if the output is the reference translation."""
     if pair is None or " ".join(header["text"]["target"].split()) != pair.target:
         return None
-    source, target = ([token["word"] for token in header["tokens"][side]] for side in ("source", "target"))
+    source, target = ([token["group"] for token in header["axes"][side]["elements"]] for side in ("source", "target"))
     return alignment.measured(pair, cross, source, target)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regard.interpret.explain.models import Vocabulary, group
+from regard.interpret.explain.models import ClassVocabulary, Unit, Vocabulary, group
 from regard.text import UNK
 from regard.text.display import labels
 
@@ -51,13 +51,21 @@ class TokenSide:
         for span in _merge(self.spans):
             of_span = [-1] * len(span.ids)
             first = max(indices, default=-1) + 1
-            for number, positions in enumerate(group(span.ids, span.tokenizer, "words")):
+            unit: Unit = "tokens" if isinstance(span.tokenizer, ClassVocabulary) else "words"  # a class is one word
+            for number, positions in enumerate(group(span.ids, span.tokenizer, unit)):
                 for position in positions:
                     of_span[position] = first + number
             indices += of_span
         return indices
 
-    def to_json(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> None:
+        """Every position is an element."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "tokens", "elements": self.elements()}
+
+    def elements(self) -> list[dict[str, Any]]:
         texts = [text for span in _merge(self.spans) for text in span.tokenizer.token_texts(span.ids)]
         special = [is_special(token, span.tokenizer) for span in self.spans for token in span.ids]
         columns = zip(self.ids, texts, labels(texts), self.words(), special, self.given, strict=True)
@@ -66,7 +74,7 @@ class TokenSide:
                 "id": token,
                 "text": text,
                 "label": label,
-                "word": word,
+                "group": word,
                 "special": is_special_id,
                 "punctuation": not is_special_id and is_punctuation(text),
                 "given": given,

@@ -21,7 +21,7 @@ from regard import tensor_io
 from regard.errors import UserError
 from regard.interpret.notebook import NotebookDisplay
 
-FORMAT, VERSION = "regard-trace", 1
+FORMAT, VERSION = "regard-trace", 2
 STEP = 1 / 255  # between neighbouring uint8 values
 MAX_FLOAT16 = 6e4  # the largest float16 is 65504
 
@@ -60,6 +60,11 @@ class Trace(NotebookDisplay):
     def names(self) -> tuple[str, ...]:
         """The names of all arrays."""
         return tuple(self.header["arrays"])
+
+    def elements(self, axis: str) -> list[dict[str, Any]]:
+        """The elements of an axis ("source", "inputs", "target"): tokens, patches, steps, nodes."""
+        elements: list[dict[str, Any]] = self.header["axes"][axis]["elements"]
+        return elements
 
     def array(self, name: str) -> np.ndarray:
         """An array as float32, exact as recorded or, in a loaded trace, as exact as its file.

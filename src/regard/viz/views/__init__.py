@@ -1,5 +1,6 @@
 """Views of a trace or a run, each as one `Picture`: a file, lines in a terminal, or numbers.
 
+overlay     attention over the input: an image, a spectrogram, an episode, a graph
 align       cross-attention: which source words each output word attended to
 maps        one attention map of any part
 heads       thumbnails of all heads
@@ -7,7 +8,7 @@ walk        from text to the next token, stage by stage
 gates       the gates of recurrent layers, token by token
 positions   the position encoding
 curves      training curves
-graph       the edges of a graph, weighted by attention
+speech      a recording: its spectrogram, CTC and attention over time
 decisions   which past steps each decision attends to
 returns     achieved over requested returns
 """
@@ -16,7 +17,8 @@ from regard.viz.views.choice import MapChoice
 from regard.viz.views.decisions import decisions, returns_chart
 from regard.viz.views.files import FILES
 from regard.viz.views.picture import Picture
-from regard.viz.views.views import VIEWS, curves, draw, fitting, graph, positions
+from regard.viz.views.speech import speech
+from regard.viz.views.views import VIEWS, curves, draw, fitting, positions
 
 __all__ = [
     "FILES",
@@ -27,7 +29,7 @@ __all__ = [
     "decisions",
     "draw",
     "fitting",
-    "graph",
     "positions",
     "returns_chart",
+    "speech",
 ]

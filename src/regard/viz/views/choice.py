@@ -18,10 +18,13 @@ PARTS = {"cross": "Cross-attention", "encoder": "Encoder self-attention", "decod
 
 @dataclass(frozen=True)
 class MapChoice:
-    """Layers and heads count from 0; None is the mean over all. `words`: subwords are merged into words."""
+    """Layers and heads count from 0; None is the mean over all. "rollout" is attention through all layers.
+
+    `words`: subwords are merged into words, and the tokens of a step into the step.
+    """
 
     part: str | None = None
-    layer: int | None = None
+    layer: int | Literal["rollout"] | None = None
     head: int | Literal["best"] | None = None
     words: bool = True
 
@@ -47,14 +50,29 @@ def chosen(trace: Trace, choice: MapChoice) -> tuple[list[Entry], MapChoice]:
     if not entries:
         raise UserError(f"--part {part}: this model has attention in its {' and '.join(parts(trace))}")
     choice = replace(choice, part=part)
+    if choice.layer == "rollout":
+        return _rollout(trace, choice)
     layer = {"cross": "decoder layer", "encoder": "encoder layer", "decoder": "decoder layer"}[part]
-    given = ((choice.layer, "--layer", len(entries), layer), (choice.head, "--head", int(entries[0]["heads"]), "head"))
-    for number, option, most, what in given:
-        if isinstance(number, int) and number >= most:
-            raise UserError(f"{option} {number + 1}: this model has {most} {what}{'s' if most > 1 else ''}")
+    _check_number("--layer", choice.layer, len(entries), layer)
+    some = entries if choice.layer is None else [entries[choice.layer]]
+    _check_number("--head", choice.head, min(int(entry["heads"]) for entry in some), "head")
     if choice.head == "best":
         choice = _best(trace, entries, choice)
-    return [entries[choice.layer]] if choice.layer is not None else entries, choice
+    return [entries[choice.layer]] if isinstance(choice.layer, int) else entries, choice
+
+
+def _check_number(option: str, number: int | str | None, most: int, what: str) -> None:
+    if isinstance(number, int) and number >= most:
+        raise UserError(f"{option} {number + 1}: this model has {most} {what}{'s' if most > 1 else ''}")
+
+
+def _rollout(trace: Trace, choice: MapChoice) -> tuple[list[Entry], MapChoice]:
+    entries = [entry for entry in trace.header["rollout"] if entry["part"] == choice.part]
+    if not entries:
+        raise UserError(f"--layer rollout: there is none through the {PARTS[choice.part or ''].lower()} of this model")
+    if choice.head is not None:
+        raise UserError("--layer rollout is the mean of all heads: leave out --head")
+    return entries, choice
 
 
 def _best(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> MapChoice:
@@ -85,13 +103,22 @@ def map_of(trace: Trace, choice: MapChoice) -> tuple[Map, list[tuple[int, int]],
     """Return the map, the cells of the gold alignment, and the resolved choice."""
     entries, choice = chosen(trace, choice)
     head = choice.head if isinstance(choice.head, int) else None
-    sides = [trace.header["tokens"][entries[0][axis]] for axis in ("queries", "keys")]
-    queries, keys = (tuple(str(token["text"]) for token in side) for side in sides)
+    axes = [trace.header["axes"][entries[0][axis]] for axis in ("queries", "keys")]
+    sides = [axis["elements"] for axis in axes]
+    queries, keys = (_texts(axis, choice.words) for axis in axes)
     averaged = weights(trace, entries, head).clip(0.0, 1.0)
-    map = Map(averaged, queries, keys, _title(trace, entries, choice))
+    is_text = all(axis["kind"] == "tokens" for axis in axes)
+    map = Map(averaged, queries, keys, _title(trace, entries, choice), named=not is_text)
     words = [groups(side) if choice.words else [[i] for i in range(len(side))] for side in sides]
     links = _links(trace, sides, words) if choice.part == "cross" else []
-    return map.merged(*words) if choice.words else map, links, choice
+    reading = [element.get("predicts", True) for element in sides[0]]
+    return map.merged(words[0], words[1], reading) if choice.words else map, links, choice
+
+
+def _texts(axis: Entry, merged: bool) -> tuple[str, ...]:
+    """Return the texts of elements, which are joined where elements are merged; else their labels."""
+    key = "text" if merged or axis["kind"] == "tokens" else "label"
+    return tuple(str(element[key]) for element in axis["elements"])
 
 
 def groups(tokens: Sequence[Entry]) -> list[list[int]]:
@@ -101,7 +128,7 @@ def groups(tokens: Sequence[Entry]) -> list[list[int]]:
     """
     words: list[list[int]] = []
     for i, token in enumerate(tokens):
-        if words and token["word"] >= 0 and all(tokens[i - 1][key] == token[key] for key in ("word", "given")):
+        if words and token["group"] >= 0 and all(tokens[i - 1][key] == token[key] for key in ("group", "given")):
             words[-1].append(i)
         else:
             words.append([i])
@@ -115,7 +142,7 @@ def _links(
     if not trace.header["gold"]:
         return []
     rows, columns = (
-        [side[positions[0]]["word"] for positions in grouped] for side, grouped in zip(sides, words, strict=True)
+        [side[positions[0]]["group"] for positions in grouped] for side, grouped in zip(sides, words, strict=True)
     )
     gold = {(target, source) for target, source in trace.header["gold"]["links"]}
     return [(r, c) for r, j in enumerate(rows) for c, i in enumerate(columns) if (j, i) in gold]
@@ -125,8 +152,12 @@ def _title(trace: Trace, entries: Sequence[Entry], choice: MapChoice) -> str:
     part = choice.part or ""
     layers = sum(entry["part"] == part for entry in trace.header["attention"])
     heads = int(entries[0]["heads"])
+    if choice.layer == "rollout":
+        return f"{part_title(trace, part)}, rollout through {layers} layer{'s' if layers > 1 else ''}"
     which = f"mean of {layers} layers" if len(entries) > 1 else f"layer {(choice.layer or 0) + 1} of {layers}"
-    whose = f"head {choice.head + 1} of {heads}" if isinstance(choice.head, int) else f"mean of {heads} heads"
+    same = all(entry["heads"] == heads for entry in entries)
+    mean = f"mean of {heads} heads" if same else "mean of all heads"
+    whose = f"head {choice.head + 1} of {heads}" if isinstance(choice.head, int) else mean
     title = f"{part_title(trace, part)}, {which}, {whose if heads > 1 else 'head 1 of 1'}"
     error = _error(trace, entries, choice)
     return title if error is None else f"{title}: AER {error:.1f} %"

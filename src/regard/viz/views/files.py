@@ -26,6 +26,21 @@ FILES = {
 }
 
 
+PICTURES = (".svg", ".png", ".pdf")  # of these, the files that hold a picture alone
+
+
+def save_scene(scene: Scene, path: Path, *, theme: Theme = "auto") -> str:
+    """Write a picture to an .svg, .png or .pdf file; return the characters that a PNG or PDF could not show."""
+    kind, missing = checked(path), ""
+    if kind == ".svg":
+        data = scene.svg(theme).encode("utf-8")
+    else:
+        data, missing = matplotlib_backend.draw(scene, "png" if kind == ".png" else "pdf", theme=theme)
+    with atomic_write(path.resolve()) as file:
+        file.write_bytes(data)
+    return missing
+
+
 def save(picture: Picture, path: Path, *, theme: Theme = "auto") -> str:
     """Write a picture, or its trace, to a file; return the characters that a PNG or PDF could not show.
 
@@ -35,12 +50,10 @@ def save(picture: Picture, path: Path, *, theme: Theme = "auto") -> str:
     if kind == ".safetensors" and picture.trace is not None:
         picture.trace.save(path.resolve())
         return missing
-    if kind in (".png", ".pdf"):
-        data, missing = matplotlib_backend.draw(picture.scene(), "png" if kind == ".png" else "pdf", theme=theme)
-    else:
-        data = file_text(picture, kind, theme).encode("utf-8")
+    if kind in PICTURES:
+        return save_scene(picture.scene(), path, theme=theme)
     with atomic_write(path.resolve()) as file:
-        file.write_bytes(data)
+        file.write_bytes(file_text(picture, kind, theme).encode("utf-8"))
     return missing
 
 

@@ -66,7 +66,7 @@ def _overview(trace: Trace, entries: Sequence[Mapping[str, Any]], means: Mapping
                 continue
             values = np.stack([means[gate["name"]] for gate in some]).astype(np.float64)
             panels.append(
-                Grid(values, tuple(label(gate) for gate in some), axis_labels(trace.header["tokens"][side]),
+                Grid(values, tuple(label(gate) for gate in some), axis_labels(trace.elements(side)),
                      f"Gates over {what}, mean of their units", "", "openness" if shares else "gate",
                      WEIGHTS if shares else Ramp.between(values), about=_about(some, values), shown=0.0, longest=40)
             )  # fmt: skip
@@ -83,7 +83,7 @@ def _units(trace: Trace, gate: Mapping[str, Any], values: np.ndarray) -> Grid:
     order = np.argsort(-values.mean(0), kind="stable")
     shown = values.T[order].astype(np.float64)
     return Grid(
-        shown, tuple(str(unit + 1) for unit in order), axis_labels(trace.header["tokens"][gate["side"]]),
+        shown, tuple(str(unit + 1) for unit in order), axis_labels(trace.elements(gate["side"])),
         f"{label(gate).capitalize()}: all {len(order)} units", "unit", "openness",
         WEIGHTS if _is_share(trace, gate) else Ramp.between(shown),
         about=f"Every unit of the gate {label(gate)}, for each token.",

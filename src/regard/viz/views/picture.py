@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from regard.interpret.trace import Trace
 from regard.viz import charts, grid, terminal
 from regard.viz.charts import Chart
 from regard.viz.grid import Grid
+from regard.viz.panels import Panel
 from regard.viz.scene import Scene, Theme, stacked
 from regard.viz.terminal import Colour
 from regard.viz.views import files
-
-
-class Panel(Protocol):
-    """A part of a picture that is neither a grid nor a chart."""
-
-    def scene(self) -> Scene: ...
-
-    def text(self, *, width: int, colour: Colour) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,32 +12,33 @@ from regard.viz.views import choice as choices
 from regard.viz.views.choice import MapChoice
 from regard.viz.views.curves import curves
 from regard.viz.views.gates import gates
-from regard.viz.views.graph import graph
 from regard.viz.views.heads import heads
+from regard.viz.views.overlay import has_overlay, overlay
 from regard.viz.views.picture import Picture, rounded
 from regard.viz.views.positions import positions
 from regard.viz.views.walk import walk
 
-__all__ = ["VIEWS", "curves", "draw", "fitting", "graph", "positions"]
+__all__ = ["VIEWS", "curves", "draw", "fitting", "positions"]
 
-VIEWS = ("align", "maps", "heads", "walk", "gates", "positions", "curves")
+VIEWS = ("overlay", "align", "maps", "heads", "walk", "gates", "positions", "curves")
 
 
 def fitting(trace: Trace) -> list[str]:
     """Return the views that apply to a trace, the most informative first."""
     header = trace.header
     applicable = {
+        "overlay": has_overlay(trace),
         "align": any(entry["part"] == "cross" for entry in header["attention"]),
         "maps": bool(header["attention"]),
         "heads": bool(header["attention"]),
         "gates": bool(header["gates"]),
-        "walk": True,
+        "walk": bool(header["layers"]),
     }
     return [view for view, applies in applicable.items() if applies]
 
 
-def draw(trace: Trace, view: str | None = None, choice: MapChoice | None = None) -> Picture:
-    """Draw a view of a trace; by default the first of `fitting(trace)`.
+def draw(trace: Trace, view: str | None = None, choice: MapChoice | None = None, *, at: str | None = None) -> Picture:
+    """Draw a view of a trace; by default the first of `fitting(trace)`. View overlay: `at` is the label of an element.
 
     >>> draw(model.trace("this cat is very large"), "heads").save("heads.png")          # doctest: +SKIP
     """
@@ -46,9 +47,13 @@ def draw(trace: Trace, view: str | None = None, choice: MapChoice | None = None)
     if view not in fits:
         also = "positions and curves need no text" if view in ("positions", "curves") else f"it has {', '.join(fits)}"
         raise UserError(f"--view {view}: {_lacking(trace, view)}; {also}")
-    if view in ("align", "maps"):
+    if view == "overlay":
+        picture = overlay(trace, choice, at)
+    elif view in ("align", "maps"):
         picture = _map(trace, view, choice)
     elif view == "gates":
+        if choice.layer == "rollout":
+            raise UserError("--layer rollout is of attention: --view gates takes a number")
         picture = gates(trace, choice.part, choice.layer)
     else:
         picture = {"heads": heads, "walk": walk}[view](trace)
@@ -57,7 +62,13 @@ def draw(trace: Trace, view: str | None = None, choice: MapChoice | None = None)
 
 def _lacking(trace: Trace, view: str) -> str:
     family = trace.header["model"]["family"]
-    what = {"align": "cross-attention", "maps": "attention", "heads": "attention", "gates": "gates"}.get(view, view)
+    what = {
+        "align": "cross-attention",
+        "maps": "attention",
+        "heads": "attention",
+        "gates": "gates",
+        "overlay": "an input to draw on",
+    }.get(view, view)
     return f"{trace.header['model']['name']} is a {family} model without {what}"
 
 

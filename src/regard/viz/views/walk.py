@@ -29,10 +29,10 @@ BLUE = "#0072b2"
 def walk(trace: Trace) -> Picture:
     """Draw the walkthrough, one panel per stage."""
     header = trace.header
-    sides = ["source"] if _reads_only(header) else [s for s in ("source", "inputs") if header["tokens"][s]]
+    sides = ["source"] if _reads_only(header) else [s for s in ("source", "inputs") if header["axes"][s]["elements"]]
     steps = [_tokens(header, sides), *(_stream(header, side) for side in sides), _layers(trace), _choice(header)]
     panels = [step for step in steps if step is not None]
-    keys = ("tokens", "stream", "embedding", "output")
+    keys = ("axes", "stream", "embedding", "output")
     return Picture(
         "walk",
         tuple(replace(panel, title=f"{i}. {panel.title}") for i, panel in enumerate(panels, 1)),
@@ -110,12 +110,12 @@ class Boxes:
 
 def _tokens(header: Mapping[str, Any], sides: Sequence[str]) -> Boxes:
     names = {"source": "input", "inputs": "output so far"} if len(sides) > 1 else {side: "input" for side in sides}
+    texts = {side: header["axes"][side]["elements"] for side in sides if header["axes"][side]["kind"] == "tokens"}
     rows = [
-        (names[side], axis_labels(_last(header["tokens"][side])), tuple(t["id"] for t in _last(header["tokens"][side])))
-        for side in sides
+        (names[side], axis_labels(_last(tokens)), tuple(token["id"] for token in _last(tokens)))
+        for side, tokens in texts.items()
     ]
-    count = max(len(header["tokens"][side]) for side in sides)
-    return Boxes("Tokens and ids", tuple(rows), _note(count))
+    return Boxes("Tokens and ids", tuple(rows), _note(max(map(len, texts.values()))))
 
 
 # -- the stream -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _tokens(header: Mapping[str, Any], sides: Sequence[str]) -> Boxes:
 
 def _stream(header: Mapping[str, Any], side: str) -> Grid | None:
     """Return the norm of each token's vector: embedding, position, and the stream after every addition."""
-    tokens = header["tokens"][side]
+    tokens = header["axes"][side]["elements"]
     rows: list[tuple[str, list[float]]] = []
     for part in header.get("embedding", []):
         if part["side"] == side:
@@ -133,7 +133,7 @@ def _stream(header: Mapping[str, Any], side: str) -> Grid | None:
     if not rows:
         return None
     values = np.array([_last(norms) for _, norms in rows], np.float64)
-    both = bool(header["tokens"]["source"]) and not _reads_only(header)
+    both = bool(header["axes"]["source"]["elements"]) and not _reads_only(header)
     whose = (" of the source" if side == "source" else " of the output") if both else ""
     return Grid(
         values, tuple(name for name, _ in rows), axis_labels(_last(tokens)),
@@ -171,15 +171,15 @@ def _layers(trace: Trace) -> Grid | None:
         tops: list[dict[str, Any]] = [row[0] if row else {"text": "", "p": 0.0} for row in layer["top"][some]]
         words.append(tuple(_cell_text(top["text"]) for top in tops))
         values.append([top["p"] for top in tops])
-    words.append(tuple(_cell_text(token["text"]) for token in header["tokens"]["target"][some]))
+    words.append(tuple(_cell_text(token["text"]) for token in header["axes"]["target"]["elements"][some]))
     values.append([p or 0.0 for p in header["output"]["p"][some]])  # None for a token outside the output vocabulary
     names = (*(str(layer["label"]) for layer in layers), "output")
-    heads = ("class",) if one else axis_labels(_last(header["tokens"]["inputs"]))
+    heads = ("class",) if one else axis_labels(_last(header["axes"]["inputs"]["elements"]))
     return Grid(
         np.array(values, np.float64).clip(0.0, 1.0), names, heads,
         title, corner, "probability", words=tuple(words), longest=30,
         tip=lambda r, c: f"{names[r]}: {isolated(words[r][c])} {values[r][c]:.3g}",
-        note="" if one else _note(len(header["tokens"]["target"])),
+        note="" if one else _note(len(header["axes"]["target"]["elements"])),
         about="The most likely token after each layer.",
     )  # fmt: skip
 
@@ -249,7 +249,7 @@ def _before(target: Sequence[Mapping[str, Any]], step: int) -> str:
 
 def _choice(header: Mapping[str, Any]) -> Bars:
     """Return the most likely tokens at the generated step with the least probable token."""
-    target, output = header["tokens"]["target"], header["output"]
+    target, output = header["axes"]["target"]["elements"], header["output"]
     steps = [t for t, token in enumerate(target) if not token["given"]] or [len(target) - 1]
     steps = steps[:1] if header["model"]["output"] == "class" else steps
     step = min(steps, key=lambda t: output["p"][t] or 0.0)

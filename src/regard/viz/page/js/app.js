@@ -215,7 +215,7 @@ function showOutput(error = null) {
     return;
   }
   if (!trace) return;
-  const { text, model, tokens } = trace.header;
+  const { text, model, axes } = trace.header;
   const output = el("p", {
     class: text.target.length > LONG_TEXT ? "output long" : "output",
     dir: direction(text.target),
@@ -224,7 +224,7 @@ function showOutput(error = null) {
   });
   const facts = [
     Number.isFinite(text.score) ? `score ${shortNumber(text.score)}` : null,
-    `${tokens.source.length || tokens.target.filter((token) => token.given).length} input tokens`,
+    `${axes.source.elements.length || axes.target.elements.filter((token) => token.given).length} input tokens`,
     text.cut ? "input truncated to the model's maximum length" : null,
     model.step === null ? null : `step ${model.step}`,
     model.parameters ? `${(model.parameters / 1e6).toFixed(model.parameters < 1e7 ? 1 : 0)} M parameters` : null,

@@ -57,7 +57,7 @@ export function meanEntry(header, part) {
 export function maskedCells(header, entry) {
   const ranges = header.masks?.[entry.mask]; // for each query the keys it may attend to: start, stop, start, stop, ...
   if (!ranges) return null;
-  const keys = header.tokens[entry.keys].length;
+  const keys = header.axes[entry.keys].elements.length;
   const masked = new Uint8Array(ranges.length * keys).fill(1);
   ranges.forEach((edges, q) => {
     for (let i = 0; i < edges.length; i += 2) masked.fill(0, q * keys + edges[i], q * keys + edges[i + 1]);
@@ -152,7 +152,7 @@ export function goldCells(header, entry, map) {
   const { queries, keys } = sides(header, entry);
   const ofWord = (tokens, groups, word) =>
     groups.flatMap((group, i) =>
-      group.some((token) => tokens[token].word === word && !tokens[token].special) ? [i] : [],
+      group.some((token) => tokens[token].group === word && !tokens[token].special) ? [i] : [],
     );
   return links.flatMap(([target, from]) =>
     ofWord(queries, map.queryGroups, target).flatMap((r) => ofWord(keys, map.keyGroups, from).map((c) => [r, c])),

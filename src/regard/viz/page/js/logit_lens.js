@@ -29,7 +29,7 @@ export function lensStage() {
       const { header } = selection.trace();
       const layers = await selection.trace().layers();
       const side = layers[0].side;
-      const tokens = header.tokens[side];
+      const tokens = header.axes[side].elements;
       const labels = tokenLabels(tokens);
       const selected = selection.position(side);
       const computed = (i) => layers[0].top[i].length > 0; // for very long inputs only the last tokens

@@ -27,7 +27,7 @@ export function logitsStage() {
       const position = selection.position("inputs");
       const logits = await logitsAt(selection);
       const count = thousands(logits.length);
-      const name = `Logits after ${tokenLabels(header.tokens.inputs)[position]}`;
+      const name = `Logits after ${tokenLabels(header.axes.inputs.elements)[position]}`;
       const openAll = async () => openLogits(context, name, logits, await selection.trace().vocabulary());
       content.append(
         barFigure(context, {
@@ -92,7 +92,7 @@ export function nextTokenStage() {
       const { state } = context;
       const { header } = selection.trace();
       const position = selection.position("inputs");
-      const target = header.tokens.target[position];
+      const target = header.axes.target.elements[position];
       const given = Boolean(target?.given);
       const [logits, vocabulary] = await Promise.all([logitsAt(selection), selection.trace().vocabulary()]);
       const result = el("div", { class: "stack" });
@@ -134,7 +134,7 @@ export function nextTokenStage() {
 
 /** The text before the next token: the prompt, and what was generated after it. */
 function textSoFar(header, position) {
-  const tokens = header.tokens.inputs.slice(0, position + 1).filter((token) => !token.special);
+  const tokens = header.axes.inputs.elements.slice(0, position + 1).filter((token) => !token.special);
   const prompt = header.model.task === "generate" ? header.text.source : "";
   const text = joined(tokens.map((token) => token.text));
   const shared = text.startsWith(prompt) ? prompt : "";
@@ -190,7 +190,7 @@ function showOptions(result, context, selection, { logits, vocabulary, given }) 
     }),
   );
   if (given) {
-    const next = () => selection.append(header.tokens.target[position].id);
+    const next = () => selection.append(header.axes.target.elements[position].id);
     const proceed = button("Continue with the text", next, { class: "main", data: { act: "draw" } });
     result.append(el("div", { class: "row" }, proceed));
     return;

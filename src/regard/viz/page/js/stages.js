@@ -15,8 +15,8 @@ const MAX_NAMED = 5; // tokens named in the sentence under a map
 
 /** The stages of a model, from its trace: blocks in the order of the forward pass. */
 export function walkStages(header) {
-  const { tokens, stream, model } = header;
-  const streams = ["source", "inputs"].filter((side) => tokens[side].length && stream.some((one) => one.side === side));
+  const { stream, model } = header;
+  const streams = ["source", "inputs"].filter((side) => header.axes[side].elements.length && stream.some((one) => one.side === side));
   const stages = [textStage(), tokensStage()];
   for (const side of streams) {
     const prefix = streams.length < 2 ? "" : side === "source" ? "Source: " : "Output: ";
@@ -70,10 +70,10 @@ function tokensStage() {
     about: "The text is split into tokens of the vocabulary; the model sees their ids.",
     show(content, context, selection) {
       const { header } = selection.trace();
-      const both = header.tokens.source.length && header.tokens.inputs.length;
+      const both = header.axes.source.elements.length && header.axes.inputs.elements.length;
       const shown = both
         ? [["source", "Input"], ["inputs", "Output so far"]]
-        : [[header.tokens.inputs.length ? "inputs" : "source", "Input"]];
+        : [[header.axes.inputs.elements.length ? "inputs" : "source", "Input"]];
       for (const [side, title] of shown) content.append(tokenCards(context, selection, side, title));
     },
   };
@@ -81,7 +81,7 @@ function tokensStage() {
 
 /** A figure of the tokens of one side with their ids. */
 function tokenCards(context, selection, side, title) {
-  const all = selection.trace().header.tokens[side];
+  const all = selection.trace().header.axes[side].elements;
   const tokens = side === "inputs" ? all.slice(0, selection.position("inputs") + 1) : all;
   const cards = tokenLabels(tokens).map((label, i) => [label, String(tokens[i].id)]);
   const card = ([label, id]) =>
@@ -126,7 +126,7 @@ async function streamTensor(selection, side, array, name, about) {
 }
 
 function tensorOf(selection, side, values, columns, name, about) {
-  const rows = tokenLabels(selection.trace().header.tokens[side]).map((label, i) => `${i} ${label}`);
+  const rows = tokenLabels(selection.trace().header.axes[side].elements).map((label, i) => `${i} ${label}`);
   const at = selection.position(side);
   return {
     whole: { name, about, rows, values, columns },
@@ -151,7 +151,7 @@ function embeddingStage(side, prefix) {
     async show(content, context, selection) {
       const { header } = selection.trace();
       const tensor = (array, name, about) => streamTensor(selection, side, array, name, about);
-      const label = tokenLabels(header.tokens[side])[selection.position(side)];
+      const label = tokenLabels(header.axes[side].elements)[selection.position(side)];
       const first = header.stream.find((one) => one.side === side);
       const known = header.embedding?.find((one) => one.side === side);
       const stream = await tensor(first.array, "residual stream", "Token embeddings plus position encodings.");
@@ -238,7 +238,7 @@ async function attentionFigure(context, selection, attention) {
   // Rows are named after the input token, so that the selected token has one name in all maps; in other views rows of
   // cross-attention are named after the token that is predicted.
   const predicts = attention.queries === "target";
-  const [rows, columns] = [tokenLabels(predicts ? trace.header.tokens.inputs : queries), tokenLabels(keys)];
+  const [rows, columns] = [tokenLabels(predicts ? trace.header.axes.inputs.elements : queries), tokenLabels(keys)];
   const at = selection.position(attention.queries === "source" ? "source" : "inputs");
   const next = predicts ? `, predicting ${tokenLabels(queries)[at]},` : "";
   const head = chosenHead(trace.header, attention, context.state.get("head"));

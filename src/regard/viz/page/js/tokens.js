@@ -46,7 +46,7 @@ export function wordGroups(tokens) {
   const groups = [];
   tokens.forEach((token, i) => {
     const before = tokens[i - 1];
-    const same = before?.word === token.word && before.given === token.given;
+    const same = before?.group === token.group && before.given === token.given;
     if (!same || token.special || before.special) groups.push([]);
     groups[groups.length - 1].push(i);
   });
@@ -107,5 +107,5 @@ export function mergeWords(queryTokens, keyTokens, weights) {
 
 /** The tokens on the two axes of one entry of the header's `attention`. */
 export function sides(header, attention) {
-  return { queries: header.tokens[attention.queries], keys: header.tokens[attention.keys] };
+  return { queries: header.axes[attention.queries].elements, keys: header.axes[attention.keys].elements };
 }

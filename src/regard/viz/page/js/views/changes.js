@@ -93,7 +93,7 @@ function attentionName(attention) {
 }
 
 function changeText(header, change) {
-  if (change.kind === "word") return `“${visible(header.tokens[change.side]?.[change.token]?.text.trim() ?? "?")}” masked`;
+  if (change.kind === "hide") return `“${visible(header.axes[change.side]?.elements?.[change.element]?.text.trim() ?? "?")}” masked`;
   const attention = header.attention.find((one) => one.name === change.attention);
   const name = attention ? attentionName(attention) : change.attention;
   const head = change.head === null ? "all heads" : `head ${change.head + 1}`;
@@ -142,8 +142,8 @@ function headLine(context, attention) {
 
 /** The side whose words can be masked: the source, or the prompt of a decoder-only model. */
 function maskableSide(header) {
-  if (header.tokens.source.length) return { side: "source", tokens: header.tokens.source };
-  return { side: "inputs", tokens: header.tokens.inputs.filter((token) => token.given) };
+  if (header.axes.source.elements.length) return { side: "source", tokens: header.axes.source.elements };
+  return { side: "inputs", tokens: header.axes.inputs.elements.filter((token) => token.given) };
 }
 
 function wordSwitches(context) {
@@ -151,7 +151,7 @@ function wordSwitches(context) {
   const groups = wordGroups(tokens).filter((group) => !tokens[group[0]].special);
   const labels = wordLabels(tokens, groups);
   const chips = groups.map((group, i) => {
-    const wanted = group.map((token) => ({ kind: "word", side, token }));
+    const wanted = group.map((token) => ({ kind: "hide", side, element: token }));
     return changeChip(context, labels[i], `${labels[i]} masked`, wanted);
   });
   return controlCard(
@@ -273,7 +273,7 @@ const sumAt = (numbers, positions) => positions.reduce((sum, i) => sum + numbers
 
 /** The log-probability of the original output before and with the interventions, and the output of the changed model. */
 function compareOutputs(header, changed) {
-  const { target } = header.tokens;
+  const target = header.axes.target.elements;
   const generated = target.map((_, i) => i).filter((i) => !target[i].given);
   const before = sumAt((changed?.before ?? header.output).logp, generated);
   if (!changed) return { generated, before };
@@ -286,7 +286,7 @@ function showResults(container, context, changed) {
   const { header } = context.trace;
   const { generated, before, after, free, same } = compareOutputs(header, changed);
   const [was, now] = [(changed?.before ?? header.output).p, (changed?.held ?? header.output).p];
-  const labels = tokenLabels(header.tokens.target);
+  const labels = tokenLabels(header.axes.target.elements);
   const original = `Log-probability of the output: ${exactNumber(before)}`;
   const difference = changed && `${exactNumber(after)} with the intervention (${signedNumber(after - before)})`;
   clear(container).append(

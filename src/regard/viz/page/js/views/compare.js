@@ -193,7 +193,7 @@ function sameWords(from, other, { r, c }) {
     if (i < 0) return -1;
     const token = fromTokens[fromGroups[i][0]];
     const match = (candidate) =>
-      token.special ? candidate.special && candidate.id === token.id : !candidate.special && candidate.word === token.word;
+      token.special ? candidate.special && candidate.id === token.id : !candidate.special && candidate.group === token.group;
     const nth = fromGroups.slice(0, i).filter((group) => match(fromTokens[group[0]])).length;
     const matches = groups.flatMap((group, k) => (match(tokens[group[0]]) ? [k] : []));
     return matches[Math.min(nth, matches.length - 1)] ?? -1;

@@ -211,7 +211,8 @@ function importanceNote(line) {
 }
 
 /** For decoder-only models: the attention of generated tokens to the prompt. */
-function attentionToPrompt({ target, inputs }, weights) {
+function attentionToPrompt(axes, weights) {
+  const [target, inputs] = [axes.target.elements, axes.inputs.elements];
   const rows = target.map((_, i) => i).filter((i) => !target[i].given);
   const keys = inputs.filter((token) => token.given);
   const kept = rows.map((row) => weights.subarray(row * inputs.length, row * inputs.length + keys.length));
@@ -230,7 +231,7 @@ async function attentionFigure(container, context, onFocus) {
   const entry = meanEntry(header, part);
   const { values: mean } = await entryWeights(context.trace, entry, "mean");
   const { queries, keys, weights } =
-    part === "decoder" ? attentionToPrompt(header.tokens, mean) : { ...sides(header, entry), weights: mean };
+    part === "decoder" ? attentionToPrompt(header.axes, mean) : { ...sides(header, entry), weights: mean };
   const merged =
     context.state.get("unit", "words") === "words"
       ? mergeWords(queries, keys, weights)

@@ -11,7 +11,7 @@ export const walk = {
   title: "Walkthrough",
   about: "One input on its way through the model, stage by stage, until the next token is chosen and appended.",
   lacking: "There is no input to follow yet: type a text above.",
-  needs: (header) => header !== null && header.tokens.inputs.length > 0,
+  needs: (header) => header !== null && header.axes.inputs.elements.length > 0,
   async render(root, context) {
     const walkthrough = makeWalkthrough(context);
     root.append(walkthrough.element);
@@ -40,8 +40,8 @@ function makeWalkthrough(context) {
 
   /** The selected position of a side; by default the last input token before the first generated one. */
   function position(side) {
-    const tokens = trace.header.tokens[side];
-    const generated = trace.header.tokens.target.findIndex((token) => !token.given);
+    const tokens = trace.header.axes[side].elements;
+    const generated = trace.header.axes.target.elements.findIndex((token) => !token.given);
     const usual = side === "source" ? 0 : generated < 0 ? tokens.length - 1 : generated;
     const wanted = state.get(selectionField(side));
     return Math.max(0, Math.min(wanted === "" ? usual : Number(wanted) || 0, tokens.length - 1));
@@ -53,13 +53,13 @@ function makeWalkthrough(context) {
 
   /** The ids generated before the selected position: those appended here, and those of the recorded output. */
   function generatedIds() {
-    const recorded = trace.header.tokens.target.slice(0, position("inputs")).filter((token) => !token.given);
+    const recorded = trace.header.axes.target.elements.slice(0, position("inputs")).filter((token) => !token.given);
     return [...listIn(state, "continuation"), ...recorded.map((token) => token.id)];
   }
 
   /** Appends a token after the selected position: along the recorded text, or in a new trace where it differs. */
   async function append(id) {
-    const { target, inputs } = trace.header.tokens;
+    const [target, inputs] = ["target", "inputs"].map((side) => trace.header.axes[side].elements);
     const at = position("inputs");
     if (target[at]?.id === id && at + 1 < inputs.length) {
       state.set({ token: at + 1 });
@@ -178,7 +178,7 @@ function scrollTo(container, child) {
 
 /** The tokens of a side in a line; a click selects one. */
 function selectionStrip(context, header, side, at) {
-  const tokens = tokenLabels(header.tokens[side]);
+  const tokens = tokenLabels(header.axes[side].elements);
   const strip = tokenStrip({
     label: "Selected token",
     tokens,
