@@ -129,6 +129,7 @@ def _whole_table(session: pytest.Session | None) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "invariant(name): fills this row of the table of invariants")
     config.addinivalue_line("markers", "generates: runs only for families that generate text")
+    config.addinivalue_line("markers", "reads_lines: runs only for families that read text")
     config.addinivalue_line("markers", "slow_families: slow for every model family but the Transformer")
     if not hasattr(config, "workerinput") and os.environ.get("PYTEST_XDIST_WORKER") is None:
         config.pluginmanager.register(Table(), "regard-invariants")

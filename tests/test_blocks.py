@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regard.attention import PackedQK
 from regard.dropout import dropout
-from regard.nn.blocks import BlockConfig, EncoderBlock, FeedForward, Residual
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import EncoderBlock, FeedForward, Residual
 from regard.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from regard.packed import PackedLayout
 

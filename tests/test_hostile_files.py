@@ -21,7 +21,7 @@ from regard.files import checksum, json_checksum
 from regard.models import build, sizes
 from regard.models.gpt import GPTSettings
 from regard.models.recurrent import RecurrentSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.recipes import load as load_recipe
 from regard.run_dir import RunDir
 from regard.text import Tokenizer
@@ -272,7 +272,7 @@ def test_metadata_of_wrong_types_is_refused(tmp_path: Path, facts: dict[str, Any
 def test_an_unknown_family_in_run_json_gets_the_line_of_a_recipe(run: Path) -> None:
     settings = RunDir(run).info["recipe"]
     change_run_json(run, recipe={**settings, "model": {**settings["model"], "family": "mamba"}})
-    families = "bert, decision, gpt, graph, recurrent, transformer or vit"
+    families = "bert, captioner, decision, gpt, graph, recurrent, speech, transformer or vit"
     with pytest.raises(UserError, match=rf'run\.json: model\.family = "mamba": must be {families}$'):
         _ = RunDir(run).recipe
 

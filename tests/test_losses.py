@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.nn.losses import CHUNK_BYTES, CHUNK_STEP, cross_entropy, even_chunk, linear_cross_entropy, r_drop_loss
+from regard.nn.linear_cross_entropy import CHUNK_BYTES, CHUNK_STEP, even_chunk, linear_cross_entropy
+from regard.nn.losses import cross_entropy
+from regard.nn.r_drop import r_drop_loss
 
 
 @settings(max_examples=40, deadline=None)

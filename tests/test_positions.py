@@ -100,12 +100,13 @@ def test_positions_by_name() -> None:
         "none": "NoPositions",
         "rotary": "RotaryPositions",
         "relative": "RelativePositions",
+        "bucketed": "BucketedPositions",
     }
     assert positions.make("learned", 4, longest=7).table.shape == (7, 4)
 
 
 def test_positions_inside_the_attention_add_nothing_to_the_embedding() -> None:
-    for kind in ("rotary", "relative", "none"):
+    for kind in ("rotary", "relative", "bucketed", "none"):
         encoding = positions.make(kind, 3)
         assert vectors(encoding, [0, 7]).tolist() == [[0, 0, 0], [0, 0, 0]] and not list(encoding.parameters())
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from regard import tensor_io
+from regard import tasks, tensor_io
 from regard.data.builtin import pairs
+from regard.recipes import load
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.text import Tokenizer
@@ -77,6 +78,35 @@ def make(path: Path, settings: dict[str, Any], seed: int = 0) -> RunDir:
     run.save_tokenizers(*_tokenizers(run.recipe, settings["data"]["corpus"]))
     if run.recipe.task == "classification":
         run.save_classes(sorted({pair.target for pair in pairs(settings["data"]["corpus"], "test", 60)}))
+    _save_weights(run, seed)
+    return run
+
+
+INPUTS = {  # recipes whose inputs are not texts, and an input for each
+    "shapes": "test 2",
+    "citations": "paper-3",
+    "molecules": "CC(=O)CCO",
+    "key-door": "key-door return 1 seed 3",
+}
+SMALLER = {"key-door": ["data.count=20"], "molecules": ["data.count=40"]}
+
+
+def make_input_run(path: Path, recipe: str, *changes: str, seed: int = 0) -> RunDir:
+    """Make a run of a recipe whose inputs are not texts."""
+    run = RunDir.create(path, load(recipe, [*SMALLER.get(recipe, []), "model.dropout=0", *changes]))
+    task = tasks.of(run.recipe)
+    if names := task.class_names():
+        run.save_classes(names)
+    if names := task.feature_names():
+        run.save_features(names)
+    if scales := task.scales():
+        run.save_scales(scales)
+    _save_weights(run, seed)
+    return run
+
+
+def _save_weights(run: RunDir, seed: int) -> None:
+    """Save random weights, as two snapshots and the best ones."""
     torch.manual_seed(seed)
     model = run.fresh_model()
     with torch.no_grad():  # biases and gains that start as zeros or ones would hide mistakes
@@ -87,7 +117,6 @@ def make(path: Path, settings: dict[str, Any], seed: int = 0) -> RunDir:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    return run
 
 
 def _tokenizers(recipe: Recipe, corpus: str) -> tuple[Tokenizer, Tokenizer]:

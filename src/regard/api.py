@@ -13,13 +13,14 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from regard import tasks
+from regard import planning, tasks
 from regard.arguments import pair_list, require_text, text_list, whole_number
 from regard.data.in_memory import file_of
 from regard.errors import UserError
 from regard.interpret.cross_attention import answer_attention
 from regard.interpret.explain import Sampling
-from regard.interpret.explain.models import MaskingMode, MaskMethod, Unit, explain_request
+from regard.interpret.explain.models import explain_request
+from regard.interpret.explain.request import MaskingMode
 from regard.interpret.explain.rise import Explanation
 from regard.interpret.interventions import Intervention
 from regard.interpret.trace import Trace, record
@@ -339,6 +340,22 @@ class Model(LoadedRun):
         results = self.filler()(text_list("fill", text), top=whole_number("top", top))
         return results[0] if isinstance(text, str) else results
 
+    def caption(self, images: Any, *, nbest: int = 1, seed: int | None = 0, **settings: Any) -> Any:
+        """Describe an image, or several: `model.caption("image.png").text`.
+
+        Images are files or arrays [height, width, 3]. `settings` are those of the recipe's [decoding], such as `beam`;
+        the `nbest` best captions are `texts`.
+        """
+        return self.written("caption", images, nbest=nbest, seed=seed, **settings)
+
+    def transcribe(self, recordings: Any, *, nbest: int = 1, **settings: Any) -> Any:
+        """Write what is said in a recording, or in several: `model.transcribe("seven.wav").text`.
+
+        Recordings are files, or arrays [samples] of numbers from -1 to 1 with the sample rate of the model
+        (`recipe.model.sample_rate`). `settings` are those of the recipe's [decoding]; `texts` are the `nbest` best.
+        """
+        return self.written("transcribe", recordings, nbest=nbest, **settings)
+
     def predict(self, inputs: Any) -> Any:
         """Predict the class of a text, or of several: `model.predict("what a day").label`; `probabilities` has all.
 
@@ -359,27 +376,29 @@ class Model(LoadedRun):
 
     def explain(
         self,
-        text: str,
+        given: Any,
         *,
         target: str | None = None,
-        how: MaskMethod = "unknown",
-        unit: Unit = "words",
-        span: int = 1,
         progress: Callable[[int], None] | None = None,
-        **sampling: Any,
+        **settings: Any,
     ) -> Explanation:
-        """Estimate how much the output, or a given `target`, depends on each word of the input (RISE).
+        """Estimate how much the output, or a given `target`, depends on each word or pixel of the input (RISE).
 
         The model is a black box: words (`span` at a time), or tokens with `unit="tokens"`, are replaced by the unknown
-        token or, with `how="drop"`, left out. `sampling` are the settings of `regard.interpret.explain.Sampling`:
+        token or, with `how="drop"`, left out. An image is a file or an array; `cells` x `cells` parts of it at random
+        places become grey, or `fill`. Other settings are those of `regard.interpret.explain.Sampling`:
         `model.explain("a cat", masks=500, seed=1).importance`.
         """
-        known = [setting.name for setting in fields(Sampling)]
-        refuse_unknown(sampling, ["target", "how", "unit", "span", "progress", *known], "explain")
-        require_text("explain", text)
-        request = explain_request(self, text, target=target, masking=MaskingMode(how, unit, span))
-        _warn_truncated([request.truncated], text, self.recipe.model.max_positions)
-        return request.explain(progress, **sampling)
+        hiding, sampling = ([setting.name for setting in fields(kind)] for kind in (MaskingMode, Sampling))
+        refuse_unknown(settings, ["target", "progress", *hiding, *sampling], "explain")
+        if self.recipe.data.has_tokens:
+            require_text("explain", given)
+        masking = MaskingMode(**{name: value for name, value in settings.items() if name in hiding})
+        request = explain_request(self, given, target=target, masking=masking)
+        if request.truncated:
+            _warn_truncated([True], given, self.recipe.model.max_positions)
+        chosen = {name: value for name, value in settings.items() if name in sampling}
+        return request.explain(progress, **{"masks": request.usual_masks, **chosen})
 
     def trace(
         self,
@@ -508,7 +527,7 @@ def train(
     if any(rows is not None for rows in data.values()):
         keep_count = any(key.startswith("data.count") for key in changes)
         resolved = _with_data(resolved, data, columns, keep_count=keep_count)
-    run = train_recipe(resolved, out, device=device, start_from=start_from, quiet=quiet)
+    run = train_recipe(resolved, out, device=device, start_from=start_from, quiet=quiet, fits=planning.fits)
     return Model(run, device)
 
 

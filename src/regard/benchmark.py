@@ -17,9 +17,10 @@ from statistics import median
 import torch
 
 from regard import accelerate, devices, tasks
-from regard.data.packing import BatchShare, BatchStream
 from regard.data.prefetch import Prefetched
+from regard.data.stream import BatchShare, BatchStream
 from regard.models import SequenceModel, flops
+from regard.precision import autocast, in_bf16
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.training import captured_step, setup
@@ -75,7 +76,7 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device) for _ in range(2))
     seconds = []
-    with devices.autocast(precision, device):
+    with autocast(precision, device):
         if torch.is_autocast_enabled(device.type):
             a, b = (matrix.to(torch.get_autocast_dtype(device.type)) for matrix in (a, b))
         for _ in range(6):
@@ -126,7 +127,7 @@ def training_speed(
         tokens_per_second=loop.tokens / loop.seconds,
         flops_per_second=loop.flop / loop.seconds,
         matrix_rate=matrix_rate(device, settings.precision),
-        precision="bf16" if devices.in_bf16(settings.precision, device) else "fp32",
+        precision="bf16" if in_bf16(settings.precision, device) else "fp32",
         waiting=loop.waited / loop.seconds,
         idle=idle,
         packing=packing_speed(batches),

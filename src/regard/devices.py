@@ -1,15 +1,14 @@
-"""Selection of device and precision."""
+"""Selection of the device, and its memory."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from regard.errors import UserError
 
@@ -46,53 +45,18 @@ def memory(device: torch.device) -> int:
     return min(limits)
 
 
-DECODING = ("auto", "fp32", "bf16", "int8")
-
-
-def decoding_precision(requested: str, trained: str, device: torch.device) -> str:
-    """The precision for decoding on a device: fp32, bf16 (GPU) or int8 (CPU).
-
-    auto: fp32 on a CPU; on a GPU, the precision of training.
-    """
-    if requested not in DECODING:
-        raise UserError(f"no precision {requested!r}: there are {', '.join(DECODING)}")
-    gpu = device.type == "cuda"
-    if requested == "auto":
-        return "bf16" if gpu and trained != "fp32" else "fp32"
-    if requested == "int8" and gpu:
-        raise UserError("int8 is for CPUs: use it with --device cpu")
-    if requested == "bf16" and not gpu:
-        raise UserError("bf16 is for GPUs, where it is quicker: leave --precision out, or use int8")
-    return requested
-
-
-def in_bf16(precision: str, device: torch.device) -> bool:
-    """Return whether matmuls are in bf16; auto: on a GPU they are, on a CPU not."""
-    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which matmuls run in this precision. Weights stay in fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if in_bf16(precision, device) else nullcontext()
-
-
-def matrix_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a matmul with x in the current autocast context."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-MALLOC = {"trim": -1, "top": -2, "maps": -4}  # M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_MAX of malloc.h
-USUAL = {"trim": 128 * 1024, "top": 128 * 1024, "maps": 65536}  # glibc's own
-HELD = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0}
+MALLOC = {"trim": -1, "top": -2, "maps": -4, "arenas": -8}  # M_TRIM_THRESHOLD and others of malloc.h
+USUAL = {"trim": 128 * 1024, "top": 128 * 1024, "maps": 65536, "arenas": 0}  # glibc's own; 0: a few for each core
+HELD = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0, "arenas": 1}
 
 
 @contextmanager
 def held_memory(device: torch.device) -> Iterator[None]:
     """On a CPU, let the process keep freed memory for reuse while the context lasts.
 
-    A training step frees and allocates hundreds of megabytes. If they were returned to the system, they would have to
-    be mapped and zeroed again, page by page. Only glibc has these options; elsewhere this does nothing.
+    A training step frees and allocates hundreds of megabytes, and so does a decoding step with a large vocabulary. If
+    they were returned to the system, they would have to be mapped and zeroed again, page by page. All threads share
+    what was freed (one arena). Only glibc has these options; elsewhere this does nothing.
     """
     import ctypes
 

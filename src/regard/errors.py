@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 # Control characters except tab and line feed, bidirectional controls, and lone surrogates.
@@ -48,3 +49,11 @@ def first_line(error: Exception) -> str:
     """The first line of an error's message, at most 200 characters: messages of libraries can be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the system, Python, PyTorch or CUDA had no memory left; most of them say so only in the message."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    message = str(error).lower()
+    return any(words in message for words in ("out of memory", "allocate memory", "not enough memory", "bad_alloc"))

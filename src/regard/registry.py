@@ -85,7 +85,7 @@ class NameIn:
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}" if others else last})
 
 
-SCORES: Registry[Any] = Registry("regard.attention.scores")
+SCORES: Registry[Any] = Registry("regard.attention.scores", "regard.attention.edges")
 MASKS: Registry[Any] = Registry("regard.attention.masks")
 POSITIONS: Registry[Any] = Registry("regard.nn.positions")
 NORMS: Registry[Any] = Registry("regard.nn.norms")

@@ -23,16 +23,19 @@ from regard.errors import UserError
 from regard.metrics.alignment import Link
 from regard.models import SequenceModel
 from regard.models.ensemble import Ensemble
+from regard.precision import decoding_precision
 from regard.recipes.errors import changed
 from regard.recipes.schema import Recipe
 from regard.run_dir import BEST, RunDir
 from regard.tasks.aligner import Aligner, TwoWayAligner
 from regard.tasks.classes import PredictionTask
 from regard.tasks.confidence import Calibration
+from regard.tasks.feature_text import FeatureTextTask
 from regard.tasks.generator import Generator, generation
 from regard.tasks.glossary import Glossary
 from regard.tasks.mask_filler import MaskFiller
 from regard.tasks.text import encode_pairs, token_batches
+from regard.tasks.text_writer import TextWriter
 from regard.tasks.translator import Answer, Translator
 from regard.text import Tokenizer
 from regard.text.encode import prefix_ids
@@ -58,7 +61,7 @@ class LoadedRun:
         self.run = run
         self.task = tasks.of(run.recipe)
         self.device = devices.pick(device)
-        self.precision = devices.decoding_precision(precision, run.recipe.training.precision, self.device)
+        self.precision = decoding_precision(precision, run.recipe.training.precision, self.device)
         members = [run.model(self.device, weights), *(other.model(self.device) for other in others)]
         for other in others:
             _check_ensemble_compatible(run, other)
@@ -138,6 +141,28 @@ class LoadedRun:
         decoding = generation(self.recipe.decoding, **settings)
         generator = Generator.for_recipe(self.module, self.tokenizers, self.recipe, decoding)
         return replace(generator, seed=_seed(seed), precision=self.precision)
+
+    def writer(self, *, seed: int | None = 0, **settings: Any) -> TextWriter:
+        """Make a writer of texts for images and the like, with these changes to its settings: `beam=1`, ..."""
+        task = self.feature_task()
+        decoding = changed(self.recipe.decoding, settings, task.verb, ("nbest", "seed"))
+        writer = task.writer_class.for_recipe(self.module, self.tokenizers[1], self.recipe, decoding)
+        return replace(writer, seed=_seed(seed), precision=self.precision)
+
+    def written(self, verb: str, inputs: Any, *, nbest: int = 1, **settings: Any) -> Answer | list[Answer]:
+        """Write the text of an input that is not a text, or of several, for a verb of `Model`."""
+        self.require_verb(verb)
+        task, nbest = self.feature_task(), whole_number("nbest", nbest)
+        given, single = task.input_list(inputs)
+        wide = {"beam": max(nbest, self.recipe.decoding.beam)} if nbest > 1 else {}
+        answers = self.writer(**{**wide, **settings})([task.features(one) for one in given], nbest=nbest)
+        return answers[0] if single else answers
+
+    def feature_task(self) -> FeatureTextTask:
+        """The task of a run that writes texts for inputs that are not texts."""
+        if not isinstance(self.task, FeatureTextTask):
+            raise UserError(f"{self.run.path} was trained on {self.task.trained_on}: use `regard {self.task.verb}`")
+        return self.task
 
     def filler(self) -> MaskFiller:
         """Make a mask filler for many texts: `filler()(texts, top=3)`."""

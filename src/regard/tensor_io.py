@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
+import os
 import re
+import secrets
+import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +24,11 @@ from torch import Tensor, nn
 
 from regard import sharding
 from regard.errors import UserError
-from regard.files import atomic_write, errno_text, json_checksum, parse_json, regular
+from regard.files import atomic_write, errno_text, json_checksum, parse_json, regular, write_text
 
 Tensors = dict[str, Tensor]
+MAX_FILE_BYTES = 5 * 10**9  # of tensors in one file, as in Hugging Face's tools
+INDEX = ".safetensors.index.json"  # the ending of an index of shards
 CHECKSUM = "checksum"  # of the tensors
 FACTS_CHECKSUM = "facts_checksum"  # of the metadata, including the tensors' checksum
 SHARDS = (
@@ -41,17 +47,74 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors with metadata, a JSON object."""
+    """Write tensors with metadata, a JSON object.
+
+    Above `MAX_FILE_BYTES`, the tensors are in shards with an index, in a folder that the file names: for example
+    "model-00001000-89abcdef/model-00001-of-00002.safetensors". Shards that it does not name any more are removed.
+    """
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    parts = split_by_size(on_cpu)
+    if len(parts) > 1:
+        about, on_cpu = {**about, SHARDS: _save_shards(path, parts, about.get("step", 0))}, {}
     facts = {**about, CHECKSUM: digest(on_cpu)}
     # one entry, because the library does not keep the order of several
-    header = {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})}
+    _save_file(path, on_cpu, {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})})
+    shards = facts.get(SHARDS)
+    remove_shards(path, but={Path(name).parent.name for name in shards} if isinstance(shards, list | dict) else set())
+
+
+def _save_file(path: Path, tensors: Tensors, header: dict[str, str]) -> None:
     with atomic_write(path) as temporary:
         try:
-            save_file(on_cpu, str(temporary), metadata=header)
+            save_file(tensors, str(temporary), metadata=header)
         except SafetensorError as error:  # the library reports the system's error as text
             full = "No space left" in str(error) or "os error 28" in str(error)
             raise OSError(28 if full else 5, "the disk is full" if full else str(error)) from error
+
+
+def split_by_size(tensors: Tensors) -> list[Tensors]:
+    """Divide tensors, in order, into parts of at most `MAX_FILE_BYTES`, or of one tensor."""
+    parts: list[Tensors] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        size += tensor.nbytes
+        if size > MAX_FILE_BYTES and parts[-1]:
+            parts.append({})
+            size = tensor.nbytes
+        parts[-1][name] = tensor
+    return parts
+
+
+def save_indexed(folder: Path, stem: str, parts: Sequence[Tensors]) -> None:
+    """Write parts in Hugging Face's layout of large models: numbered files, and an index that names each tensor's."""
+    names = [f"{stem}-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    for name, part in zip(names, parts, strict=True):
+        _save_file(folder / name, part, {"format": "pt"})
+    size = sum(tensor.nbytes for part in parts for tensor in part.values())
+    files = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    write_text(folder / f"{stem}{INDEX}", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+
+
+def _save_shards(path: Path, parts: Sequence[Tensors], step: int) -> dict[str, str]:
+    """Write parts to a new folder; return its files with their checksums."""
+    name = f"{path.stem}-{step:08d}-{secrets.token_hex(4)}"
+    draft, folder = path.parent / f".{name}.tmp", path.parent / name
+    try:
+        save_indexed(draft, path.stem, parts)
+        digests = {f"{name}/{file.name}": file_digest(file) for file in sorted(draft.iterdir())}
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return digests
+
+
+def remove_shards(path: Path, but: Collection[str] = ()) -> None:
+    """Remove the folders of shards that `path` does not name any more."""
+    written = re.compile(rf"{re.escape(path.stem)}-\d{{8,}}-[0-9a-f]{{8}}")
+    for folder in path.parent.glob(f"{glob.escape(path.stem)}-*"):
+        if written.fullmatch(folder.name) and folder.name not in but and folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _nothing() -> None: ...
@@ -244,7 +307,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 def elements(path: Path, prefix: str = "") -> int:
     """The number of elements of all tensors whose names start with `prefix`, read from the headers."""
-    parts = shards(path, read_metadata(path))
+    parts = [name for name in shards(path, read_metadata(path)) if not name.endswith(INDEX)]
     return sum(_elements(file, prefix) for file in (path, *(path.parent / name for name in parts)))
 
 

@@ -77,7 +77,7 @@ def test_spans_and_tolerance(regard: Command, trained: Path) -> None:
     ("words", "error"),
     [
         (["  "], "there is nothing to explain: the text is blank"),
-        (["a b", "--out", "map.png"], "map.png: the picture can only be written as .svg"),
+        (["a b", "--out", "map.gif"], "map.gif: the name of the picture must end in .svg, .png, .pdf"),
         (["a b", "--out", "map.svg", "--json"], "give only one of them"),
         (["a b", "--keep", "1.0"], "keep = 1.0"),
         (["a b", "--tolerance", "0"], "tolerance = 0.0"),

@@ -11,7 +11,7 @@ import torch
 
 from regard import load, tensor_io
 from regard.data.masking import MaskingPolicy
-from regard.data.packing import generator
+from regard.data.stream import generator
 from regard.models import build
 from regard.packed import SeqBatch
 from regard.recipes.schema import Recipe

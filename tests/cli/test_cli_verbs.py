@@ -130,7 +130,7 @@ def test_the_error_for_a_mistyped_verb_suggests_the_nearest(regard):
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("tr", {"train", "translate"}), ("fetch --q", {"--quiet"})],
+    [("tr", {"train", "transcribe", "translate"}), ("fetch --q", {"--quiet"})],
 )
 def test_the_shell_completes_verbs_and_options(typed, expected):
     words = ["regard", *typed.split()]

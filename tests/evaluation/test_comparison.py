@@ -25,7 +25,7 @@ from regard.evaluation.compare import (
     wilson,
 )
 from regard.models.recurrent import RecurrentSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 
 
 def words(*lengths: int) -> list[str]:

@@ -21,8 +21,9 @@ from regard.data.trajectories import Episode, Scaling, window_batch
 from regard.models import SequenceModel, build
 from regard.models.bert import TextClassBatch
 from regard.models.graph import GraphBatch
+from regard.models.transformer import EncoderDecoder
 from regard.models.vit import ImageBatch
-from regard.packed import PackedTokens, SeqBatch
+from regard.packed import FeatureBatch, PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import ModelSettings, Recipe
 from regard.text import BOS, EOS
 
@@ -59,8 +60,10 @@ def transformer(seed: int) -> dict[str, Any]:
         "norm": ["layer", "rms", "batch"][seed % 3],
         "norm_first": seed % 2 == 0,
         "qk_norm": seed % 3 == 1,
-        "positions": ["sinusoidal", "learned", "fraction", "index"][seed % 4],
+        "positions": ["sinusoidal", "learned", "fraction", "bucketed", "index"][seed % 5],
         "activation": ["relu", "gelu", "gated"][(seed // 2) % 3],
+        "head_width": [0, 6][seed % 2],
+        "biases": seed % 5 != 3,
         "tie_embeddings": seed % 4 < 2,
         "max_positions": 64,
     }
@@ -150,7 +153,7 @@ def bert(seed: int) -> dict[str, Any]:
         "dropout": 0.0,
         "norm": ["layer", "rms"][seed % 2],
         "norm_first": seed % 3 == 1,
-        "positions": ["learned", "rotary", "relative", "sinusoidal"][seed % 4],
+        "positions": ["learned", "rotary", "relative", "bucketed", "sinusoidal"][seed % 5],
         "pooling": ["mean", "first"][(seed // 2) % 2],
         "max_positions": 64,
     }
@@ -174,7 +177,15 @@ def vit(seed: int) -> dict[str, Any]:
         "norm": ["layer", "rms"][seed % 2],
         "activation": ["gelu", "gated", "relu"][seed % 3],
         "score": ["scaled-dot", "additive"][(seed // 2) % 2],
+        "pooling": ["mean", "class-token"][seed % 2],
+        "positions": ["learned", "sinusoidal"][(seed // 2) % 2],
+        "stem": ["patches", "patches", "convolutions"][seed % 3],
     }
+
+
+def captioner(seed: int) -> dict[str, Any]:
+    patch, stem = [(12, "patches"), (8, "convolutions"), (16, "convolutions"), (24, "patches")][seed % 4]
+    return {**transformer(seed), "family": "captioner", "patch": patch, "stem": stem, "max_positions": 128}
 
 
 def graph(seed: int) -> dict[str, Any]:
@@ -191,7 +202,7 @@ def graph(seed: int) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "score": ["graph-additive", "scaled-dot", "additive"][seed % 3],
         "normalise_features": seed % 4 < 2,
-        "pooling": ["mean", "sum"][(seed // 2) % 2],
+        "pooling": ["mean", "mean-sum"][seed % 2] if seed // 2 % 2 == 0 else "sum",
     }
 
 
@@ -214,6 +225,22 @@ def decision(seed: int) -> dict[str, Any]:
     }
 
 
+def speech(seed: int) -> dict[str, Any]:
+    random = Random(f"speech {seed}")
+    masked = seed % 3 == 2  # SpecAugment draws masks for each pass, so that others can be compared
+    return {
+        **transformer(seed),
+        "family": "speech",
+        "norm": ["layer", "rms"][seed % 2],  # running statistics of few frames would enlarge rounding errors
+        "mels": random.randint(3, 7),
+        "subsample": [2, 4, 1][seed % 3],
+        "ctc_weight": [0.3, 0.0, 0.6, 0.3][seed % 4],
+        "band_masks": [2, 2] if masked else [0, 0],
+        "frame_masks": [2, 4] if masked else [0, 0],
+        "max_positions": 128,
+    }
+
+
 FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformer": transformer,
     "recurrent": recurrent,
@@ -221,8 +248,10 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bert": bert,
     "bert (fill)": filler,
     "vit": vit,
+    "captioner": captioner,
     "graph": graph,
     "decision": decision,
+    "speech": speech,
 }
 NO_SEARCH = ("bert", "bert (fill)", "vit", "graph", "decision")  # families whose output no search writes
 _OF_SEARCH = (
@@ -231,7 +260,9 @@ _OF_SEARCH = (
     "widest beam = exhaustive search",
     "n lines in = n lines out",
 )
+READ_FEATURES = ("captioner", "speech")  # families whose sources are feature vectors, not lines of text
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
+    **{("n lines in = n lines out", family): "reads no lines" for family in READ_FEATURES},
     **{(invariant, family): "generates nothing" for invariant in _OF_SEARCH for family in NO_SEARCH},
     ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
     ("padding is never read", "graph"): "batches of graphs have no padding",
@@ -254,10 +285,19 @@ class Case:
         chosen = range(len(self.sources)) if only is None else only
         sources, targets = [self.sources[i] for i in chosen], [self.targets[i] for i in chosen]
         sizes = [sum(map(len, side)) + spare for side in (sources, targets)]
-        if self.fills:
-            row = PackedTokens.from_lists(sources, sizes[0])
-            return SeqBatch(row, row, (row.ids + 1) % self.vocabulary, row.layout.is_token & (row.ids % 2 == 0))
-        return SeqBatch.from_lists(sources, targets, bos=BOS, source_size=sizes[0], target_size=sizes[1])
+        if not self.fills:
+            return self.pack(sources, targets, *sizes)
+        row = PackedTokens.from_lists(sources, sizes[0])
+        return SeqBatch(row, row, (row.ids + 1) % self.vocabulary, row.layout.is_token & (row.ids % 2 == 0))
+
+    def pack(self, sources: list[Any], targets: list[list[int]], *sizes: int) -> Any:
+        """A batch for teacher forcing; `sizes` of both sides include padding (default: none)."""
+        source_size, target_size = sizes or (None, None)
+        return SeqBatch.from_lists(sources, targets, bos=BOS, source_size=source_size, target_size=target_size)
+
+    def encoder_layout(self, batch: Any) -> PackedLayout:
+        """How the vectors that the encoder reads are packed."""
+        return batch.source.layout
 
     def split(self, batch: Any, values: Tensor) -> list[Tensor]:
         """Split values of the targets of a batch (logits or labels) by example, without padding."""
@@ -267,12 +307,12 @@ class Case:
         """The batch with floating-point inputs of this type."""
         return batch
 
-    def source(self, only: list[int] | None = None) -> PackedTokens:
+    def source(self, only: list[int] | None = None) -> Any:
         return self.batch(only=only).source
 
-    def next_logits(self, source: list[int], history: list[int]) -> Tensor:
+    def next_logits(self, source: Any, history: list[int]) -> Tensor:
         """[V] logits of the token after `history`, which begins with BOS, by one full forward pass."""
-        return self.model.logits(SeqBatch.from_lists([source], [[*history[1:], EOS]], bos=BOS))[-1]
+        return self.model.logits(self.pack([source], [[*history[1:], EOS]]))[-1]
 
 
 @dataclass(frozen=True)
@@ -287,6 +327,22 @@ class ClassCase(Case):
 
     def split(self, batch: Any, values: Tensor) -> list[Tensor]:
         return list(values.split(1))
+
+
+@dataclass(frozen=True)
+class FeatureCase(Case):
+    """A tiny model that reads feature vectors and writes texts; `sources` are arrays [n, F]."""
+
+    def pack(self, sources: list[Any], targets: list[list[int]], *sizes: int) -> Any:
+        source_size, target_size = sizes or (None, None)
+        return FeatureBatch.from_lists(sources, targets, bos=BOS, source_size=source_size, target_size=target_size)
+
+    def encoder_layout(self, batch: Any) -> PackedLayout:
+        assert isinstance(self.model, EncoderDecoder)
+        return self.model.embed_source(batch.source)[1]
+
+    def cast(self, batch: Any, dtype: torch.dtype) -> Any:
+        return replace(batch, source=replace(batch.source, values=batch.source.values.to(dtype)))
 
 
 @dataclass(frozen=True)
@@ -373,10 +429,14 @@ def data_for(model: dict[str, Any]) -> dict[str, Any]:
     """Return the [data] and [text] sections for a model."""
     if model["family"] == "vit":
         return {"data": {"corpus": "shapes"}}
+    if model["family"] == "captioner":
+        return {"data": {"corpus": "scenes"}}
     if model["family"] == "graph":
         return {"data": {"corpus": "citations"}}
     if model["family"] == "decision":
         return {"data": {"corpus": "key-door"}}
+    if model["family"] == "speech":
+        return {"data": {"corpus": "tones"}}
     if model.get("task") == "fill":
         return {"data": {"corpus": "stories"}}
     return {"data": {"corpus": "copy"}}
@@ -420,14 +480,25 @@ def make(
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
 
-    kind = ClassCase if family == "bert" else Case
-    made = kind(model, sentences(source_size), sentences(target_size), target_size, fills)
+    kind = FeatureCase if family in READ_FEATURES else ClassCase if family == "bert" else Case
+    sources = feature_rows(model, random, pairs) if family in READ_FEATURES else sentences(source_size)
+    made = kind(model, sources, sentences(target_size), target_size, fills)
     if any("running" in name for name, _ in model.named_buffers()):  # running statistics of batch norm
         with torch.no_grad():
             for _ in range(20):
                 model.logits(made.batch())
     model.eval()
     return made
+
+
+def feature_rows(model: Any, random: Random, count: int) -> list[Any]:
+    """Random frames, or patches: without convolutions as if images had different sizes, up to the model's."""
+    settings = model.settings
+    if settings.family == "speech":
+        return [torch.randn(random.randint(1, 12), settings.mels) for _ in range(count)]
+    most = settings.grid**2
+    least = most if settings.stem == "convolutions" else 1
+    return [torch.rand(random.randint(least, most), settings.patch_features) for _ in range(count)]
 
 
 def gradients(model: SequenceModel, objective: Tensor) -> dict[str, Tensor]:

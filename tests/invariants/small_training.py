@@ -46,10 +46,14 @@ def _data(model: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
     words = {"unit": "word", "vocabulary": 260}
     if model["family"] == "vit":
         return {"data": {"corpus": "shapes", "count": 40}}
+    if model["family"] == "captioner":
+        return {"data": {"corpus": "scenes", "count": 40}, "text": words}
     if model["family"] == "graph":
         return {"data": {"corpus": "citations"}}
     if model["family"] == "decision":
         return {"data": {"corpus": "key-door", "count": 30}}
+    if model["family"] == "speech":
+        return {"data": {"corpus": "tones", "count": 24}, "text": words, "decoding": {"max_ratio": 0.1}}
     if model.get("task") == "fill" or (model["family"] == "gpt" and seed % 2):
         text, held_out = folder / "text", folder / "held-out"
         random = Random(seed)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,7 +17,6 @@ from families import FIRST_WORD, SEEDS, Case, logits_of
 from torch import Tensor
 
 from regard.decoding import Hypothesis, Report, SearchRequest, score, search
-from regard.packed import SeqBatch
 from regard.recipes.schema import DecodingSettings
 from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, PAD, Tokenizer
@@ -26,9 +26,9 @@ seeds = pytest.mark.parametrize("seed", SEEDS)
 CLOSE = 1e-5  # a decision by less than this may go either way in float32
 
 
-def full_pass(made: Case, sources: list[list[int]], histories: list[list[int]]) -> Tensor:
+def full_pass(made: Case, sources: list[Any], histories: list[list[int]]) -> Tensor:
     """[len(histories), V] logits of the token after each history, by teacher forcing without a cache."""
-    batch = SeqBatch.from_lists(sources, [[*history[1:], EOS] for history in histories], bos=BOS)
+    batch = made.pack(sources, [[*history[1:], EOS] for history in histories])
     return torch.stack([part[-1] for part in logits_of(made, batch)])
 
 
@@ -88,12 +88,12 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
     record_property("close", [close, len(found)])
 
 
-def everything(made: Case, source: list[int], longest: int, alpha: float) -> list[Hypothesis]:
+def everything(made: Case, source: Any, longest: int, alpha: float) -> list[Hypothesis]:
     """Every output of at most `longest` tokens (the end mark counted) with its score, best first."""
     words = range(FIRST_WORD - 1, made.vocabulary)  # unknown words may be said here: one token more to choose from
     outputs = [tokens for length in range(longest + 1) for tokens in itertools.product(words, repeat=length)]
     targets = [[*tokens, EOS] for tokens in outputs]
-    scored = score(made.model.logits, SeqBatch.from_lists([source] * len(targets), targets, bos=BOS))
+    scored = score(made.model.logits, made.pack([source] * len(targets), targets))
     found = []
     for tokens, logprobs in zip(outputs, scored, strict=True):
         finished = len(tokens) < longest
@@ -137,6 +137,7 @@ def test_a_sentence_does_not_notice_its_batch(
 ) -> None:
     made: Case = case(seed, pairs=12, longest=12)
     exact = replace(made, model=deepcopy(made.model).double())  # where rounding hides nothing
+    double = partial(made.cast, dtype=torch.float64)
     settings = DecodingSettings(beam=beam, max_extra=5)
     order = Random(seed).sample(range(12), 12)
     groups = [[list(range(12))], [[n] for n in range(12)], [order], [order[:5], order[5:]]]
@@ -147,7 +148,7 @@ def test_a_sentence_does_not_notice_its_batch(
             report = Report()
             found = search(made.model, SearchRequest(made.source(chosen), settings, nbest=beam), report=report)
             hypotheses.update(zip(chosen, found, strict=True))
-            values.update(zip(chosen, logits_of(exact, made.batch(only=chosen)), strict=True))
+            values.update(zip(chosen, logits_of(exact, double(made.batch(only=chosen))), strict=True))
             for n, margin in zip(chosen, report.margins, strict=True):
                 margins[n] = min(margins[n], margin)
         outputs.append(hypotheses)
@@ -221,6 +222,7 @@ def test_as_many_lines_come_out_as_went_in(case: Any, seed: int, tokenizer: Toke
 
 @pytest.mark.invariant("batch size and order change nothing")
 @pytest.mark.generates
+@pytest.mark.reads_lines
 @pytest.mark.parametrize("method", ["beam", "sample"])
 @seeds
 def test_a_line_does_not_notice_the_lines_around_it(case: Any, seed: int, tokenizer: Tokenizer, method: str) -> None:

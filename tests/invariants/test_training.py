@@ -14,7 +14,8 @@ from small_training import assert_same_runs, measured
 from torch import Tensor
 
 from regard import tensor_io
-from regard.data.packing import START, BatchShare, Packer
+from regard.data.packing import Packer
+from regard.data.stream import START, BatchShare
 from regard.packed import SeqBatch
 from regard.run_dir import RunDir
 from regard.training.loop import Interrupted, Trainer

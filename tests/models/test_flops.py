@@ -12,7 +12,7 @@ from regard.attention import use_backend
 from regard.models import build, flops
 from regard.models.bert import TextClassBatch
 from regard.models.vit import ImageBatch
-from regard.packed import Batch, PackedTokens, SeqBatch
+from regard.packed import Batch, FeatureBatch, PackedTokens, SeqBatch
 from regard.recipes.schema import Recipe
 from regard.text import BOS
 
@@ -46,7 +46,8 @@ def masked_batch() -> SeqBatch:
 
 
 def settings_of(model: dict[str, Any], batch: Batch, text: bool, shared: bool) -> Any:
-    data = {"corpus": "shapes"} if isinstance(batch, ImageBatch) else {"imported": "text" if text else "pairs"}
+    corpus = "shapes" if isinstance(batch, ImageBatch) else "scenes" if isinstance(batch, FeatureBatch) else None
+    data = {"imported": "text" if text else "pairs"} if corpus is None else {"corpus": corpus}
     return Recipe.model_validate({"data": data, "text": {"shared": shared}, "model": model}).model
 
 
@@ -85,10 +86,20 @@ CASES: dict[str, tuple[dict[str, Any], Batch]] = {
         {**SMALL, "encoder_layers": 1, "decoder_layers": 2, "positions": "relative"},
         seq_batch(True),
     ),
-    "vit": (
-        {"family": "vit", **SMALL, "layers": 2, "patch": 8},
-        ImageBatch(torch.rand(3, 24, 24, 3), torch.tensor([0, 1, 2])),
-    ),
+    **{
+        f"vit, {stem}, {pooling}": (
+            {"family": "vit", **SMALL, "layers": 2, "patch": 8, "stem": stem, "pooling": pooling},
+            ImageBatch(torch.rand(3, 24, 24, 3), torch.tensor([0, 1, 2])),
+        )
+        for stem, pooling in [("patches", "mean"), ("convolutions", "class-token")]
+    },
+    **{
+        f"captioner, {stem}": (
+            {"family": "captioner", **SMALL, "encoder_layers": 1, "decoder_layers": 2, "patch": 8, "stem": stem},
+            FeatureBatch.from_lists([torch.rand(36, 192)] * 2, [[5, 6, 2], [7, 8, 2]], bos=BOS),
+        )
+        for stem in ("patches", "convolutions")
+    },
     "recurrent bilinear, encoder narrower": (
         {"family": "recurrent", **RECURRENT, "encoder_width": 8, "attention": "luong", "score": "bilinear"},
         seq_batch(True),

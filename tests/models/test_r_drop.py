@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.models import SequenceModel, build
 from regard.models.bert import TextClassBatch
-from regard.nn.losses import cross_entropy, r_drop_loss
+from regard.nn.losses import cross_entropy
+from regard.nn.r_drop import r_drop_loss
 from regard.packed import SeqBatch
 from regard.recipes.schema import TrainingSettings, families
 from regard.training import step
@@ -75,7 +76,7 @@ def test_an_update_makes_as_many_passes_as_the_recipe_requests(num_passes: int) 
 
     model.features = count_pass  # type: ignore[method-assign]
     update = step.TrainingStep(
-        model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu"), None
+        model, torch.optim.AdamW(model.parameters(), lr=0.0, fused=True), None, settings, torch.device("cpu")
     )
     update({0: batch, 1: batch}, 3, 0.0)
     assert passes == 2 * num_passes

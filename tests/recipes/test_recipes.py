@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from regard.errors import UserError
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.recipes import Recipe, describe, differences, foreign, load, names, parse, to_toml
 from regard.recipes.errors import fields_at
 from regard.recipes.schema import DecodingSettings
@@ -52,9 +52,12 @@ def error_of(name: str, *overrides: str) -> str:
 def test_list_of_built_in_recipes_with_an_about_each():
     expected = [
         "citations",
+        "clutter",
         "copy",
         "cora",
         "decisions",
+        "digit-strings",
+        "digits",
         "en-es",
         "europarl-en-de",
         "europarl-en-fr",
@@ -69,16 +72,25 @@ def test_list_of_built_in_recipes_with_an_about_each():
         "multi30k-de-en",
         "multi30k-en-de",
         "reverse",
+        "scenes",
+        "scenes-es",
         "shakespeare",
         "shakespeare-cpu",
         "shapes",
+        "fashion-mnist",
+        "fashion-mnist-gpu",
+        "images",
+        "cifar10",
         "solubility",
         "solubility-text",
         "sort",
+        "spoken-en",
+        "spoken-en-es",
         "sst2",
         "stories",
         "stories-bert",
         "tatoeba-en-es",
+        "tones",
         "wikitext2",
         "wikitext2-bert",
         "wikitext2-words",
@@ -222,7 +234,7 @@ def test_a_byte_order_mark_is_no_error():
 
 
 def test_error_for_an_unknown_recipe_suggests_similar_names():
-    assert error_of("en-ess") == "unknown recipe 'en-ess'; did you mean en-es? regard recipes lists them"
+    assert error_of("shapess") == "unknown recipe 'shapess'; did you mean shapes? regard recipes lists them"
     assert error_of("wmt14") == (
         "unknown recipe 'wmt14'; did you mean wmt14-en-de-base or wmt14-en-de-big? regard recipes lists them"
     )
@@ -278,7 +290,8 @@ def test_a_syntax_error_names_line_and_column():
         ("[model]\nsize = 'tiny'\nheads = 3", "line 3: model: width 128 is not a multiple of heads 3"),
         (
             "source = 'a'",
-            "line 1: data: give one of corpus, pairs, text, graph, molecules, trajectories, or source with target",
+            "line 1: data: give one of corpus, pairs, text, images, captions, speech, graph, molecules, "
+            "trajectories, or source with target",
         ),
         ("[training]\nstep = 5\nsteps = 0\nseed = -1",
          "line 4: unknown key training.step; did you mean training.steps? (and 2 more)"),
@@ -414,23 +427,27 @@ def test_any_number_can_be_written_to_toml_and_read_back(number):
     assert parse(describe(recipe)).data.weight == number
 
 
-def test_describe_lists_every_setting_with_its_description_and_choices():
-    recipe = load("multi30k-en-de")
+@pytest.mark.parametrize(("name", "others"), [("multi30k-en-de", {"augment"}), ("cifar10", {"text", "decoding"})])
+def test_describe_lists_every_setting_with_its_description_and_choices(name, others):
+    recipe = load(name)
     lines = describe(recipe).splitlines()
-    for section in (recipe.data, recipe.text, recipe.model, recipe.training, recipe.decoding):
+    sections = [section for section in Recipe.model_fields if section not in others]
+    for section in (getattr(recipe, section) for section in sections[2:]):
         for key, field in type(section).model_fields.items():
+            if section is recipe.data and key in recipe.data.unused:
+                continue
             begin = f"# {key} =" if getattr(section, key) is None else f"{key} = "
             kinds = [field.annotation, *get_args(field.annotation)]
             parts = [*field.metadata, *(part for kind in kinds for part in get_args(kind))]
             choices = [part.names() for part in parts if isinstance(part, NameIn)]
             choices += [get_args(kind) for kind in kinds if get_origin(kind) is Literal and len(get_args(kind)) > 1]
-            end = "".join([f"  # {field.description}", *(f" [{', '.join(names)}]" for names in choices)])
+            end = "".join([f"  # {field.description}", *(f" [{', '.join(map(str, names))}]" for names in choices)])
             assert any(line.startswith(begin) and line.endswith(end) for line in lines)
     at = lines.index("[training]")
     assert lines[at - 1] == "# Training: batches, optimizer, learning rate, validation, checkpoints."
     columns = {line.rindex("  # ") for line in lines[at + 1 : lines.index("", at)]}
     assert len(columns) == 1
-    assert list(tomllib.loads(describe(recipe))) == list(Recipe.model_fields)
+    assert list(tomllib.loads(describe(recipe))) == sections
 
 
 def test_errors_in_a_stored_recipe_name_its_file():
@@ -478,7 +495,7 @@ def test_names_of_other_toolkits_map_to_existing_settings():
         ("en-es", ["data", "text", "model", "training", "decoding"]),
         ("stories-bert", ["data", "text", "model", "training"]),
         ("moods", ["data", "text", "model", "training"]),
-        ("shapes", ["data", "model", "training"]),
+        ("shapes", ["data", "model", "training", "augment"]),
     ],
 )
 def test_only_sections_that_have_an_effect_are_printed(name, sections):
@@ -494,6 +511,7 @@ def test_only_sections_that_have_an_effect_are_printed(name, sections):
         ("shapes", "decoding.beam=3", '[decoding] has no effect for task = "image-classification": leave it out'),
         ("shapes", "text.vocabulary=300", '[text] has no effect for task = "image-classification": leave it out'),
         ("shapes", "data.lowercase=true", "data.lowercase is for texts and has no effect"),
+        ("en-es", "data.speeds=[0.9]", "data.speeds is for speech and has no effect"),
         ("moods", "decoding.beam=3", '[decoding] has no effect for task = "classification": leave it out'),
     ],
 )

@@ -185,7 +185,7 @@ def test_an_explanation_and_a_trace_name_classes_with_spaces(run: RunDir) -> Non
     assert "not sure" in explanation.outputs and set(explanation.outputs) == set(run.classes)
     trace = model.trace("good film")
     assert trace.header["text"]["target"] == "very good" and trace.array("output.logits").shape == (1, 3)
-    assert [token["text"] for token in trace.header["tokens"]["target"]] == ["very good"]
+    assert [token["text"] for token in trace.elements("target")] == ["very good"]
     assert trace.vocabulary == list(run.classes)
     probability = model.predict("good film").probability
     assert trace.header["output"]["p"] == [pytest.approx(probability, rel=1e-4)]

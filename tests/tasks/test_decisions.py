@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from regard.data.environments import COLOURS, LENGTH, KeyDoor, make_environment, make_policy
-from regard.data.packing import StreamPosition
+from regard.data.stream import StreamPosition
 from regard.data.trajectories import (
     Episode,
     KeyDoorEpisodes,
@@ -243,6 +243,27 @@ def test_acting_in_many_environments_at_once_is_acting_in_each(run: RunDir) -> N
     alone = [actor.play([KeyDoor()], 1.0, [seed])[0] for seed in (1, 2, 3)]
     for one, other in zip(together, alone, strict=True):
         assert np.array_equal(one.actions, other.actions) and one.total == other.total
+
+
+def test_actions_are_sampled_in_proportion_to_their_probabilities(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = LoadedRun.load(run.path, device="cpu")
+    actor = Actor(loaded.run, loaded.module, loaded.device)
+    probabilities = torch.tensor([0.5, 0.2, 0.0, 0.3])
+    monkeypatch.setattr(
+        actor.model, "logits", lambda batch: probabilities.log().expand(len(batch.actions), -1), raising=False
+    )
+    draws = (np.arange(1000) + 0.5) / 1000  # a thousand equal shares of the interval from 0 to 1
+    chosen = actor.decide([([KeyDoor().reset(1)], [], [])] * 1000, 1.0, draws.tolist())
+    assert np.bincount(chosen, minlength=4).tolist() == [500, 200, 0, 300]
+    assert set(actor.decide([([KeyDoor().reset(1)], [], [])], 1.0)) == {0}
+
+
+def test_sampled_episodes_are_those_of_their_seeds(run: RunDir) -> None:
+    loaded = LoadedRun.load(run.path, device="cpu")
+    actor = Actor(loaded.run, loaded.module, loaded.device)
+    together = actor.play([KeyDoor() for _ in range(3)], 1.0, [1, 2, 3], sample=True)
+    alone = actor.play([KeyDoor()], 1.0, [2], sample=True)
+    assert np.array_equal(together[1].actions, alone[0].actions)
 
 
 def test_attention_of_decisions_sums_to_one_over_the_past(run: RunDir) -> None:

@@ -11,15 +11,11 @@ import pytest
 import torch
 
 from regard import tasks
-from regard.attention import use_backend
 from regard.data.graphs import Citations, NodeGraph, pack_graphs, read_graph
 from regard.errors import UserError
-from regard.interpret.edge_attention import edge_attention
-from regard.interpret.recorder import Recorder
 from regard.models.graph import GraphBatch, GraphModel, GraphSettings
 from regard.recipes import load
 from regard.run_dir import RunDir
-from regard.runs import LoadedRun
 from regard.training.setup import train
 
 QUICK = ["training.steps=12", "training.validate_every=6", "training.save_every=6"]
@@ -86,6 +82,25 @@ def test_a_node_is_the_weighted_sum_of_its_features(tmp_path: Path) -> None:
         if normalise:
             features = features / features.sum(1, keepdim=True).clamp(min=1e-9)
         torch.testing.assert_close(model._embed(packed), features @ model.features_table)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "mean-sum"])
+def test_a_graph_is_pooled_by_mean_sum_or_both(pooling: str) -> None:
+    settings = GraphSettings.model_validate({"family": "graph", "block": "transformer", "pooling": pooling})
+    model = GraphModel(settings, 2, 1).double().eval()
+    alone = NodeGraph(("a",), np.zeros((0, 2), np.int64), np.array([0]), np.array([1]), np.ones(1, np.float32))
+    path = NodeGraph(
+        tuple("abc"), np.array([[0, 1], [1, 2]]), np.array([0, 2]), np.array([0, 1]), np.ones(2, np.float32)
+    )
+    graphs = pack_graphs([alone, path])
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter)
+    nodes = model.encode(graphs)
+    sums = torch.stack([nodes[:1].sum(0), nodes[1:].sum(0)])
+    means = sums / torch.tensor([[1.0], [3.0]])
+    pooled = {"mean": means, "sum": sums, "mean-sum": torch.cat([means, sums / 10], 1)}[pooling]
+    expected = model.head(pooled)
+    torch.testing.assert_close(model.logits(GraphBatch(graphs, torch.zeros(2, 1))), expected)
 
 
 def test_a_node_sees_as_many_edges_far_as_there_are_layers() -> None:
@@ -220,40 +235,6 @@ def test_topics_are_learnt_and_edges_matter(tmp_path: Path, capsys: pytest.Captu
 # Pictures
 
 
-def test_weights_of_edges_are_those_of_the_dense_attention(run: RunDir) -> None:
-    loaded = LoadedRun.load(run.path, device="cpu")
-    found = edge_attention(loaded, "paper-3", layer=0, head=2)
-    batch = found.view.batch
-    with torch.inference_mode(), use_backend("plain"), Recorder(loaded.module) as seen:
-        loaded.module.logits(batch)
-        table = seen.attention["encoder.0"].sentence(0)[2]
-    dense = table[batch.graphs.receivers, batch.graphs.senders].double().numpy()
-    np.testing.assert_allclose(found.weights, dense, atol=1e-6)
-    sums = np.bincount(batch.graphs.receivers.numpy(), found.weights)
-    np.testing.assert_allclose(sums, 1, atol=1e-6)
-
-
-def test_a_hidden_edge_or_node_is_not_attended_to(run: RunDir) -> None:
-    loaded, graph = LoadedRun.load(run.path, device="cpu"), Citations.graph()
-    one, other = (graph.nodes[n] for n in graph.edges[0])
-
-    def attends(hidden: list[str]) -> tuple[set[tuple[str, str]], Any]:
-        found = edge_attention(loaded, one, hidden=hidden)
-        names, graphs = found.view.names, found.view.batch.graphs
-        pairs = zip(graphs.receivers.tolist(), graphs.senders.tolist(), strict=True)
-        return {(names[r], names[s]) for r, s in pairs if one in (names[r], names[s])}, found
-
-    whole, found = attends([])
-    assert found.prediction == found.before
-    without, found = attends([f"{one}:{other}"])
-    assert whole - without == {(one, other), (other, one)} and found.prediction != found.before
-    assert attends([one])[0] == {(one, one)}
-    mistakes = {"paper-9999": "no node 'paper-9999'", f"{one}:{one}x": "no node", f"{one}:{one}": "no such"}
-    for wrong, message in mistakes.items():
-        with pytest.raises(UserError, match=message):
-            edge_attention(loaded, one, hidden=[wrong])
-
-
 def test_a_graph_is_drawn_as_text_and_as_a_file(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,12 +244,13 @@ def test_a_graph_is_drawn_as_text_and_as_a_file(
     svg = (tmp_path / "graph.svg").read_text()
     assert "paper-3 attends to itself" in svg and "layer 1 of 2, head 2" in svg
     call(capsys, "draw", run.path, "paper-3", "--out", tmp_path / "graph.json")
-    edges = json.loads((tmp_path / "graph.json").read_text())["edges"]
-    assert sum(edge["weight"] for edge in edges if edge["from"] == "paper-3") == pytest.approx(1, abs=1e-4)
+    numbers = json.loads((tmp_path / "graph.json").read_text())
+    row = numbers["weights"][numbers["queries"].index("paper-3")]
+    assert sum(row) == pytest.approx(1, abs=1e-4)
     for words, message in [
-        (["--layer", 3], "this model has 2 layers"),
-        (["--head", 9], "the last layer has 1 head"),
-        (["--tokens"], "no effect"),
-        (["--view", "maps"], "cannot be traced"),
+        (["--layer", 3], "this model has 2 encoder layers"),
+        (["--head", 9], "this model has 1 head"),
+        (["--at", "paper-9999"], "there is no such element"),
+        (["--view", "walk"], "is a graph model without walk"),
     ]:
         assert message in call(capsys, "draw", run.path, "paper-3", *words, status=2)

@@ -9,7 +9,7 @@ import torch
 
 from regard.models import build
 from regard.models.gpt import GPTSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
 from regard.recipes.schema import DecodingSettings, Recipe
 from regard.tasks.translator import Translator
 from regard.text import EOS, train

@@ -2,8 +2,9 @@
 
 from regard.attention import sparse_backends  # noqa: F401  adds its backends to those of `attend`
 from regard.attention.backends import attend, plain_weights, use_backend
+from regard.attention.edges import EdgeQK, GraphAdditive
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
-from regard.attention.layouts import AttentionLayout, DenseQK, EdgeQK, MaskTable, PackedQK, StaticQK, pack
+from regard.attention.layouts import AttentionLayout, DenseQK, MaskTable, PackedQK, pack
 from regard.attention.masks import (
     Causal,
     FixedBlocks,
@@ -17,17 +18,26 @@ from regard.attention.masks import (
     Window,
 )
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.positional_scores import Relative, RopeScaling, Rotary, SoftCapped
-from regard.attention.scores import Additive, Bilinear, Dot, GraphAdditive, ScaledDot, Score
-from regard.attention.static_layout import StaticPackedLayout
+from regard.attention.positional_scores import (
+    BucketedBias,
+    DistanceBuckets,
+    Relative,
+    RopeScaling,
+    Rotary,
+    SoftCapped,
+)
+from regard.attention.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.attention.static_layout import StaticPackedLayout, StaticQK
 
 __all__ = [
     "Additive",
     "AttentionLayout",
     "BeamTree",
     "Bilinear",
+    "BucketedBias",
     "Causal",
     "DenseQK",
+    "DistanceBuckets",
     "Dot",
     "EdgeQK",
     "FixedBlocks",

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import kernels, taps
-from regard.attention.edges import EdgeMask
 from regard.attention.layouts import AttentionLayout, MaskTable
 from regard.attention.scores import ScaledDot, Score
 
@@ -134,7 +133,7 @@ MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
 def _select_backend(allowed: MaskTable, query: Tensor, keys: int) -> str:
     """Return the name of the fastest backend that supports these inputs."""
     sparse, length = allowed.sparse, query.shape[-2]
-    if isinstance(sparse, EdgeMask):
+    if sparse is not None and sparse.any_score:
         return sparse.backend(query)
     decoding = length <= MAX_DECODING_QUERIES and not torch.is_grad_enabled()
     if decoding and (query.is_cpu or allowed.bias is not None):
@@ -217,7 +216,8 @@ def attend(
             return layout.close(replaced.to(v.dtype) @ shared[1])
     name = requested_backend()
     if not score.is_dot and name != "plain":
-        name = "edges" if isinstance(allowed.sparse, EdgeMask) else "plain"
+        sparse = allowed.sparse
+        name = sparse.backend(q) if sparse is not None and sparse.any_score else "plain"
     elif name == "auto":
         name = _select_backend(allowed, q, k.shape[-2])
     if name != "small":  # which reads each key once for all queries that share it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ def _range(positions: Tensor, device: torch.device) -> slice | Tensor:
 
 class BlockSparseMask:
     """A mask of self-attention in a packed batch, for backends that skip pairs that are not allowed."""
+
+    any_score: ClassVar[bool] = False
 
     def __init__(self, mask: Mask, layout: PackedLayout, query_block: int) -> None:
         self.mask, self.layout, self.query_block = mask, layout, query_block

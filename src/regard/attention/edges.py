@@ -6,12 +6,17 @@ Work and memory grow with the number of edges, not with the square of the number
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from regard.attention.layouts import MaskTable, PackedQK
+from regard.attention.scores import Score
 from regard.dropout import dropout
 from regard.packed import PackedLayout
+from regard.registry import SCORES
 
 
 class EdgeMask:
@@ -21,6 +26,8 @@ class EdgeMask:
     `dropped` of the attention weights becomes zero: in training, as in graph attention networks (Velickovic et al.
     2018).
     """
+
+    any_score: ClassVar[bool] = True
 
     def __init__(self, layout: PackedLayout, senders: Tensor, receivers: Tensor, dropped: float = 0.0) -> None:
         self.layout, self.dropped = layout, dropped
@@ -64,3 +71,48 @@ class EdgeMask:
         weights = dropout(weights, self.dropped, training=True)
         messages = weights.unsqueeze(-1).to(value.dtype) * value.index_select(0, senders)
         return torch.zeros_like(value).index_add(0, receivers, messages)
+
+
+class EdgeQK(PackedQK):
+    """Packed graphs: a node attends to the nodes that an edge connects it with (see `EdgeMask`)."""
+
+    def __init__(self, nodes: PackedLayout, senders: Tensor, receivers: Tensor, dropped: float = 0.0) -> None:
+        super().__init__(nodes, nodes)
+        self.allowed = MaskTable(no_empty_rows=nodes.equal_lengths, sparse=EdgeMask(nodes, senders, receivers, dropped))
+
+
+@SCORES.register("graph-additive")
+class GraphAdditive(Score):
+    """leaky_relu(a · q + b · k), with vectors a and b of each head (Velickovic et al. 2018).
+
+    The additive score without its hidden layer: each node has one number as a query and one as a key, so that an edge
+    costs one addition.
+    """
+
+    equal_widths = False
+    SLOPE: ClassVar[float] = 0.2  # for negative sums
+
+    def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(heads, query_width))
+        self.key = nn.Parameter(torch.empty(heads, key_width))
+        for parameter in self.parameters():
+            nn.init.xavier_uniform_(parameter)
+
+    def project_keys(self, key: Tensor) -> Tensor:
+        return (key * self.key).sum(-1, keepdim=True)
+
+    def cached_width(self, width: int) -> int:
+        return 1
+
+    @classmethod
+    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
+        return 0  # elementwise products and sums, no matmuls
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        vector = self.query[:, None] if len(self.query) > 1 else self.query  # [H, 1, Dq] for queries [..., H, Q, Dq]
+        return F.leaky_relu((query * vector).sum(-1, keepdim=True) + key.transpose(-2, -1), self.SLOPE)
+
+    def on_edges(self, query: Tensor, key: Tensor, receivers: Tensor, senders: Tensor) -> Tensor:
+        queries = (query * self.query).sum(-1)  # [T, H]
+        return F.leaky_relu(queries.index_select(0, receivers) + key.squeeze(-1).index_select(0, senders), self.SLOPE)

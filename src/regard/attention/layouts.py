@@ -10,19 +10,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.attention.block_sparse import BlockSparseMask
-from regard.attention.edges import EdgeMask
 from regard.attention.masks import Causal, Full, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
-from regard.attention.static_layout import SegmentMask, StaticPackedLayout
 from regard.packed import PackedLayout
 
 QUERY_BLOCK = 128  # queries per block of the block-sparse backend
+
+
+class SparseMask(Protocol):
+    """A mask of which a backend skips most pairs."""
+
+    any_score: ClassVar[bool]  # whether its backend computes any score, not only dot products
+
+    def backend(self, query: Tensor) -> str:
+        """The name of the fastest backend for these queries."""
+        ...
+
+    @property
+    def table(self) -> Tensor:
+        """The whole mask, as in `MaskTable`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class MaskTable:
     table: Tensor | None = None
     causal: bool = False
     no_empty_rows: bool = False
-    sparse: BlockSparseMask | SegmentMask | EdgeMask | None = None
+    sparse: SparseMask | None = None
     bias: Tensor | None = None
 
     @classmethod
@@ -153,47 +166,12 @@ class PackedQK:
         return self.queries.lengths, self.keys.lengths
 
 
-class StaticQK(PackedQK):
-    """Packed batches of static shapes, without padding them: queries [H, T, D] and keys [H, S, D] of all sentences.
-
-    Only tensors on the device depend on the sentence lengths, so one compiled step serves all batches. The mask is
-    computed in the constructor, since blocks share it but are compiled one by one.
-    """
-
-    queries: StaticPackedLayout
-    keys: StaticPackedLayout
-
-    def __init__(self, queries: StaticPackedLayout, keys: StaticPackedLayout, mask: Mask | None = None) -> None:
-        super().__init__(queries, keys, mask)
-        if self.mask not in (Causal(), Full()):
-            raise TypeError(f"static batches support full and causal masks, not {self.mask}")
-        segments = SegmentMask(queries, keys, self.mask == Causal())
-        self.allowed = MaskTable(sparse=segments)
-        segments.prepare()
-
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
-        assert key is not None and value is not None
-        return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self.allowed
-
-    def close(self, out: Tensor) -> Tensor:
-        return out.transpose(0, 1)
-
-    def lengths(self) -> None:  # type: ignore[override]
-        return None
-
-
-class EdgeQK(PackedQK):
-    """Packed graphs: a node attends to the nodes that an edge connects it with (see `EdgeMask`)."""
-
-    def __init__(self, nodes: PackedLayout, senders: Tensor, receivers: Tensor, dropped: float = 0.0) -> None:
-        super().__init__(nodes, nodes)
-        self.allowed = MaskTable(no_empty_rows=nodes.equal_lengths, sparse=EdgeMask(nodes, senders, receivers, dropped))
+# The layouts of pairs of packed batches, by the type of the batch's own: `static_layout` adds one.
+PAIRS: dict[type[PackedLayout], type[PackedQK]] = {}
 
 
 def pack(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:
     """The layout for queries of one packed batch that attend to the same sentences of another (or the same) one."""
-    if isinstance(queries, StaticPackedLayout) and isinstance(keys, StaticPackedLayout):
-        return StaticQK(queries, keys, mask)
-    packed = PackedQK(queries, keys, mask)
+    packed = PAIRS.get(type(queries), PackedQK)(queries, keys, mask)
     _ = packed.allowed  # computed outside the blocks, which are compiled one by one
     return packed

@@ -10,7 +10,6 @@ import math
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
@@ -162,40 +161,3 @@ class Additive(Score):
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         hidden = torch.tanh(self.query(query).unsqueeze(-2) + key.unsqueeze(-3))  # [..., Q, K, hidden]
         return self.out(hidden).squeeze(-1)
-
-
-@SCORES.register("graph-additive")
-class GraphAdditive(Score):
-    """leaky_relu(a · q + b · k), with vectors a and b of each head (Velickovic et al. 2018).
-
-    The additive score without its hidden layer: each node has one number as a query and one as a key, so that an edge
-    costs one addition.
-    """
-
-    equal_widths = False
-    SLOPE: ClassVar[float] = 0.2  # for negative sums
-
-    def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
-        super().__init__()
-        self.query = nn.Parameter(torch.empty(heads, query_width))
-        self.key = nn.Parameter(torch.empty(heads, key_width))
-        for parameter in self.parameters():
-            nn.init.xavier_uniform_(parameter)
-
-    def project_keys(self, key: Tensor) -> Tensor:
-        return (key * self.key).sum(-1, keepdim=True)
-
-    def cached_width(self, width: int) -> int:
-        return 1
-
-    @classmethod
-    def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
-        return 0  # elementwise products and sums, no matmuls
-
-    def compare(self, query: Tensor, key: Tensor) -> Tensor:
-        vector = self.query[:, None] if len(self.query) > 1 else self.query  # [H, 1, Dq] for queries [..., H, Q, Dq]
-        return F.leaky_relu((query * vector).sum(-1, keepdim=True) + key.transpose(-2, -1), self.SLOPE)
-
-    def on_edges(self, query: Tensor, key: Tensor, receivers: Tensor, senders: Tensor) -> Tensor:
-        asked = (query * self.query).sum(-1)  # [T, H]
-        return F.leaky_relu(asked.index_select(0, receivers) + key.squeeze(-1).index_select(0, senders), self.SLOPE)

@@ -1,13 +1,16 @@
-"""Packed batches of static shapes, as compiled and captured steps require."""
+"""Packed batches of static shapes, as compiled and captured steps require, and attention between them."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard import kernels
+from regard.attention.layouts import PAIRS, MaskTable, PackedQK
+from regard.attention.masks import Causal, Full, Mask
 from regard.packed import PackedLayout
 
 
@@ -77,11 +80,12 @@ class SegmentMask:
     No token attends to padding. In the table padding attends to padding, to avoid empty rows.
     """
 
+    any_score: ClassVar[bool] = False
+
     def __init__(self, queries: StaticPackedLayout, keys: StaticPackedLayout, causal: bool) -> None:
         self.queries, self.keys, self.causal = queries, keys, causal
 
     def backend(self, query: Tensor) -> str:
-        """The name of the fastest backend for these queries."""
         return "varlen" if kernels.supports(query) else "fused"
 
     def prepare(self) -> None:
@@ -103,3 +107,35 @@ class SegmentMask:
         """Sentence numbers of queries [Q] and keys [K], and offsets [M + 1] of the sentences in both, as int32."""
         queries, keys = self.queries, self.keys
         return queries.segment_ids.int(), keys.segment_ids.int(), queries.offsets.int(), keys.offsets.int()
+
+
+class StaticQK(PackedQK):
+    """Packed batches of static shapes, without padding them: queries [H, T, D] and keys [H, S, D] of all sentences.
+
+    Only tensors on the device depend on the sentence lengths, so one compiled step serves all batches. The mask is
+    computed in the constructor, since blocks share it but are compiled one by one.
+    """
+
+    queries: StaticPackedLayout
+    keys: StaticPackedLayout
+
+    def __init__(self, queries: StaticPackedLayout, keys: StaticPackedLayout, mask: Mask | None = None) -> None:
+        super().__init__(queries, keys, mask)
+        if self.mask not in (Causal(), Full()):
+            raise TypeError(f"static batches support full and causal masks, not {self.mask}")
+        segments = SegmentMask(queries, keys, self.mask == Causal())
+        self.allowed = MaskTable(sparse=segments)
+        segments.prepare()
+
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+        assert key is not None and value is not None
+        return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self.allowed
+
+    def close(self, out: Tensor) -> Tensor:
+        return out.transpose(0, 1)
+
+    def lengths(self) -> None:  # type: ignore[override]
+        return None
+
+
+PAIRS[StaticPackedLayout] = StaticQK

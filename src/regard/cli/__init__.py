@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from regard.cli.app import command
-from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserError, printable
+from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserError, is_out_of_memory, printable
 from regard.files import errno_text
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the content of a file
@@ -24,19 +24,20 @@ COMPLETION = "_REGARD_COMPLETE"  # set by the script that `regard --install-comp
 # oneDNN, and PyTorch's layer over it, cache the code generated for each matrix shape. Their defaults, 1024 shapes each,
 # take up to a gigabyte.
 CODE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-CACHED_SHAPES = "64"
+CACHED_SHAPES = 64
+SERVER_CACHED_SHAPES = 256  # batches of a server change all the time, and creating the code again takes a millisecond
 
 
-def configure_libraries() -> None:
+def configure_libraries(verb: str = "") -> None:
     """Set the environment variables that libraries inside PyTorch read when loaded. The user's settings win."""
     for cache in CODE_CACHES:
-        os.environ.setdefault(cache, CACHED_SHAPES)
+        os.environ.setdefault(cache, str(SERVER_CACHED_SHAPES if verb == "serve" else CACHED_SHAPES))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `regard` with these arguments (default: the command line's) and exit with its status."""
-    configure_libraries()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    configure_libraries(next((word for word in words if not word.startswith("-")), ""))
     debug = "--debug" in words or bool(os.environ.get("REGARD_DEBUG"))
     sys.exit(run([word for word in words if word != "--debug"], debug))
 
@@ -94,17 +95,9 @@ def _failed(error: Exception, debug: bool, verb: str) -> int:
         if error.filename is None:  # errors of files have a name, so this one is of the output
             _discard_stdout()
         return _report(f"{error.filename or 'standard output'}: {errno_text(error)}", 2)
-    if _out_of_memory(error):
+    if is_out_of_memory(error):
         return _report(f"out of memory: {_memory_advice(verb)}", 2)
     return _report(f"a bug in regard: {type(error).__name__}: {error} (--debug shows where; please report it)", 1)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether the system, Python, PyTorch or CUDA had no memory left; most of them say so only in the message."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    message = str(error).lower()
-    return any(words in message for words in ("out of memory", "allocate memory", "not enough memory", "bad_alloc"))
 
 
 def _memory_advice(verb: str) -> str:

@@ -32,6 +32,9 @@ def act(
     ] = None,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes for each return.")] = 20,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed of the environment.")] = 0,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample discrete actions, instead of taking the most probable ones.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -49,13 +52,14 @@ def act(
     """Act in an environment, and print the returns that are achieved.
 
     A Decision Transformer is asked for a return, and chooses actions that have led to such returns in its data. A model
-    without returns (behaviour cloning) imitates its data whatever is asked for.
+    without returns (behaviour cloning) imitates its data whatever is asked for. With --sample, actions are as varied as
+    those of the data with that return; without it, a low return may be exceeded.
 
     Examples:
 
         regard act runs/key-door key-door --return 1 --episodes 100
 
-        regard act runs/cartpole CartPole-v1 --return 50 --return 200 --return 500 --out returns.svg
+        regard act runs/cartpole CartPole-v1 --return 50 --return 200 --return 500 --sample --out returns.svg
     """
     loaded = LoadedRun.load(run, weights=weights, device=device)
     loaded.require_verb("act")
@@ -67,7 +71,7 @@ def act(
     first = None
     with progress_bar("playing", episodes * len(asked), quiet) as progress:
         for value in asked:
-            played = actor.play(envs, value, [1_000_000 * (seed + 1) + n for n in range(episodes)], progress)
+            played = actor.play(envs, value, [1_000_000 * (seed + 1) + n for n in range(episodes)], progress, sample)
             first = first or played[0]
             totals = np.array([episode.total for episode in played])
             rows.append({"requested": value, "mean": float(totals.mean()), "deviation": float(totals.std())})

@@ -13,6 +13,7 @@ import typer
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.evaluate import held_out_pairs
+from regard.cli.groups import PairFileOptions, grouped
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.files import write_text
@@ -27,22 +28,18 @@ MIN_PAIRS = 20
 MIN_WORDS = 20  # of a point in the diagram: fewer say little
 
 
+@grouped
 def calibrate(
     run: options.RunPath,
+    *,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="The split to calibrate on: valid, test, or another one.")
     ] = "valid",
-    source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of a split: source sentences, with --reference.")
-    ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Reference translations of --source, line by line.")
-    ] = None,
+    pair_files: PairFileOptions,
     picture: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the reliability diagram of words to this file (.svg, .png or .pdf)."),
     ] = None,
-    data: options.Data = None,
     as_json: options.Json = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -64,7 +61,7 @@ def calibrate(
     """
     if picture is not None:
         files.checked(picture, traced=False)
-    pairs = held_out_pairs(run, split, source, reference, data)
+    pairs = held_out_pairs(run, split, pair_files)
     if len(pairs) < MIN_PAIRS:
         raise UserError(f"{len(pairs)} pairs are too few to calibrate on: at least {MIN_PAIRS}")
     model = load(run, device=device)

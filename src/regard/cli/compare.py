@@ -15,6 +15,7 @@ from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.evaluate import held_out_pairs
+from regard.cli.groups import PairFileOptions, grouped
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
 from regard.data.labelled import class_name
@@ -43,18 +44,14 @@ from regard.viz.charts import Chart, Point, Series
 from regard.viz.terminal import capabilities
 
 
+@grouped
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)],
+    *,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="The split of the first run's data to score: test, valid, ...")
     ] = "test",
-    source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of a split: source sentences, with --reference.")
-    ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Reference translations of --source, line by line.")
-    ] = None,
-    data: options.Data = None,
+    pair_files: PairFileOptions,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +106,7 @@ def compare(
         options.refuse("for classifiers", beam=beam, length_penalty=length_penalty, moses=moses)
         options.refuse("for classifiers", metric=None if metric == "exact" else metric)
     metric = metric or ("exact" if classes else "bleu")
-    pairs = held_out_pairs(runs[0], split, source, reference, options.folder(data))
+    pairs = held_out_pairs(runs[0], split, pair_files)
     _make_folder(save)
     moses_references = _moses_references([target for _, target in pairs], moses, moses_reference)
     groups = buckets_by_length([source for source, _ in pairs], limits)
@@ -122,7 +119,9 @@ def compare(
         scored.append(scores)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
-    chart = _chart(scored, groups, ACCURACY if classes else METRICS[metric], _data_name(opened[0], split, source))
+    chart = _chart(
+        scored, groups, ACCURACY if classes else METRICS[metric], _data_name(opened[0], split, pair_files.source)
+    )
     if out is not None:
         with written(out) as file:
             file.write(charts.svg(chart))

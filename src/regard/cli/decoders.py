@@ -1,4 +1,4 @@
-"""Make translators and generators with the settings of the command line."""
+"""Make translators, generators and writers with the settings of the command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from regard.errors import UserError
 from regard.recipes.errors import SettingFault
 from regard.runs import LoadedRun
 from regard.tasks.generator import Generator
+from regard.tasks.text_writer import TextWriter
 from regard.tasks.translator import Translator
 from regard.text import Tokenizer
 from regard.text import chat as chats
@@ -27,6 +28,11 @@ def translator(model: LoadedRun, settings: dict[str, object]) -> Translator:
 def generator(model: LoadedRun, settings: dict[str, object]) -> Generator:
     """Make a generator with these settings; an invalid one is an error that names its option."""
     return _make(model.generator, settings)
+
+
+def writer(model: LoadedRun, settings: dict[str, object]) -> TextWriter:
+    """Make a writer of texts with these settings; an invalid one is an error that names its option."""
+    return _make(model.writer, settings)
 
 
 def chat(run: Path, tokenizer: Tokenizer, system: str | None) -> Callable[[str], list[int]]:

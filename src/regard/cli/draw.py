@@ -10,15 +10,16 @@ from typing import Annotated
 import typer
 
 from regard import tasks
-from regard.api import load
+from regard.api import Model, load
 from regard.cli import options
 from regard.cli.output import note
 from regard.errors import UserError
 from regard.interpret import position_study
-from regard.interpret.edge_attention import edge_attention
+from regard.interpret.interventions import hiding
+from regard.interpret.sound_attention import sound_attention
 from regard.interpret.trace import Trace
 from regard.run_dir import RunDir
-from regard.tasks.graph_view import GraphViewTask
+from regard.tasks.speech import SpeechTask
 from regard.viz import terminal, views
 from regard.viz.views import MapChoice, Picture, files
 
@@ -33,7 +34,8 @@ class ViewOption(StrEnum):
     gates = "gates"
     positions = "positions"
     curves = "curves"
-    graph = "graph"
+    overlay = "overlay"
+    speech = "speech"
 
 
 class PartOption(StrEnum):
@@ -53,16 +55,18 @@ class Theme(StrEnum):
 
 
 TEXTLESS = (ViewOption.positions, ViewOption.curves)
+DRAWN = tuple(view for view in ViewOption if view not in TEXTLESS)  # views of an input
 VIEWS_WITH = {  # the views in which an option has an effect
-    "--part": (ViewOption.maps, ViewOption.gates),
-    "--layer": (ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.graph),
-    "--head": (ViewOption.align, ViewOption.maps, ViewOption.graph),
-    "--hide": (ViewOption.graph,),
-    "--tokens": (ViewOption.align, ViewOption.maps),
-    "--target": (ViewOption.align, ViewOption.maps, ViewOption.heads, ViewOption.walk, ViewOption.gates),
+    "--part": (ViewOption.overlay, ViewOption.maps, ViewOption.gates),
+    "--layer": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.speech),
+    "--head": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.speech),
+    "--at": (ViewOption.overlay,),
+    "--hide": DRAWN,
+    "--tokens": (ViewOption.overlay, ViewOption.align, ViewOption.maps),
+    "--target": DRAWN,
     "--kind": (ViewOption.positions,),
     "--beside": (ViewOption.curves,),
-    "--weights": tuple(view for view in ViewOption if view is not ViewOption.curves),
+    "--weights": (*DRAWN, ViewOption.positions),
 }
 
 
@@ -72,8 +76,8 @@ def draw(
         str | None,
         typer.Argument(
             metavar="TEXT",
-            help="The input of the model: a text, a node of a graph, a molecule as SMILES. The views positions and "
-            "curves need none.",
+            help="The input of the model: a text, an image file or `test 3`, an episode (`key-door seed 3`), a node of "
+            "a graph, a molecule as SMILES, a sound file. The views positions and curves need none.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +86,7 @@ def draw(
         typer.Option(
             "--view",
             metavar="VIEW",
-            help="What to draw, see above. [default: the first of align, maps, gates that the model has]",
+            help="What to draw, see above. [default: the first of overlay, align, maps, gates that the model has]",
         ),
     ] = None,
     out: Annotated[
@@ -99,10 +103,14 @@ def draw(
     ] = None,
     part: Annotated[
         PartOption | None,
-        typer.Option(help="Views maps and gates: the part of the model. [default: the first that it has]"),
+        typer.Option(help="Views overlay, maps and gates: the part of the model. [default: the first that it has]"),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Draw one layer. [default: the mean of all; view gates: all]")
+        str | None,
+        typer.Option(
+            metavar="N|mean|rollout",
+            help="Draw one layer, or attention rollout through all layers. [default: the mean of all; view gates: all]",
+        ),
     ] = None,
     head: Annotated[
         str | None,
@@ -112,7 +120,14 @@ def draw(
             "[default: mean]",
         ),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of whole words.")] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ELEMENT",
+            help="View overlay: the attention of this patch (row,column), step, node or word. [default: of the output]",
+        ),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of whole words or steps.")] = False,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +142,9 @@ def draw(
     hide: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NODE|A:B", help="View graph: predict without this node, or without the edge A:B. Repeatable."
+            metavar="ELEMENT",
+            help="Without this word, patch (row,column), step, stretch of sound (0.2-0.5 s), node or edge (A:B). "
+            "Repeatable.",
         ),
     ] = None,
     theme: Annotated[
@@ -139,6 +156,7 @@ def draw(
 ) -> None:
     """Draw what happens inside a model: attention, gates, the path to the next token.
 
+    - **overlay**: attention over an image, the frames of an episode, or the edges of a graph
     - **align**: which source words each output word attends to
     - **maps**: the attention weights of one part of the model
     - **heads**: every head of every layer, side by side
@@ -146,7 +164,7 @@ def draw(
     - **gates**: the gates of a recurrent model, token by token
     - **positions**: the position vectors
     - **curves**: training and validation over time
-    - **graph**: models of graphs: the edges around a node, or a molecule, weighted by attention
+    - **speech**: speech models: the spectrogram, when CTC recognises each token, and what each token attends to
 
     Attention shows where the model looked; that alone does not explain its output.
 
@@ -156,6 +174,8 @@ def draw(
 
         regard draw runs/en-es 'this cat is very large' --view heads --out heads.png
 
+        regard draw runs/shapes 'test 3' --layer rollout --hide 2,3 --out rollout.svg
+
         regard draw runs/en-es --view curves --out curves.svg
     """
     path = None if out is None or str(out) == "-" else out
@@ -163,12 +183,13 @@ def draw(
         files.checked(path, traced=view not in TEXTLESS)
     options.check_utf8(TEXT=text, **{"--target": target})
     view = ViewOption.maps if view is None and part is not None else view
-    if view is None and isinstance(tasks.of(RunDir(run).recipe), GraphViewTask):
-        view = ViewOption.graph
+    if view is None and isinstance(tasks.of(RunDir(run).recipe), SpeechTask):
+        view = ViewOption.speech
     given: dict[str, object] = {
         "--part": part,
         "--layer": layer,
         "--head": head,
+        "--at": at,
         "--tokens": tokens or None,
         "--target": target,
     }
@@ -194,13 +215,17 @@ def draw(
     if not text.strip():
         raise UserError("TEXT is blank: there is nothing to draw")
     choice = _choice(part, layer, head, tokens)
-    if view is ViewOption.graph:
-        if choice.head == "best":
-            raise UserError("--head best is for alignments: --view graph takes a number or mean")
-        loaded = load(run, weights=weights, device=device)
-        found = edge_attention(loaded, text, choice.layer, choice.head, hide or [])
-        return _show(views.graph(found, text), path, theme)
-    _show(views.draw(_trace(run, text, target, weights, device), view, choice), path, theme)
+    if view is ViewOption.speech:
+        return _show(_speech(run, text, target, choice, weights, device), path, theme)
+    trace = _trace(load(run, weights=weights, device=device), text, target, hide or [])
+    _show(views.draw(trace, view, choice, at=at), path, theme)
+
+
+def _speech(run: Path, file: str, target: str | None, choice: MapChoice, weights: str, device: str) -> Picture:
+    if isinstance(choice.head, str) or isinstance(choice.layer, str):
+        raise UserError("--view speech takes numbers for --layer and --head, or mean")
+    loaded = load(run, weights=weights, device=device)
+    return views.speech(sound_attention(loaded, file, target, choice.layer, choice.head), Path(file).name)
 
 
 def _without_effect(view: ViewOption | None, given: dict[str, object]) -> str | None:
@@ -211,19 +236,29 @@ def _without_effect(view: ViewOption | None, given: dict[str, object]) -> str | 
     )
 
 
-def _choice(part: PartOption | None, layer: int | None, head: str | None, tokens: bool) -> MapChoice:
-    """Parse --head, and count layers and heads from 0."""
-    if head not in (None, "mean", "best") and not (head.isascii() and head.isdigit() and int(head) > 0):
-        raise UserError(f"--head {head}: must be a number from 1, mean or best")
-    chosen = None if head in (None, "mean") else "best" if head == "best" else int(head) - 1
-    return MapChoice(None if part is None else part.value, None if layer is None else layer - 1, chosen, not tokens)  # type: ignore[arg-type]
+def _choice(part: PartOption | None, layer: str | None, head: str | None, tokens: bool) -> MapChoice:
+    """Parse --layer and --head, and count both from 0."""
+    layers, heads = (_number("--layer", layer, ("mean", "rollout")), _number("--head", head, ("mean", "best")))
+    return MapChoice(None if part is None else part.value, layers, heads, not tokens)  # type: ignore[arg-type]
 
 
-def _trace(run: Path, text: str, target: str | None, weights: str, device: str) -> Trace:
-    trace = load(run, weights=weights, device=device).trace(text, target)
+def _number(option: str, given: str | None, names: tuple[str, str]) -> int | str | None:
+    """A number from 1 as one from 0, the second of the names as it is, and None for the first one."""
+    if given in (None, names[0]):
+        return None
+    if given == names[1]:
+        return given
+    if given is None or not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise UserError(f"{option} {given}: must be a number from 1, {names[0]} or {names[1]}")
+    return int(given) - 1
+
+
+def _trace(model: Model, text: str, target: str | None, hide: list[str]) -> Trace:
+    model.task.require_verb("draw", model.run.path)
+    trace = model.trace(text, target)
     if trace.header["text"]["cut"]:
         note("regard: warning: the text is longer than the model's maximum and was truncated")
-    return trace
+    return model.trace(text, target, hiding(trace.header, hide)) if hide else trace
 
 
 def _curves(paths: list[Path]) -> Picture:
@@ -236,7 +271,9 @@ def _positions(run: Path, kind: str | None, text: str | None, weights: str, devi
     used = getattr(model.run.recipe.model, "positions", None)
     if kind is None and used is None:
         raise UserError(f"{run}: this model adds no positions; --kind sinusoidal shows those of other models")
-    length = 64 if text is None else max(2, len(model.run.tokenizers[0].encode(text)))
+    length = (
+        64 if text is None or not model.recipe.data.has_tokens else max(2, len(model.run.tokenizers[0].encode(text)))
+    )
     table = position_study.table(model.module) if kind in (None, "learned") and used == "learned" else None
     study = position_study.study(kind or str(used), length, model.run.recipe.model.width, table=table)
     return views.positions(study, run.name if kind is None else "")

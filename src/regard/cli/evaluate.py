@@ -13,9 +13,12 @@ import typer
 from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
+from regard.cli.evaluate_captions import evaluate_captions
 from regard.cli.evaluate_classes import evaluate_classes
 from regard.cli.evaluate_numbers import evaluate_numbers
+from regard.cli.evaluate_speech import evaluate_speech
 from regard.cli.evaluate_text import evaluate_text
+from regard.cli.groups import PairFileOptions, grouped
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
 from regard.data.corpora import held_out
@@ -24,23 +27,22 @@ from regard.errors import UserError
 from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, score_texts
 from regard.recipes.schema import DataSettings
 from regard.run_dir import RunDir
+from regard.tasks.captioning import CaptioningTask
+from regard.tasks.speech import SpeechTask
 
 
+@grouped
 def evaluate(
     run: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="A run directory. [default: score --outputs]")
     ] = None,
+    *,
     others: options.With = None,
     split: Annotated[
         str,
         typer.Option(metavar="NAME", help="The split to score: test, valid, or another one of a built-in corpus."),
     ] = "test",
-    source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of a split: source sentences, with --reference.")
-    ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Reference translations of --source, line by line.")
-    ] = None,
+    pair_files: PairFileOptions,
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Language models: score this file instead of a split.")
     ] = None,
@@ -55,7 +57,6 @@ def evaluate(
         typer.Option(metavar="FILE", help="Score these translations against --reference, without a RUN."),
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the translations to this file.")] = None,
-    data: options.Data = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
     lowercase: options.Lowercase = False,
@@ -79,6 +80,11 @@ def evaluate(
     Masked language models: accuracy. Classifiers: accuracy, macro-F1 (the mean over classes of the harmonic mean of
     precision and recall), and the confusion matrix. Regression: root mean squared error, mean absolute error and R2.
 
+    Captions: as translation; for the built-in scenes also the share of cross-attention inside the region of the image
+    that a word speaks of, beside the region's share of the image.
+
+    Speech: word and character error rates; BLEU and chrF too, for texts in another language than the recordings.
+
     How well attention aligns words: regard align.
 
     Examples:
@@ -94,6 +100,7 @@ def evaluate(
         regard evaluate --outputs out.txt --reference ref.txt
     """
     ensemble = {"with": others or None}
+    source, reference, data = pair_files.source, pair_files.reference, pair_files.data
     task = None if run is None else tasks.of(RunDir(run).recipe)
     if run is not None and task is not None and task.verb == "predict":
         where = f"for a run that was trained for {task.name}"
@@ -103,6 +110,22 @@ def evaluate(
         examples = _examples(run, task, split, source, reference, data)
         score = evaluate_numbers if task.output == "numbers" else evaluate_classes
         score([run, *(others or [])], examples, weights, device, precision, as_json, quiet)
+        return
+    if run is not None and isinstance(task, CaptioningTask):
+        where = f"for a run that was trained for {task.name}"
+        options.refuse(where, source=source, reference=reference, outputs=outputs, text=text, stride=stride)
+        options.refuse(where, lowercase=lowercase or None, moses=moses, moses_reference=moses_reference)
+        changed = options.changed(beam=beam, length_penalty=length_penalty)
+        loaded = load(run, *(others or []), weights=weights, device=device, precision=precision)
+        evaluate_captions(loaded, _examples(run, task, split, None, None, data), changed, save, as_json, quiet)
+        return
+    if run is not None and isinstance(task, SpeechTask):
+        where = f"for a run that was trained for {task.name}"
+        options.refuse(where, source=source, reference=reference, outputs=outputs, text=text, stride=stride)
+        options.refuse(where, lowercase=lowercase or None, moses=moses, moses_reference=moses_reference, **ensemble)
+        changed = options.changed(beam=beam, length_penalty=length_penalty)
+        loaded = load(run, weights=weights, device=device, precision=precision)
+        evaluate_speech(loaded, _examples(run, task, split, None, None, data), changed, save, as_json, quiet)
         return
     if run is not None and task is not None and not task.has_source:
         where = f"for a run that was trained on {task.trained_on}"
@@ -122,7 +145,7 @@ def evaluate(
         elif outputs is not None:
             raise UserError("give either a RUN or --outputs with --reference, not both")
         else:
-            pairs = held_out_pairs(run, split, source, reference, data)
+            pairs = held_out_pairs(run, split, pair_files)
             references = [target for _, target in pairs]
             changed = options.changed(beam=beam, length_penalty=length_penalty)
             hypotheses, perplexity = _translate(
@@ -170,15 +193,13 @@ def _unusual(precision: str) -> str | None:
     return None if precision == "auto" else precision
 
 
-def held_out_pairs(
-    run: Path, split: str, source: Path | None, reference: Path | None, data: Path | None
-) -> list[tuple[str, str]]:
+def held_out_pairs(run: Path, split: str, files: PairFileOptions) -> list[tuple[str, str]]:
     """The pairs of two files, or of a split of the run's data."""
-    if (source is None) != (reference is None):
+    if (files.source is None) != (files.reference is None):
         raise UserError("--source and --reference must be given together")
-    if source is not None and reference is not None:
-        return list(zip(*_aligned(source, reference), strict=True))
-    return held_out(_data(run, data), split)
+    if files.source is not None and files.reference is not None:
+        return list(zip(*_aligned(files.source, files.reference), strict=True))
+    return held_out(_data(run, files.data), split)
 
 
 def _translate(
@@ -207,7 +228,7 @@ def _examples(
     if source is not None or reference is not None:
         if not task.has_source:
             raise UserError(f"--source and --reference are files of text, and this run was trained for {task.name}")
-        return held_out_pairs(run, split, source, reference, data)
+        return held_out_pairs(run, split, PairFileOptions(source, reference, data))
     return tasks.of(task.recipe.model_copy(update={"data": _data(run, data)})).held_out(split)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,21 +13,23 @@ import typer
 
 from regard.api import load
 from regard.cli import options
-from regard.cli.output import note, written
+from regard.cli.output import note
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling
 from regard.interpret.explain import curves as make_curves
-from regard.interpret.explain.models import ExplainRequest, MaskingMode, explain_request
-from regard.interpret.explain.rise import Numbers
+from regard.interpret.explain.models import explain_request
+from regard.interpret.explain.request import ExplainRequest, MaskingMode
 from regard.text.display import visible
 from regard.viz import charts, explanation_text, explanations, scene, terminal
 from regard.viz.charts import columned
+from regard.viz.image_explanations import ImageExplanation
+from regard.viz.views.files import PICTURES, save_scene
 
 
 def explain(
     run: options.RunPath,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The input of the model.")],
+    text: Annotated[str, typer.Argument(metavar="INPUT", help="The input of the model: a text, or an image file.")],
     target: Annotated[
         str | None,
         typer.Option(
@@ -36,8 +39,15 @@ def explain(
         ),
     ] = None,
     masks: Annotated[
-        int, typer.Option(metavar="N", min=4, help="Maximum number of random masks, each hiding some words.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=4,
+            help="Maximum number of random masks, each hiding words or parts of an image. [default: 1000, for images "
+            "4000]",
+            show_default=False,
+        ),
+    ] = None,
     exact: Annotated[
         bool | None,
         typer.Option(
@@ -62,23 +72,32 @@ def explain(
     ] = options.MaskMethodOption.UNKNOWN,
     tokens: Annotated[bool, typer.Option("--tokens", help="Hide tokens instead of whole words.")] = False,
     span: Annotated[int, typer.Option(metavar="N", min=1, help="Hide this many neighbouring words together.")] = 1,
+    fill: Annotated[options.FillOption, typer.Option(help="Images: what hidden pixels become.")] = (
+        options.FillOption.GREY
+    ),
+    cells: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Images: cells of a mask along the longer side, hidden as one.")
+    ] = 7,
     curves: Annotated[
         bool, typer.Option("--curves", help="Also compute deletion and insertion curves, which test the explanation.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw an .svg file. [default: draw in the terminal]", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Draw an .svg, .png or .pdf file. [default: draw in the terminal]", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
     weights: options.Weights = "best",
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Show which input words the output depends on, with the model as a black box (RISE).
+    """Show which input words or pixels the output depends on, with the model as a black box (RISE).
 
-    Hides random selections of words, many times, and scores the output each time. The importance of a word is the
-    average log-probability of the output when the word is visible, minus the average when it is hidden. This describes
-    how the output reacts to hidden words; it does not show how the model reasons.
+    Hides random selections of words, or random parts of an image, many times, and scores the output each time. The
+    importance of a word is the average log-probability of the output when the word is visible, minus the average when
+    it is hidden; that of a pixel is the same with the probability of the class. This describes how the output reacts
+    to hidden parts; it does not show how the model reasons.
 
     Examples:
 
@@ -87,26 +106,25 @@ def explain(
         regard explain runs/en-es 'this cat is very large' --curves --out cat.svg
 
         regard explain runs/stories 'Once upon a time' --how drop --json
+
+        regard explain runs/cifar10 cat.png --curves --out why-cat.png
     """
-    options.check_utf8(TEXT=text, **{"--target": target})
-    if out is not None and out.suffix.lower() != ".svg":
-        raise UserError(f"{out}: the picture can only be written as .svg (without --out it is shown in the terminal)")
-    if out is not None and as_json:
-        raise UserError("--out draws a picture and --json prints numbers: give only one of them")
-    settings = {"masks": masks, "exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
-    sampling = Sampling(**settings)  # type: ignore[arg-type]
-    masking = MaskingMode(how.value, "tokens" if tokens else "words", span)
+    options.check_utf8(INPUT=text, **{"--target": target})
+    _check_out(out, as_json)
+    masking = MaskingMode(how.value, "tokens" if tokens else "words", span, fill.value, cells)
+    settings = {"exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
+    Sampling(**settings, masks=1000 if masks is None else masks)  # type: ignore[arg-type]  # refuse them before loading
     request = explain_request(load(run, weights=weights, device=device), text, target=target, masking=masking)
     if request.truncated and not quiet:
         note("regard: warning: the text is longer than the model's maximum and was truncated")
-    parts = len(request.box.parts)
-    with progress_bar("explaining", 2**parts if sampling.enumerates(parts) else masks, quiet) as progress:
-        explanation = request.explain(progress, **settings)
-    computed = make_curves(request.box, _orders(request, explanation), seed=seed) if curves else []
+    sampling = Sampling(**settings, masks=request.usual_masks if masks is None else masks)  # type: ignore[arg-type]
+    with progress_bar("explaining", request.box.count_masks(sampling), quiet) as progress:
+        explanation = request.explain(progress, **asdict(sampling))
+    orders = request.orders(explanation.overall)
+    computed = make_curves(request.box, orders, insertion=request.insertion, seed=seed) if curves else []
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     if out is not None:
-        with written(out) as file:
-            file.write(_picture(request, explanation, computed))
+        save_scene(_picture(request, explanation, computed), out)
         note(f"{out}: {request.output}")
     elif as_json:
         typer.echo(_json(text, request, explanation, computed))
@@ -114,15 +132,24 @@ def explain(
         typer.echo(_terminal(text, request, explanation, computed), nl=False)
 
 
-def _orders(request: ExplainRequest, explanation: Explanation) -> dict[str, Numbers]:
-    """The numbers to sort the parts by: their importance and, if the model has it, its attention."""
-    attention = request.attention()
-    return {"importance": explanation.overall} | ({} if attention is None else {"attention": attention})
+def _check_out(out: Path | None, as_json: bool) -> None:
+    if out is not None and out.suffix.lower() not in PICTURES:
+        raise UserError(
+            f"{out}: the name of the picture must end in {', '.join(PICTURES)} (without --out: the terminal)"
+        )
+    if out is not None and as_json:
+        raise UserError("--out draws a picture and --json prints numbers: give only one of them")
 
 
-def _picture(request: ExplainRequest, explanation: Explanation, curves: list[Curve]) -> str:
+def _picture(request: ExplainRequest, explanation: Explanation, curves: list[Curve]) -> scene.Scene:
     drawn = explanations.curve_charts(curves, request.score) if curves else []
-    return scene.stacked([explanations.scene(explanation), *map(charts.scene, drawn)]).svg()
+    return scene.stacked([_first_scene(request, explanation), *map(charts.scene, drawn)])
+
+
+def _first_scene(request: ExplainRequest, explanation: Explanation) -> scene.Scene:
+    if request.image is None:
+        return explanations.scene(explanation)
+    return ImageExplanation(explanation, request.image, request.output).scene()
 
 
 def _json(text: str, request: ExplainRequest, explanation: Explanation, curves: list[Curve]) -> str:
@@ -141,26 +168,38 @@ def _json(text: str, request: ExplainRequest, explanation: Explanation, curves: 
 
 
 def _terminal(text: str, request: ExplainRequest, explanation: Explanation, curves: list[Curve]) -> str:
-    """Draw for the terminal: a bar for each word, the matrix of words and outputs, and the areas under the curves."""
+    """Draw for the terminal: bars and a matrix, or maps over an image; and the areas under the curves."""
     width, colour = terminal.capabilities(sys.stdout)
-    hidden = "replaced by the unknown token" if request.masking.how == "unknown" else "dropped"
-    calls = f"{explanation.calls} masks"
-    error = f"all {calls}, so exact" if explanation.exact else f"{calls}, ± one standard error"
     heading = " ".join(map(visible, f"{text} → {request.output}".split()))
-    parts = [
-        f"{heading}\n",
-        f"Change in the {request.score} by each word ({error}):\n",
-        explanation_text.bars(explanation, width=width, colour=colour),
-    ]
-    if len(explanation.outputs) > 1:
-        matrix = explanation_text.matrix(explanation, width=width, colour=colour)
-        parts += ["Change in the log-probability of each output:\n", matrix]
+    words = _words if request.image is None else _pixels
+    parts = [f"{heading}\n", *words(request, explanation, width, colour)]
     if curves:
         rows = [[c.name, f"{c.deletion_area:.2f}", f"{c.insertion_area:.2f}"] for c in curves]
         heads = ["area under the curve, by", "deletion (lower is better)", "insertion (higher is better)"]
         parts.append(columned(heads, rows, width))
+    hidden = "replaced by the unknown token" if request.masking.how == "unknown" else "dropped"
+    names = ("words", hidden, "texts") if request.image is None else ("pixels", request.masking.fill, "images")
     note = (
-        f"This shows how the output depends on the words when some are hidden ({hidden}). It does not show how the "
-        "model reasons: with words hidden, a model may behave as it never does on whole texts."
+        f"This shows how the output depends on the {names[0]} when some are hidden ({names[1]}). It does not show how "
+        f"the model reasons: with {names[0]} hidden, a model may behave as it never does on whole {names[2]}."
     )
     return "\n".join([*parts, textwrap.fill(note, width) + "\n"])
+
+
+def _words(request: ExplainRequest, explanation: Explanation, width: int, colour: terminal.Colour) -> list[str]:
+    """A bar for each word, and the matrix of words and outputs."""
+    calls = f"{explanation.calls} masks"
+    error = f"all {calls}, so exact" if explanation.exact else f"{calls}, ± one standard error"
+    bars = explanation_text.bars(explanation, width=width, colour=colour)
+    parts = [f"Change in the {request.score} by each word ({error}):\n", bars]
+    if len(explanation.outputs) > 1:
+        matrix = explanation_text.matrix(explanation, width=width, colour=colour)
+        parts += ["Change in the log-probability of each output:\n", matrix]
+    return parts
+
+
+def _pixels(request: ExplainRequest, explanation: Explanation, width: int, colour: terminal.Colour) -> list[str]:
+    """The maps of the importance of pixels."""
+    drawn = ImageExplanation(explanation, request.image, request.output).text(width=width, colour=colour)
+    error = f"{explanation.calls} masks, standard errors up to {explanation.overall_error.max():.3f}"
+    return [f"Change in the {request.score} by each pixel ({error}):\n", drawn]

@@ -12,6 +12,7 @@ import typer
 
 from regard.api import load
 from regard.cli import decoders, options
+from regard.cli.groups import LoadOptions, grouped
 from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.output import note, text_output
 from regard.cli.progress import progress_bar
@@ -21,6 +22,7 @@ from regard.tasks.generator import Generation, Generator
 SEPARATOR = "---"  # the line between two texts
 
 
+@grouped
 def generate(
     run: options.RunPath,
     prompt: Annotated[
@@ -29,6 +31,7 @@ def generate(
             metavar="PROMPT", help="Texts to continue; '' starts a new one. [default: the lines of standard input]"
         ),
     ] = None,
+    *,
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")] = 100,
     samples: Annotated[
         int, typer.Option(metavar="N", min=1, help="Generate this many continuations of each prompt.")
@@ -87,11 +90,8 @@ def generate(
             "--stream/--no-stream", help="Show each text while it is generated. [default: if the output is a terminal]"
         ),
     ] = None,
-    weights: options.Weights = "best",
     errors: options.Errors = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    threads: options.Threads = None,
+    loading: LoadOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Continue a text, with a language model.
@@ -125,9 +125,7 @@ def generate(
         raise UserError("--stream shows one plain text after another: use it without --format jsonl and --samples")
     settings = options.changed(repetition_penalty=repetition_penalty, **sampling)
     settings |= {"method": "beam", "beam": 1} if greedy else {}
-    generator = decoders.generator(
-        load(run, weights=weights, device=device, precision=precision), {**settings, "seed": seed}
-    )
+    generator = decoders.generator(load(run, **loading.settings()), {**settings, "seed": seed})
     if system is not None and not chat:
         raise UserError("--system is a message of a conversation: use it with --chat")
     if chat:

@@ -36,6 +36,14 @@ class MaskMethodOption(StrEnum):
     DROP = "drop"
 
 
+class FillOption(StrEnum):
+    """What hidden pixels become."""
+
+    GREY = "grey"
+    BLACK = "black"
+    BLUR = "blur"
+
+
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/en-es.", show_default=False)
 ]

@@ -54,7 +54,8 @@ def predict(
 
     Prints one line for each input: the class or, with --top, the most likely classes and their probabilities, separated
     by tabs. Blank lines stay blank. Texts are read line by line; one longer than the model's maximum is truncated, with
-    a warning. An image is a .npy array of the size that the model reads or, if Pillow is installed, an image file.
+    a warning. An image is a .npy array or, if Pillow is installed, an image file; another size than the model reads is
+    scaled, and cropped to its centre.
 
     Examples:
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from regard import planning
 from regard.cli import options
 from regard.cli.output import next_step, note
 from regard.cli.processes import run_on_devices
@@ -91,7 +92,9 @@ def train(
         words += [] if start_from is None else ["--from", str(start_from)]
         words += [] if threads is None else ["--threads", str(threads)]
         return run_on_devices([*words, *["--quiet"] * quiet], devices, device)
-    run = run_training(load(recipe, changes), target, device=device, start_from=start_from, quiet=quiet)
+    run = run_training(
+        load(recipe, changes), target, device=device, start_from=start_from, quiet=quiet, fits=planning.fits
+    )
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
         note(next_step(run))
 

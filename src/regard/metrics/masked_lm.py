@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from regard.data.masking import MaskingPolicy
-from regard.data.packing import generator, sentence_batches
+from regard.data.packing import sentence_batches
+from regard.data.stream import generator
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import PackedTokens, SeqBatch

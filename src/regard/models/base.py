@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard import taps, tensor_io
 from regard.models.decoder_state import StaticShape
-from regard.nn import losses
-from regard.packed import PackedTokens
+from regard.nn import linear_cross_entropy, losses
+from regard.nn.r_drop import r_drop_loss
 from regard.recipes.schema import SizedSettings
 
 
@@ -35,29 +35,35 @@ class SequenceModel(nn.Module):
     static_shapes = False  # whether `forward` on static batches never waits for the device, as CUDA graphs require
     # What `accelerate` replaces by faster equivalents: the output projection, and that projection with the loss.
     linear: LinearFn = staticmethod(F.linear)  # type: ignore[arg-type]
-    linear_cross_entropy = staticmethod(losses.linear_cross_entropy)
+    linear_cross_entropy = staticmethod(linear_cross_entropy.linear_cross_entropy)
 
     def forward(self, batch: Any, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """The training loss: label-smoothed cross-entropy, summed over the targets that count, in float32.
 
         If the labels are numbers instead of ids, it is the squared error. Cross-entropy is
         (1 - e) · -log p(label) + e · mean over the vocabulary of -log p, as F.cross_entropy defines it. With `r_drop`,
-        the batch is passed through the model twice (`losses.r_drop_loss`). The loss is what `forward` returns, so that
+        the batch is passed through the model twice (`nn.r_drop`). The loss is what `forward` returns, so that
         wrappers which synchronise gradients see the whole pass; it is a sum, since only the trainer knows how many
         targets all processes have together.
         """
-        loss_mask = batch.target_mask
-        projection = self.lm_head()
-        if projection is None:
-            logits = self.logits(batch)
-            if batch.labels.is_floating_point():
-                return losses.squared_error(logits, batch.labels, loss_mask)
-            if r_drop:
-                return losses.r_drop_loss(logits, self.logits(batch), batch.labels, loss_mask, smoothing, r_drop)
-            return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)
-        hidden = self.features(batch)
+        if self.lm_head() is not None:
+            return self.token_loss(lambda: self.features(batch), batch, smoothing, r_drop)
+        loss_mask, logits = batch.target_mask, self.logits(batch)
+        if batch.labels.is_floating_point():
+            return losses.squared_error(logits, batch.labels, loss_mask)
         if r_drop:
-            hidden = torch.stack([hidden, self.features(batch)])
+            return r_drop_loss(logits, self.logits(batch), batch.labels, loss_mask, smoothing, r_drop)
+        return losses.cross_entropy(logits, batch.labels, loss_mask, smoothing)
+
+    def token_loss(
+        self, features: Callable[[], Tensor], batch: Any, smoothing: float = 0.0, r_drop: float = 0.0
+    ) -> Tensor:
+        """The loss of the features [T, D] of a pass, which `features` makes, for a family with an `lm_head`."""
+        projection, loss_mask = self.lm_head(), batch.target_mask
+        assert projection is not None
+        hidden = features()
+        if r_drop:
+            hidden = torch.stack([hidden, features()])
         elif taps.has_listeners():  # the fused loss never holds all logits: compute them for the listener
             written = taps.offer(self, "logits", taps.Deferred(lambda: F.linear(hidden, *projection)))
             if written is not None:
@@ -80,8 +86,11 @@ class SequenceModel(nn.Module):
         """W [V, D] and bias [V] if `project(h)` is exactly W h + bias; else None."""
         return None
 
-    def start(self, source: PackedTokens) -> Any:
-        """The decoding state before the first target token, with one beam per sentence."""
+    def start(self, source: Any) -> Any:
+        """The decoding state before the first target token, with one beam per sentence.
+
+        `source` is what the family reads: `PackedTokens` or `PackedFeatures`.
+        """
         raise NotImplementedError  # implemented by each family
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
@@ -95,7 +104,7 @@ class SequenceModel(nn.Module):
         """Convert the result of `start` to a `StaticState`."""
         raise NotImplementedError  # implemented by families that have one
 
-    def restart(self, state: Any, source: PackedTokens) -> None:
+    def restart(self, state: Any, source: Any) -> None:
         """Reuse a static state for other sources of the same padded size."""
         raise NotImplementedError  # implemented by families that can restart
 

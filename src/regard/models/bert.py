@@ -21,7 +21,8 @@ from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses, positions
-from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, EncoderBlock
 from regard.nn.norms import NoNorm
 from regard.packed import Batch, PackedLayout, PackedTokens, SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm

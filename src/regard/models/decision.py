@@ -20,7 +20,8 @@ from regard.attention import Causal, pack
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
 from regard.nn import flops
-from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, EncoderBlock
 from regard.packed import Batch, PackedLayout
 from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS

@@ -21,7 +21,8 @@ from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
 from regard.models.gpt_settings import GPTSettings
-from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, EncoderBlock
 from regard.nn.embedding import TokenEmbedding
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.registry import MASKS, MODELS

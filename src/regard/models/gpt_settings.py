@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from regard.attention import RopeScaling
 from regard.nn import flops
-from regard.nn.blocks import BlockConfig
+from regard.nn.block_config import BlockConfig
 from regard.packed import SeqBatch
 from regard.recipes.schema import Activation, PositionsName, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MASKS, NameIn
@@ -31,6 +31,7 @@ class GPTSettings(SizedSettings):
     DEFAULT_SIZE: ClassVar[str] = "mini"
     TASKS: ClassVar[tuple[str, ...]] = ("language-modelling", "translation")
     shares_context: ClassVar[bool] = True
+    causal: ClassVar[bool] = True
 
     family: Literal["gpt"] = Field("gpt", description="model family")
     size: Literal["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] = Field(

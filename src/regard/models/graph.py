@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from regard import taps
@@ -20,10 +20,13 @@ from regard.attention import EdgeQK, attend
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
 from regard.nn import flops
-from regard.nn.blocks import BlockConfig, BlockStack, EncoderBlock
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import BlockStack, EncoderBlock
 from regard.packed import Batch, PackedLayout
 from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS, SCORES
+
+SUM_SCALE = 0.1  # of sums beside means: sums over ten nodes are as large as means
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,15 @@ class GraphSettings(SizedSettings):
     activation: Activation = Field("gelu", description="transformer: activation of the feed-forward layers")
     norm: TokenNorm = Field("layer", description="transformer: normalisation layer, before each sub-layer")
     normalise_features: bool = Field(False, description="divide the weights of each node's features by their sum")
-    pooling: Literal["mean", "sum"] = Field("mean", description="whole graphs: mean or sum over the nodes")
+    pooling: Literal["mean", "sum", "mean-sum"] = Field(
+        "mean", description="whole graphs: mean or sum over the nodes, or a feed-forward layer of both"
+    )
+
+    @model_validator(mode="after")
+    def _check_pooling(self) -> GraphSettings:
+        if self.pooling == "mean-sum" and self.block == "gat":
+            raise ValueError('pooling = "mean-sum" needs block = "transformer"')
+        return self
 
     @property
     def encoder_decoder_layers(self) -> tuple[int, int]:
@@ -101,7 +112,8 @@ class GraphSettings(SizedSettings):
         embedding = 2 * len(batch.graphs.feature_ids) * self.width
         if self.block == "transformer":
             blocks = self.layers * flops.graph_block(BlockConfig.from_settings(self), nodes, edges)
-            return embedding + blocks + 2 * batch.num_targets * self.width * target_size
+            hidden = 2 * self.width if self.pooling == "mean-sum" else 0
+            return embedding + blocks + 2 * batch.num_targets * self.width * (hidden + target_size)
         score, hidden = SCORES[self.score], self.layers - 1
         attention = hidden * flops.attention_on_pairs(score, self.width, self.heads, nodes, nodes, edges)
         attention += flops.attention_on_pairs(score, target_size, 1, nodes, nodes, edges)
@@ -154,8 +166,7 @@ class GraphModel(SequenceModel):
             self.head: nn.Module = nn.Identity()
         else:
             self.encoder = BlockStack.of(BlockConfig.from_settings(settings), EncoderBlock, settings.layers)
-            self.head = nn.Linear(settings.width, target_size)
-            nn.init.zeros_(self.head.weight)  # sums over large graphs would start as large numbers
+            self.head = _graph_head(settings, target_size)
 
     def encode(self, graphs: PackedGraphs) -> Tensor:
         """The vectors of the nodes after the last layer: [T, D], or [T, C] of a graph attention network."""
@@ -180,11 +191,26 @@ class GraphModel(SequenceModel):
         """[Q, C] of the nodes or graphs that the batch asks for: logits of classes, or numbers."""
         x = self.encode(batch.graphs)
         if batch.nodes is not None:
-            x = x.index_select(0, batch.nodes)
+            pooled = self._pool(x.index_select(0, batch.nodes), torch.ones_like(batch.nodes))
         else:
-            layout = batch.graphs.layout
-            x = layout.mean(x) * (layout.length[:, None] if self.settings.pooling == "sum" else 1)
-        return taps.tap(self, "logits", self.head(x))
+            pooled = self._pool(batch.graphs.layout.mean(x), batch.graphs.layout.length)
+        return taps.tap(self, "logits", self.head(pooled))
+
+    def _pool(self, mean: Tensor, size: Tensor) -> Tensor:
+        """Means [Q, D] over so many nodes [Q] -> [Q, D], or [Q, 2 D] of both mean and sum. A node is its own mean."""
+        if self.settings.pooling == "mean":
+            return mean
+        total = mean * size[:, None]
+        return total if self.settings.pooling == "sum" else torch.cat([mean, SUM_SCALE * total], -1)
+
+
+def _graph_head(settings: GraphSettings, target_size: int) -> nn.Module:
+    """From the pooled vector of a graph to its outputs, which start as 0: sums over large graphs are large numbers."""
+    last = nn.Linear(settings.width, target_size)
+    nn.init.zeros_(last.weight)
+    if settings.pooling != "mean-sum":
+        return last
+    return nn.Sequential(nn.Linear(2 * settings.width, settings.width), nn.GELU(), last)
 
 
 def _gat_layers(settings: GraphSettings, target_size: int) -> list[GATLayer]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regard.attention import Relative, Score
-from regard.nn.blocks import GATED, BlockConfig
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import GATED
 from regard.registry import SCORES
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention import Relative, RopeScaling, Rotary, Score
+from regard.attention import BucketedBias, DistanceBuckets, Relative, RopeScaling, Rotary, Score
 from regard.registry import POSITIONS
 
 
@@ -34,7 +34,9 @@ class PositionEncoding(nn.Module):
         self.width = width
 
     @staticmethod
-    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score | None:
+    def score(
+        width: int, heads: int, base: float, rope: RopeScaling | None = None, buckets: DistanceBuckets | None = None
+    ) -> Score | None:
         """The score of self-attention (with `heads` of `width` features) if positions act there; else None."""
         return None
 
@@ -143,7 +145,9 @@ class RotaryPositions(NoPositions):
     """Queries and keys are rotated by angles proportional to their positions (`regard.attention.Rotary`)."""
 
     @staticmethod
-    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score:
+    def score(
+        width: int, heads: int, base: float, rope: RopeScaling | None = None, buckets: DistanceBuckets | None = None
+    ) -> Score:
         return Rotary(width, base, rope)
 
 
@@ -152,8 +156,23 @@ class RelativePositions(NoPositions):
     """Scores depend on the distance between query and key (`regard.attention.Relative`)."""
 
     @staticmethod
-    def score(width: int, heads: int, base: float, rope: RopeScaling | None = None) -> Score:
+    def score(
+        width: int, heads: int, base: float, rope: RopeScaling | None = None, buckets: DistanceBuckets | None = None
+    ) -> Score:
         return Relative(width, heads, base)
+
+
+@POSITIONS.register("bucketed")
+class BucketedPositions(NoPositions):
+    """Scores have a learned bias for each group of distances, as in T5 (`regard.attention.BucketedBias`)."""
+
+    is_dot = False
+
+    @staticmethod
+    def score(
+        width: int, heads: int, base: float, rope: RopeScaling | None = None, buckets: DistanceBuckets | None = None
+    ) -> Score:
+        return BucketedBias(heads, DistanceBuckets() if buckets is None else buckets)
 
 
 def make(kind: str, width: int, *, base: float = 10000.0, longest: int = 1024) -> PositionEncoding:

@@ -24,8 +24,12 @@ from regard.recipes.to_toml import toml_value
 from regard.registry import TASKS
 
 # Mutually exclusive ways to give the training data: a layer that uses one drops the inherited others.
-DATA_KEYS = ({"corpus"}, {"pairs"}, {"text"}, {"graph"}, {"molecules"}, {"trajectories"}, {"source", "target"}, {"mix"})
-FILE_KEYS = {"source", "target", "pairs", "text", "graph", "molecules", "trajectories", "mix", "valid", "test"}
+SINGLE_KEYS = (
+    *("corpus", "pairs", "text", "graph", "molecules", "trajectories", "images", "captions", "speech"),
+    "mix",
+)
+DATA_KEYS = (*({key} for key in SINGLE_KEYS), {"source", "target"})
+FILE_KEYS = {"source", "target", *SINGLE_KEYS[1:], "valid", "test"}
 MAX_DOTS = 2000  # in a line: the time of the parser is quadratic in the parts of a dotted key
 LIST_HINT = "regard recipes lists them"
 

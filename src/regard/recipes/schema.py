@@ -58,8 +58,8 @@ class Corpus(SettingsModel):
 
     corpus: str | None = Field(
         None,
-        description="built-in corpus: en-es, stories, moods, shapes, citations, molecules, smiles, key-door, copy, "
-        "reverse or sort",
+        description="built-in corpus: en-es, stories, moods, shapes, clutter, scenes, scenes-es, citations, molecules, "
+        "smiles, key-door, tones, copy, reverse or sort",
     )
     source: Names | None = Field(
         None, description="source sentences, one per line (plain, .gz, .xz or .zst); a file, a glob, or a list of them"
@@ -78,8 +78,23 @@ class Corpus(SettingsModel):
     molecules: Names | None = Field(
         None, description="molecules as graphs: files of pairs of SMILES and a number (needs regard[chemistry])"
     )
+    images: Names | None = Field(
+        None,
+        description="images to classify: a folder with a folder for each class; a .tsv or .csv file of image files and "
+        "classes; an .npz file of images and labels; or an idx file, as MNIST has (see docs/vision.md)",
+    )
+    captions: Names | None = Field(
+        None,
+        description="images and their captions: .tsv, .csv or .jsonl files of image files, relative to the file, and "
+        "texts (see docs/captioning.md)",
+    )
     trajectories: str | None = Field(
         None, description="episodes to learn to act from: an .npz or a Parquet file (see regard collect)"
+    )
+    speech: Names | None = Field(
+        None,
+        description="recordings and their texts: a TSV manifest (file, text, optionally split and speaker), or an "
+        "archive (.tar, .tar.xz) with one (needs regard[audio])",
     )
     format: Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"] = Field(
         "auto", description="format of pairs or text; auto: by the file name"
@@ -102,11 +117,13 @@ class Corpus(SettingsModel):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Corpus:
-        if [] in (self.source, self.target, self.text, *self.tables):
+        if [] in (self.source, self.target, self.text, self.images, *self.tables):
             raise ValueError("a list of files must not be empty")
-        kinds = [self.corpus, self.text, self.source or self.target, *self.tables, *self.other_files]
+        kinds = [self.corpus, self.text, self.images, self.source or self.target, *self.tables, *self.other_files]
         if sum(kind is not None for kind in kinds) > 1:
-            choices = "corpus, pairs, text, graph, molecules, trajectories, or source with target"
+            choices = (
+                "corpus, pairs, text, images, captions, speech, graph, molecules, trajectories, or source with target"
+            )
             raise ValueError(f"give one of {choices}")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
@@ -119,12 +136,13 @@ class Corpus(SettingsModel):
 
     @property
     def given(self) -> bool:
-        return any(part is not None for part in (*self.tables, *self.other_files, self.corpus, self.text, self.source))
+        given = (*self.tables, *self.other_files, self.corpus, self.text, self.images, self.source)
+        return any(part is not None for part in given)
 
     @property
-    def tables(self) -> tuple[Names | None, Names | None]:
-        """The files of pairs, if any: of texts, or of molecules."""
-        return self.pairs, self.molecules
+    def tables(self) -> tuple[Names | None, ...]:
+        """The files of pairs, if any: of texts, of molecules, of images and captions, or of recordings and texts."""
+        return self.pairs, self.molecules, self.captions, self.speech
 
     @property
     def other_files(self) -> tuple[str | None, str | None]:
@@ -136,7 +154,7 @@ class Corpus(SettingsModel):
         """The kind of examples: "pairs" of texts, plain "text", a "graph", or that of a built-in corpus."""
         if self.text is not None or self.corpus in PLAIN_CORPORA:
             return "text"
-        for kind in ("graph", "molecules", "trajectories"):
+        for kind in ("graph", "molecules", "trajectories", "images", "captions", "speech"):
             if getattr(self, kind) is not None:
                 return kind
         return str(CORPORA[self.corpus].kind) if self.corpus is not None and self.corpus in CORPORA else "pairs"
@@ -148,12 +166,16 @@ class Corpus(SettingsModel):
 
 
 PLAIN_CORPORA = ("stories",)  # built-in corpora of plain text
-OPTIONAL_SECTIONS = ("text", "decoding")  # sections that some tasks do not have (`Task.sections`)
+OPTIONAL_SECTIONS = ("text", "decoding", "augment")  # sections that some tasks do not have (`Task.sections`)
 TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examples are texts
     *("source", "target", "text", "quoted", "source_tag", "target_tag"),
     *("documents", "held_out", "split_seed", "spellings", "lowercase", "max_length"),
 )
-TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # those that have an effect for molecules too
+TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # those that have an effect for molecules and images too
+# Kinds of data whose inputs are files and whose targets are texts: the names of the columns of their tables.
+MANIFESTS = {"captions": ("image", "caption"), "speech": ("file", "text")}
+SPEECH_SETTINGS = ("join", "speeds", "test_speakers")  # that have an effect only for recordings
+MANIFEST_SETTINGS = (*TABLE_SETTINGS, "lowercase", "max_length")
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
@@ -177,14 +199,29 @@ class DataSettings(Corpus):
         0.0,
         ge=0,
         lt=1,
-        description="fraction that is held out, if valid or test is not set: the end of plain text; of pairs and "
-        "molecules a random one for each",
+        description="fraction that is held out, if valid or test is not set: the end of plain text; of pairs, "
+        "molecules, images and recordings a random one for each",
     )
-    split_seed: int = Field(0, ge=0, description="held_out of pairs and molecules: seed of the random choice")
+    split_seed: int = Field(0, ge=0, description="held_out of pairs, molecules and images: seed of the random choice")
     spellings: int = Field(
         0, ge=0, description="pairs of SMILES and a label: train on this many random spellings of each molecule too"
     )
+    join: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = Field(
+        None,
+        description="speech: join recordings of one speaker, at least and at most so many, drawn by split_seed; count "
+        "is how many to train on (not set: as many as recordings)",
+    )
+    speeds: list[Annotated[float, Field(ge=0.5, le=2)]] = Field(
+        [],
+        description="speech: train on a copy of each recording at each of these speeds, such as 0.9; none: as it is",
+    )
+    test_speakers: list[str] = Field(
+        [], description="speech: test on all recordings of these speakers, and train on none of them"
+    )
     folder: str | None = Field(None, description="folder of relative file names; --data sets it")
+    classes: list[str] = Field(
+        [], description="names of the classes 0, 1, ... of .npz and idx files; []: the file's own, or the numbers"
+    )
     lowercase: bool = Field(False, description="lower-case all text (comparable with lower-cased scores only)")
     max_length: int = Field(256, ge=2, description="maximum tokens of a source or target; longer pairs are dropped")
 
@@ -202,9 +239,11 @@ class DataSettings(Corpus):
             raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
         if len(kinds := sorted({corpus.kind for corpus in self.mix})) > 1:
             raise ValueError(f"mix has {' and '.join(kinds)}: all its corpora must be of one kind")
-        files = [name for corpus in (self.mix or [self]) for name in (*corpus.tables, corpus.text)]
+        files = [name for corpus in (self.mix or [self]) for name in (*corpus.tables, corpus.text, corpus.images)]
         if self.held_out and all(name is None for name in files):
-            raise ValueError("held_out is for files of plain text, pairs or molecules; for others, set valid and test")
+            raise ValueError(
+                "held_out is for files of plain text, pairs, molecules or images; for others, set valid and test"
+            )
         if self.held_out >= 0.5 and self.kind != "text":
             raise ValueError("held_out is held out twice, for valid and for test: it must be below 0.5")
         return self
@@ -218,13 +257,18 @@ class DataSettings(Corpus):
     @property
     def unused(self) -> tuple[str, ...]:
         """Settings that have no effect for this kind of examples."""
-        used = TABLE_SETTINGS if self.kind == "molecules" else ()
-        return () if self.has_tokens else tuple(name for name in TEXT_SETTINGS if name not in used)
+        if self.kind in ("pairs", "text"):
+            return ("classes", *SPEECH_SETTINGS)
+        tables = TABLE_SETTINGS if self.kind in ("molecules", "images") else ()
+        used = MANIFEST_SETTINGS if self.kind in MANIFESTS else tables
+        texts = tuple(name for name in TEXT_SETTINGS if name not in used)
+        texts = texts if self.kind == "speech" else (*texts, *SPEECH_SETTINGS)
+        return texts if self.kind == "images" else (*texts, "classes")
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the data are texts, which need tokenizers."""
-        return self.kind in ("pairs", "text")
+        """Whether the data are texts, or the targets are, which need tokenizers."""
+        return self.kind in ("pairs", "text", *MANIFESTS)
 
 
 Unit = Literal["bpe", "char", "word", "wordpiece", "sentencepiece", "huggingface"]
@@ -468,6 +512,24 @@ class DecodingSettings(SettingsModel):
     )
 
 
+class AugmentSettings(SettingsModel):
+    """How training images are varied at random, anew in every epoch."""
+
+    shift: int = Field(0, ge=0, description="move images by up to this many pixels in both directions")
+    flip: bool = Field(False, description="mirror every other image, left to right")
+    operations: int = Field(
+        0, ge=0, le=8, description="RandAugment: operations on each image, such as a rotation or a change of contrast"
+    )
+    magnitude: float = Field(1.0, ge=0, le=1, description="RandAugment: maximum strength of an operation")
+    erase: float = Field(0.0, ge=0, le=1, description="probability that a random rectangle of an image is erased")
+    mixup: float = Field(
+        0.0, ge=0, description="mixup: mean of two images and of their labels, weighted by Beta(mixup, mixup); 0: off"
+    )
+    cutmix: float = Field(
+        0.0, ge=0, description="CutMix: paste a rectangle of another image; with mixup, one of both; 0: off"
+    )
+
+
 class Recipe(SettingsModel):
     """A recipe: all settings of a run."""
 
@@ -481,6 +543,7 @@ class Recipe(SettingsModel):
     text: TextSettings = Field(default_factory=lambda: TextSettings())
     model: ModelSettings = Field(default_factory=lambda: families()["transformer"].model_validate({}))
     training: TrainingSettings = Field(default_factory=lambda: TrainingSettings())
+    augment: AugmentSettings = Field(default_factory=lambda: AugmentSettings())
     decoding: DecodingSettings = Field(default_factory=lambda: DecodingSettings())
 
     @model_validator(mode="after")
@@ -517,7 +580,8 @@ class Recipe(SettingsModel):
                 raise ValueError(f'[{name}] has no effect for task = "{self.task}": leave it out')
         for name in self.data.unused:
             if getattr(self.data, name) != DataSettings.model_fields[name].default:
-                raise ValueError(f'data.{name} is for texts and has no effect for task = "{self.task}": leave it out')
+                what = "speech" if name in SPEECH_SETTINGS else "texts" if name in TEXT_SETTINGS else "images"
+                raise ValueError(f'data.{name} is for {what} and has no effect for task = "{self.task}": leave it out')
         return self
 
     def has_section(self, name: str) -> bool:

@@ -101,4 +101,4 @@ def _description(field: FieldInfo) -> str:
     choices = [list(get_args(kind)) for kind in kinds if get_origin(kind) is Literal]
     parts = (*field.metadata, *(part for kind in kinds for part in get_args(kind)))
     choices += [part.names() for part in parts if isinstance(part, NameIn)]
-    return "".join([text, *(f" [{', '.join(names)}]" for names in choices if len(names) > 1)])
+    return "".join([text, *(f" [{', '.join(map(str, names))}]" for names in choices if len(names) > 1)])

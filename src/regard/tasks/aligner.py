@@ -31,7 +31,7 @@ from regard.errors import UserError
 from regard.metrics.alignment import Link
 from regard.metrics.symmetrise import METHODS
 from regard.models import SequenceModel
-from regard.packed import SeqBatch
+from regard.packed import SeqBatch, TextBatch
 from regard.recipes.schema import Recipe
 from regard.text import BOS, Tokenizer
 from regard.text.words import WordTokens, split_words
@@ -83,7 +83,7 @@ def split_pairs(
     )
 
 
-def cross_attention(model: SequenceModel, batch: SeqBatch, view: AttentionView | None = None) -> Tensor:
+def cross_attention(model: SequenceModel, batch: TextBatch, view: AttentionView | None = None) -> Tensor:
     """Run a teacher-forced pass; return the weights of every cross-attention [L, N, H, T, S], or of one view [N, T, S].
 
     Both are padded; of a view, only the layer that it names is computed.
@@ -115,12 +115,17 @@ def word_weights(weights: np.ndarray, source: WordTokens, target: WordTokens) ->
 
     Row t reads token t - 1. Every word has all its rows: the last row reads the last token of the last word.
     """
+    merged: np.ndarray = target_rows(target)[:, None, None] @ (weights @ source.table().T)
+    return merged
+
+
+def target_rows(target: WordTokens) -> np.ndarray:
+    """[2, J, T] the weights of rows in the mean of a word's rows: of those that predict it, and that read it."""
     predicting = target.table()
     reading = np.roll(predicting, 1, axis=1)  # the last token is EOS, which belongs to no word
     tables = np.stack([predicting, reading])
-    means = tables / np.maximum(tables.sum(-1, keepdims=True), 1)
-    merged: np.ndarray = means[:, None, None] @ (weights @ source.table().T)
-    return merged
+    means: np.ndarray = tables / np.maximum(tables.sum(-1, keepdims=True), 1)
+    return means
 
 
 @dataclass(frozen=True)

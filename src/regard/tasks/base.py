@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from regard.data.packing import BatchStream
+from regard.data.stream import BatchStream
+from regard.data.vocabulary import learn_tokenizers
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.tasks.validator import Validator
+from regard.text import Tokenizer
 
 _DATA = {"pairs": "pairs", "text": "plain text"}  # kinds of data in messages
 Output = Literal["sequence", "fills", "class", "numbers"]
@@ -67,6 +69,7 @@ class Task(ABC):
     output: Output  # a sequence of tokens, guesses for masked tokens of the input, a class, or numbers
     scores_pairs: bool  # whether a model gives (source, target) a log-probability
     trace: TraceSpec | None  # None: its models cannot be traced
+    targets = "tokens"  # what `Batch.num_targets` counts, in reports of speed
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -128,6 +131,10 @@ class Task(ABC):
     @abstractmethod
     def digest(self, examples: Sequence[Any]) -> str:
         """A digest of held-out examples: a resumed run has to find the same."""
+
+    def learn_tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Learn the vocabularies of sources and targets from the training data."""
+        return learn_tokenizers(self.recipe, labels=self.has_labels)
 
     @abstractmethod
     def dataset(

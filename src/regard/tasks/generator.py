@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from regard.data.packing import sentence_batches
-from regard.decoding.beam_state import Beams, Hypothesis
+from regard.decoding.results import Hypothesis
 from regard.decoding.sampling import fold
 from regard.decoding.search import Runner, SearchRequest, search, select_runner
+from regard.decoding.watching import Beams
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import PackedTokens
@@ -103,6 +104,12 @@ def settled(text: str, stop: Sequence[str] = ()) -> str:
     return whole[: len(whole) - partial]
 
 
+def forbidden_ids(tokenizer: Tokenizer, stream: bool) -> list[int]:
+    """Ids that are not text: special tokens and tags; EOS too if the training data had none (a stream)."""
+    never_ends = stream and tokenizer.unit != "word" and tokenizer.foreign is None
+    return [PAD, BOS, UNK, *range(UNK + 1, tokenizer.first), *([EOS] if never_ends else [])]
+
+
 @dataclass(frozen=True)
 class Generator:
     """Continues texts with one model, its tokenizer and its decoding settings.
@@ -118,7 +125,7 @@ class Generator:
     stream: bool  # trained on text without special tokens; False: on documents from BOS to EOS
     seed: int = 0
     lowercase: bool = False
-    precision: str = "auto"  # on a GPU, as in `devices.autocast`
+    precision: str = "auto"  # on a GPU, as in `regard.precision`
     runner: Runner | None = None  # runs the searches, given prompts on the host; None: the fastest
     chat: Callable[[str], list[int]] | None = None  # makes a message the tokens of a conversation; None: plain text
 
@@ -188,9 +195,8 @@ class Generator:
 
     @property
     def forbidden(self) -> list[int]:
-        """Ids that are not text: special tokens and tags; EOS too if the training data had none (a stream)."""
-        never_ends = self.stream and not self._eos_is_newline and self.tokenizer.foreign is None
-        return [PAD, BOS, UNK, *range(UNK + 1, self.tokenizer.first), *([EOS] if never_ends else [])]
+        """Ids that are not text."""
+        return forbidden_ids(self.tokenizer, self.stream)
 
     def _drafts(self, line: int, prompt: str, samples: int) -> list[_Draft]:
         text = prompt.lower() if self.lowercase else prompt

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from regard.arguments import text_list
 from regard.data.corpora import corpora
 from regard.data.labelled import LabelledTexts
-from regard.data.packing import BatchStream, sentence_batches
+from regard.data.packing import sentence_batches
+from regard.data.stream import BatchStream
 from regard.models.bert import TextClassBatch
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
@@ -42,15 +43,7 @@ class LabelledTextTask(PredictionTask, TextTask):
 
     def packer(self, dataset: Dataset, static: bool) -> LabelledTexts:
         assert isinstance(dataset, TokenDataset)
-        settings = self.recipe.training
-        return self.labelled(
-            dataset.stores,
-            self.weights,
-            target_budget=settings.batch_tokens,
-            seed=settings.seed,
-            pool=settings.sort_buffer,
-            static=static,
-        )
+        return self.labelled(dataset.stores, self.weights, **self.packing(static))
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         return self.packer(dataset, static)

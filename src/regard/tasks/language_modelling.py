@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regard.data.packing import PlannedBatches
+from regard.data.stream import PlannedBatches
 from regard.data.windows import TokenWindows
 from regard.metrics.perplexity import WindowBatches
 from regard.models import SequenceModel

@@ -10,7 +10,8 @@ import torch
 
 from regard import distributed
 from regard.data.masking import MaskedBatches, MaskingPolicy
-from regard.data.packing import BatchStream, generator, sentence_batches
+from regard.data.packing import sentence_batches
+from regard.data.stream import BatchStream, generator
 from regard.metrics.masked_lm import score_masks
 from regard.models import SequenceModel
 from regard.models.bert import BertSettings

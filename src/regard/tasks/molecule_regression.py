@@ -15,15 +15,16 @@ from regard.arguments import text_list
 from regard.data.corpora import corpora, describe, held_out, read_pairs
 from regard.data.graphs import GraphBatches, pack_graphs
 from regard.data.molecules import FEATURES, atom_positions, molecule_graph
-from regard.data.packing import BatchStream
+from regard.data.stream import BatchStream
 from regard.errors import UserError
 from regard.models.graph import GraphBatch
 from regard.packed import Batch
 from regard.registry import TASKS
 from regard.run_dir import RunDir
-from regard.tasks.base import Dataset
+from regard.tasks.axes import EXAMPLES
+from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import InputBatch
-from regard.tasks.graph_view import GraphView, GraphViewTask
+from regard.tasks.graph_axes import GraphInspectableTask, GraphInspection, node_axis
 from regard.tasks.numbers import NumberTask
 from regard.tasks.text import check_files
 
@@ -42,16 +43,16 @@ class MoleculeDataset(Dataset):
 
 
 @TASKS.register("molecule-regression")
-class MoleculeRegressionTask(NumberTask, GraphViewTask):
+class MoleculeRegressionTask(NumberTask, GraphInspectableTask):
     """Trains on pairs of SMILES and numbers; `training.batch_tokens` counts nodes, which are atoms and bonds."""
 
     name = "molecule-regression"
     about = "predict numbers for a molecule, as a graph"
     data = "molecules"
     usage = "'CCO'"
-    verbs = frozenset({"predict", "evaluate", "draw"})
+    verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
     has_source = True
-    trace = None
+    trace = TraceSpec("predict")
 
     def feature_names(self) -> list[str]:
         return list(FEATURES)
@@ -114,16 +115,19 @@ class MoleculeRegressionTask(NumberTask, GraphViewTask):
         molecule_graph(argument)
         return argument
 
-    def view(self, run: RunDir, given: Any) -> GraphView:
-        """The atoms, named by element and number ("C1", "O3"); bonds are named by their atoms ("C1-O3")."""
+    def inspect(self, run: RunDir, given: Any) -> GraphInspection:
+        """The atoms, named by element and number ("C1", "O3"); bonds are not drawn."""
         (only,) = self.batches(run, [given])
         assert isinstance(only.batch, GraphBatch)
         positions, graph = atom_positions(given), molecule_graph(given)
-        atoms = [f"{symbol}{number}" for number, symbol in enumerate(graph.nodes[: len(positions)], 1)]
-        ends = graph.edges[::3]  # the first of a bond's three edges connects its atoms
-        names = (*atoms, *(f"{atoms[one]}-{atoms[other]}" for one, other in ends.tolist()))
-        shown = tuple(range(len(atoms)))
-        return GraphView(only.batch, names, shown, positions, inside=True)
+        atoms = range(len(positions))
+        names = [f"{symbol}{number}" for number, symbol in enumerate(graph.nodes[: len(atoms)], 1)]
+        ends = graph.edges[::3].tolist()  # the first of a bond's three edges connects its atoms
+        bonds = {(one, other): len(atoms) + bond for bond, (one, other) in enumerate(ends)}
+        return GraphInspection(only.batch, node_axis(only.batch, names, atoms, positions, inside=True), bonds=bonds)
+
+    def examples(self) -> list[str]:
+        return [smiles for smiles, _ in self.held_out("test")[:EXAMPLES]]
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         return text_list("predict", given), isinstance(given, str)

@@ -11,15 +11,16 @@ import torch
 
 from regard.data.corpora import locate
 from regard.data.graphs import NodeGraph, WholeGraph, pack_graphs, read_graph
-from regard.data.packing import BatchStream
+from regard.data.stream import BatchStream
 from regard.errors import UserError
 from regard.models.graph import GraphBatch
 from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
-from regard.tasks.base import Dataset
+from regard.tasks.axes import EXAMPLES
+from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import ClassTask, InputBatch
-from regard.tasks.graph_view import MAX_SHOWN, GraphView, GraphViewTask, rings
+from regard.tasks.graph_axes import MAX_SHOWN, GraphInspectableTask, GraphInspection, node_axis, rings
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class GraphDataset(Dataset):
 
 
 @TASKS.register("node-classification")
-class NodeClassificationTask(ClassTask, GraphViewTask):
+class NodeClassificationTask(ClassTask, GraphInspectableTask):
     """Trains on the nodes of one graph whose class is given; every step reads the whole graph.
 
     An example is the number of a node and the name of its class. Held-out nodes are part of the graph in training;
@@ -46,9 +47,9 @@ class NodeClassificationTask(ClassTask, GraphViewTask):
     about = "name the class of a node of a graph"
     data = "graph"
     usage = "NODE"
-    verbs = frozenset({"predict", "evaluate", "draw"})
+    verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
     has_source = False
-    trace = None
+    trace = TraceSpec("predict")
 
     @cached_property
     def graph(self) -> NodeGraph:
@@ -128,7 +129,7 @@ class NodeClassificationTask(ClassTask, GraphViewTask):
             raise UserError(f"there is no node {argument[:60]!r}: the nodes are {self.graph.nodes[0]} to {last}")
         return self.graph.number[argument]
 
-    def view(self, run: RunDir, given: Any) -> GraphView:
+    def inspect(self, run: RunDir, given: Any) -> GraphInspection:
         """The node in the middle, and its neighbours, with theirs as long as there is space."""
         (only,) = self.batches(run, [given])
         assert isinstance(only.batch, GraphBatch)
@@ -142,7 +143,14 @@ class NodeClassificationTask(ClassTask, GraphViewTask):
             front = [n for n in found if n not in distances]  # those of one node are next to each other
             distances |= dict.fromkeys(front[: MAX_SHOWN - len(distances)], distance)
         shown = tuple(distances)
-        return GraphView(only.batch, self.graph.nodes, shown, rings([*distances.values()]), focus=given)
+        names = [self.graph.nodes[node] for node in shown]
+        return GraphInspection(
+            only.batch, node_axis(only.batch, names, shown, rings([*distances.values()]), given, inside=False)
+        )
+
+    def examples(self) -> list[str]:
+        split = "test" if "test" in self.graph.splits else "train"
+        return [self.graph.nodes[node] for node, _ in self.held_out(split)[:EXAMPLES]]
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         single = isinstance(given, str)

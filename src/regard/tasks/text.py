@@ -6,15 +6,18 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.data.corpora import TextPair, corpora, detected_layouts, files, held_out, held_out_files, locate
-from regard.data.packing import BatchStream, Packer, PlannedBatches, fill_ratio, sentence_batches
-from regard.data.token_cache import LabelEncoder, build
+from regard.data.corpus_encoder import LabelEncoder
+from regard.data.links import LinkedPacker
+from regard.data.packing import Packer, fill_ratio, sentence_batches
+from regard.data.stream import BatchStream, PlannedBatches
+from regard.data.token_cache import build
 from regard.data.token_store import TokenStore
 from regard.errors import UserError
 from regard.packed import SeqBatch
@@ -91,17 +94,20 @@ class TextTask(Task):
     def packer(self, dataset: Dataset, static: bool) -> PlannedBatches:
         """The packed batches, before a task alters them."""
         assert isinstance(dataset, TokenDataset)
+        linked = any(store.links is not None for store in dataset.stores)
+        packer = partial(LinkedPacker, link_weight=self.recipe.training.guided_weight) if linked else Packer
+        cost = 1 / (6 * self.recipe.model.width)  # 4 D FLOPs a pair, 24 D² a token in a block of width D
+        return packer(dataset.stores, self.weights, pair_cost=cost, **self.packing(static))
+
+    def packing(self, static: bool) -> dict[str, Any]:
+        """The settings of a `Packer`."""
         settings = self.recipe.training
-        return Packer(
-            dataset.stores,
-            self.weights,
-            target_budget=settings.batch_tokens,
-            seed=settings.seed,
-            pool=settings.sort_buffer,
-            static=static,
-            link_weight=settings.guided_weight,
-            pair_cost=1 / (6 * self.recipe.model.width),  # 4 D FLOPs a pair, 24 D² a token in a block of width D
-        )
+        return {
+            "target_budget": settings.batch_tokens,
+            "seed": settings.seed,
+            "pool": settings.sort_buffer,
+            "static": static,
+        }
 
     def describe_batch(self, run: RunDir, batch: Any) -> list[dict[str, Any]]:
         (source, target), labels = run.tokenizers, batch.inputs.layout.split(batch.labels)

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from regard import distributed
-from regard.metrics.text_scores import score_texts
 from regard.models import SequenceModel
 from regard.packed import SeqBatch
 from regard.registry import TASKS
@@ -17,7 +15,7 @@ from regard.run_dir import RunDir
 from regard.tasks.base import Output, TraceSpec
 from regard.tasks.text import TextTask, TextValidator, pair_batches
 from regard.tasks.translator import Translator
-from regard.tasks.validator import SAMPLES, Validation
+from regard.tasks.validator import OutputValidator
 
 
 @TASKS.register("translation")
@@ -51,32 +49,24 @@ class TranslationTask(TextTask):
         return f"sentences, {how}", tokens
 
 
-class TranslationValidator(TextValidator):
+class TranslationValidator(TextValidator, OutputValidator):
     """The loss of the references, and scores of greedy translations."""
 
     @cached_property
-    def _batches(self) -> list[SeqBatch]:
+    def references(self) -> Sequence[str]:  # type: ignore[override]
+        return [target for _, target in self.pairs]
+
+    @cached_property
+    def _batches(self) -> Sequence[SeqBatch]:
         batches = pair_batches(self.pairs, self.tokenizers, self.recipe)
         return [batch.to(self.device) for _, batch in batches]
 
-    def _measure(self, model: SequenceModel) -> Validation:
-        total = sum(distributed.spread(lambda batch: model(batch).item(), self._batches))
-        loss = total / sum(batch.num_targets for batch in self._batches)
-        chosen = self.pairs[: self.recipe.training.validate_lines]
-        if not chosen:
-            return Validation(loss)
-        outputs = self._translate(model, [source for source, _ in chosen])
-        scores = score_texts(outputs, [target for _, target in chosen])
-        samples = [
-            {"source": source, "reference": target, "output": output}
-            for (source, target), output in list(zip(chosen, outputs, strict=True))[:SAMPLES]
-        ]
-        return Validation(loss, scores.bleu, scores.chrf, scores.exact, samples)
+    def _inputs(self, count: int) -> Sequence[str]:
+        return [source for source, _ in self.pairs[:count]]
 
-    def _translate(self, model: SequenceModel, sources: list[str]) -> list[str]:
-        """Greedy translations: quick, and enough to see progress. Each process translates a part."""
+    def _writer(self, model: SequenceModel) -> Translator:
         greedy = self.recipe.decoding.model_copy(update={"method": "beam", "beam": 1})
-        translate = Translator.for_recipe(model, self.tokenizers, self.recipe, greedy)
-        size = -(-len(sources) // distributed.world_size())
-        parts = [sources[begin : begin + size] for begin in range(0, len(sources), size)]
-        return [answer.texts[0] for answers in distributed.spread(translate, parts) for answer in answers]
+        return Translator.for_recipe(model, self.tokenizers, self.recipe, greedy)
+
+    def _show(self, index: int) -> str:
+        return self.pairs[index][0]

@@ -9,7 +9,7 @@ import torch
 
 from regard.data.corpora import corpora
 from regard.data.packing import sentence_batches
-from regard.decoding.beam_state import Hypothesis
+from regard.decoding.results import Hypothesis
 from regard.decoding.search import Runner, SearchRequest, search, select_runner
 from regard.decoding.terms import Term
 from regard.models import SequenceModel
@@ -30,6 +30,11 @@ class Answer:
     truncated: bool = False  # whether the line was longer than the model's context
     unmet: tuple[Requirement, ...] = ()  # of the glossary, by the best translation
 
+    @property
+    def text(self) -> str:
+        """The best translation."""
+        return self.texts[0]
+
 
 @dataclass(frozen=True)
 class Translator:
@@ -49,7 +54,7 @@ class Translator:
     seed: int = 0
     front: tuple[int, ...] = ()  # special tokens before every source
     shares_context: bool = False  # whether `longest` is the maximum of source and target together
-    precision: str = "auto"  # on a GPU, as in `devices.autocast`
+    precision: str = "auto"  # on a GPU, as in `regard.precision`
     runner: Runner | None = None  # runs the searches, given sources on the host; None: the fastest
     glossary: Glossary | None = None
     forbidden: list[int] = field(init=False)

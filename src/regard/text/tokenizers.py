@@ -18,7 +18,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -43,11 +43,13 @@ class ForeignVocabulary:
     """The original vocabulary of an imported model.
 
     `ids` maps each of our ids to the original id, -1 if there is none; two of our ids may map to the same one.
-    `spellings` are the original spellings of the special tokens and the tags.
+    `spellings` are the original spellings of the special tokens and the tags; `roles` are the special tokens that the
+    original names, such as {"eos_token": "</s>"}, for chat templates.
     """
 
     ids: list[int]
     spellings: list[str | None]
+    roles: dict[str, str] = field(default_factory=dict)
 
 
 class Tokenizer(ABC):

@@ -1,0 +1,89 @@
+"""Lines of output for lines of input, as `regard translate` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from regard.cli.inputs import Chunk, InputLine
+from regard.cli.options import OutputFormat
+from regard.cli.output import note
+from regard.tasks.confidence import Confidence
+from regard.tasks.documents import Align, translate_documents
+from regard.tasks.translator import Answer, Translator
+
+
+@dataclass(frozen=True)
+class TranslateJob:
+    """Turns chunks of input lines into lines of output."""
+
+    translator: Translator
+    form: OutputFormat
+    nbest: int
+    prefix: str | None
+    quiet: bool
+    judge: Callable[[Answer], Confidence] | None = None  # None: no confidences
+
+    def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+        """Yield the lines of output for a chunk of input; `progress` is called with the number of lines done."""
+        texts = chunk.texts
+        prefixes = None if self.prefix is None else [self.prefix] * len(texts)
+        if not self.quiet:
+            chunk.warn()
+        answers = self.translator(texts, nbest=self.nbest, first=chunk.first, prefixes=prefixes, progress=progress)
+        if progress is not None:
+            progress(sum(not text.strip() for text in texts))  # blank lines, which the translator does not count
+        for number, (line, answer) in enumerate(zip(chunk.lines, answers, strict=True), chunk.first + 1):
+            if answer.truncated and not self.quiet:
+                limit = self.translator.budget.source
+                note(f"regard: warning: line {number} has more than {limit} tokens and was truncated")
+            for requirement in () if self.quiet else answer.unmet:
+                note(f"regard: warning: line {number}: {requirement}")
+            yield from self._lines(line, answer)
+
+    def _lines(self, line: InputLine, answer: Answer) -> Iterator[str]:
+        """Format the translations of one line."""
+        scores = [round(hypothesis.score, 4) for hypothesis in answer.hypotheses] or [0.0]
+        if self.form is OutputFormat.JSONL:
+            nbest = [{"text": text, "score": score} for text, score in zip(answer.texts, scores, strict=True)]
+            entry: dict[str, object] = {"source": line.text, **nbest[0], "truncated": answer.truncated}
+            if line.error is not None:
+                entry["error"] = line.error
+            if self.judge is not None:
+                entry.update(_confidence_fields(self.judge(answer)))
+            if self.translator.glossary is not None:
+                entry["unmet"] = [str(requirement) for requirement in answer.unmet]
+            if self.nbest > 1:
+                entry["nbest"] = nbest
+            yield json.dumps(entry, ensure_ascii=False)
+        elif self.nbest == 1:
+            yield answer.texts[0]
+        else:
+            lines = [f"{score:.4f}\t{text}" for text, score in zip(answer.texts, scores, strict=True)]
+            yield from lines + [""] * (self.nbest - len(lines))  # the same number for every line of input
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkupJob(TranslateJob):
+    """Translates lines of HTML."""
+
+    align: Align
+
+    def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+        """Yield the lines of output for a chunk of input."""
+        if not self.quiet:
+            chunk.warn()
+        found = translate_documents(self.translator, self.align, chunk.texts, format="html", prefix=self.prefix)
+        if progress is not None:
+            progress(len(found))
+        for number, translated in enumerate(found, chunk.first + 1):
+            unmet = [requirement for answer in translated.answers for requirement in answer.unmet]
+            for requirement in () if self.quiet else unmet:
+                note(f"regard: warning: line {number}: {requirement}")
+            yield translated.texts[0]
+
+
+def _confidence_fields(found: Confidence) -> dict[str, object]:
+    words = [{"text": word.text, "confidence": round(word.confidence, 4)} for word in found.words]
+    return {"confidence": round(found.sentence, 4), "calibrated": found.calibrated, "words": words}
