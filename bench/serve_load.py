@@ -97,7 +97,9 @@ def ask(text: str) -> Any:
 
 
 def sentence(draw: random.Random) -> str:
-    return " ".join(f"w{draw.randrange(4, cpu_decoding.PAD)}" for _ in range(draw.randint(14, 34)))
+    return " ".join(
+        f"w{draw.randrange(cpu_decoding.FIRST_WORD, cpu_decoding.VOCABULARY)}" for _ in range(draw.randint(14, 34))
+    )
 
 
 def load(clients: int, seconds: float) -> dict[str, float]:
@@ -150,7 +152,7 @@ def offline(folder: Path, threads: int) -> float:
     code = (
         "import random, sys, time; from pathlib import Path; from bench import cpu_decoding as c;"
         "t = c.SYSTEMS['regard'](Path(sys.argv[1]), 'fp32', int(sys.argv[2])); r = random.Random(1);"
-        "s = [[*(r.randrange(4, c.PAD) for _ in range(r.randint(14, 34))), 2] for _ in range(64)]; t(s, 4);"
+        "s = [[*(r.randrange(4, c.VOCABULARY) for _ in range(r.randint(14, 34))), 2] for _ in range(64)]; t(s, 4);"
         "b = time.perf_counter(); t(s, 4); t(s, 4); print(128 / (time.perf_counter() - b))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

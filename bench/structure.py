@@ -2,7 +2,8 @@
 
 Lines per package, imports of the package inside functions, class names that are defined twice, and files outside
 `models`, `tasks`, `recipes` and `interop` that ask for a model family. Without CHECKOUT also the files that one
-training step and one greedily translated sentence pass through on a CPU: what there is to read to understand them.
+training step and one greedily translated sentence pass through on a CPU, with the lines of each file and of the
+functions in it that run: what there is to read to understand them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 FAMILY_PACKAGES = ("models", "tasks", "recipes", "interop", "formats")  # formats: interop before the renaming
@@ -61,12 +62,12 @@ def reading_figures() -> None:
     from regard.training.loop import Trainer
 
     root = Path(regard.__file__).parent
-    train_step, update = set[str](), Trainer._update
+    train_step, greedy, update = set[CodeType](), set[CodeType](), Trainer._update
     with tempfile.TemporaryDirectory() as folder:
 
         def traced(trainer: Trainer, *batches: Any) -> None:
             if trainer.progress.step == 3:
-                _files(lambda: (trainer.packer.batch_at(2), update(trainer, *batches)), root, train_step)
+                _functions(lambda: (trainer.packer.batch_at(2), update(trainer, *batches)), root, train_step)
             else:
                 update(trainer, *batches)
 
@@ -75,27 +76,40 @@ def reading_figures() -> None:
         regard.train(recipe, Path(folder) / "run", device="cpu", quiet=True)
         model = regard.load(Path(folder) / "run", device="cpu")
         model.translate("this cat is very large", beam=1)
-        greedy = set[str]()
         translator = model.translator(beam=1)
-        _files(lambda: translator(["this cat is very large"]), root / "decoding", greedy)
-    for what, files in (("a training step", train_step), ("greedy decoding, in decoding/", greedy)):
-        count = {name: len(Path(name).read_text().splitlines()) for name in sorted(files)}
-        print(what, len(count), "files,", sum(count.values()), "lines")
-        print("   ", {str(Path(name).relative_to(root)): lines for name, lines in count.items()})
+        _functions(lambda: translator(["this cat is very large"]), root / "decoding", greedy)
+    for what, functions in (("a training step", train_step), ("greedy decoding, in decoding/", greedy)):
+        print(what)
+        totals = [0, 0]
+        for file in sorted({function.co_filename for function in functions}):
+            lines = len(Path(file).read_text().splitlines())
+            run = _lines({function for function in functions if function.co_filename == file})
+            totals = [totals[0] + lines, totals[1] + run]
+            print(f"    {lines:5} lines, {run:4} of functions that run: {Path(file).relative_to(root)}")
+        files = len({function.co_filename for function in functions})
+        print(f"    {files} files, {totals[0]} lines, {totals[1]} of functions that run")
 
 
-def _files(call: Callable[[], Any], root: Path, found: set[str]) -> None:
-    """Add the files below `root` whose functions run during a call."""
+def _functions(call: Callable[[], Any], root: Path, found: set[CodeType]) -> None:
+    """Add the functions below `root` that run during a call."""
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(root)):
-            found.add(frame.f_code.co_filename)
+            found.add(frame.f_code)
 
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+
+
+def _lines(functions: set[CodeType]) -> int:
+    """The source lines of functions of one file, with their docstrings; nested functions are counted once."""
+    lines = set[int]()
+    for function in functions:
+        lines |= {*range(function.co_firstlineno, max(line or 0 for *_, line in function.co_lines()) + 1)}
+    return len(lines)
 
 
 if __name__ == "__main__":

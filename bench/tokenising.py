@@ -4,7 +4,9 @@
 
 The corpus is the built-in English-Spanish one, repeated, in gzipped or plain files in a temporary folder. Both tokenize
 both sides with the same BPE vocabulary and write the tokens to disk; they take turns, since the machine may be busy.
-Each runs in a process of its own, whose peak memory, with that of its children, is reported.
+Each runs in a process of its own, whose peak memory and processor time are reported, and those of its children (the
+largest one's memory, the sum of their times): the latter tell more where other programs use the machine. `--seconds`
+bounds the whole: no turn begins after it.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ def theirs(folder: Path, suffix: str, processes: int) -> dict[str, Any]:
 
 def child(given: argparse.Namespace) -> None:
     found = (ours if given.child == "ours" else theirs)(given.folder, given.suffix, given.processes)
-    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps({**found, "megabytes": round(peaks[0]), "largest child": round(peaks[1])}))
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peaks, used = ([round(u.ru_maxrss / 1024) for u in usages], [round(u.ru_utime + u.ru_stime, 2) for u in usages])
+    print(json.dumps({**found, "megabytes": peaks, "processor seconds": used}))
 
 
 def main() -> None:
@@ -90,6 +93,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--suffix", default="", choices=["", ".gz", ".xz", ".zst"])
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no measurement after this time")
     parser.add_argument("--only", nargs="*", default=["ours", "one process", "datasets.map"])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -100,6 +104,7 @@ def main() -> None:
     from regard.data import builtin
     from regard.text import train
 
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_corpus(folder, given.lines, given.suffix)
@@ -108,6 +113,9 @@ def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in given.only}
         for turn in range(given.turns):
             for what in given.only:
+                if time.perf_counter() - begin > given.seconds:
+                    print(f"turn {turn + 1}, {what}: no time left")
+                    continue
                 processes = 1 if what == "one process" else given.processes
                 part = "theirs" if what == "datasets.map" else "ours"
                 command = [sys.executable, "-m", "bench.tokenising", "--child", part, "--folder", str(folder)]

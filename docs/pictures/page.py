@@ -48,7 +48,7 @@ class Shot:
 
 CHANGES = [
     {"kind": "head", "attention": "decoder.0.cross_attn", "head": 3},
-    {"kind": "word", "side": "source", "token": 5},
+    {"kind": "hide", "side": "source", "element": 5},
 ]
 
 SHOTS = {

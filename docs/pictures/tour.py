@@ -42,10 +42,11 @@ from regard.attention import (
 )
 from regard.decoding.sampling import kept
 from regard.models import build
-from regard.nn.blocks import BlockConfig, EncoderBlock
-from regard.packed import PackedLayout, SeqBatch
 from regard.models.recurrent import RecurrentSettings
-from regard.models.transformer import TransformerSettings
+from regard.models.transformer_settings import TransformerSettings
+from regard.nn.block_config import BlockConfig
+from regard.nn.blocks import EncoderBlock
+from regard.packed import PackedLayout, SeqBatch
 from regard.recipes.schema import DecodingSettings
 from regard.registry import ACTIVATIONS
 from regard.text import BOS, EOS
@@ -592,19 +593,19 @@ def temperature() -> str:
 
 def gpt() -> str:
     here = chapter("GPT, step by step")
-    pieces = here.tokenizer.pieces(here.ids)
+    texts = here.tokenizer.token_texts(here.ids)
     card = Card(
         776, 536, "The path of a prompt", "Text, tokens, ids, vectors, blocks, logits, probabilities, next token."
     )
-    lefts = [150 + 98 * i for i in range(len(pieces))]
+    lefts = [150 + 98 * i for i in range(len(texts))]
     rows = {"tokens": 76, "ids": 122, "embedding": 170, "stream": 226, "block 1": 276, "block 2": 346}
     for name in ("tokens", "ids"):
         card.text(136, rows[name] + 22, name, anchor="end", quiet=True, size=13)
     card.text(136, rows["embedding"] + 22, "E[id] + P[i]", anchor="end", quiet=True, size=13)
     for n in (1, 2):
         card.text(136, rows[f"block {n}"] + 24, f"block {n} adds", anchor="end", quiet=True, size=13)
-    for i, (left, piece, token) in enumerate(zip(lefts, pieces, here.ids, strict=True)):
-        card.box(left, rows["tokens"], 90, 34, piece.replace(" ", "␣"))
+    for i, (left, text, token) in enumerate(zip(lefts, texts, here.ids, strict=True)):
+        card.box(left, rows["tokens"], 90, 34, text.replace(" ", "␣"))
         card.text(left + 45, rows["ids"] + 22, str(token))
         card.box(left, rows["embedding"], 90, 34, f"E[{token}] + P[{i}]".replace(" ", ""), fill=BLUE)
         card.line((left + 45, rows["embedding"] + 36), (left + 45, rows["block 1"] - 3))
@@ -622,7 +623,7 @@ def gpt() -> str:
     chances, best = here.chances.topk(3)
     for i, (p, token) in enumerate(zip(chances, best, strict=True)):
         y = 402 + 28 * i
-        card.text(212, y + 16, here.tokenizer.pieces([BOS, int(token)])[1].strip(), anchor="end")
+        card.text(212, y + 16, here.tokenizer.token_texts([BOS, int(token)])[1].strip(), anchor="end")
         card.bar(222, y, 130 * float(p), 20)
         card.text(230 + 130 * float(p), y + 16, f"{p:.2f}", anchor="start", size=13)
     card.text(28, 512, "One token is sampled and appended to the text; then the next step begins.",
