@@ -117,6 +117,7 @@ def test_all_logits_are_listed_with_their_tokens(site: Site, visit: Visit) -> No
     ]
     assert "feature" not in page.inner_text("dialog").lower()
     page.keyboard.press("Escape")
+    until(lambda: page.query_selector("dialog") is None, "the dialog to close")
 
 
 def test_a_sampled_token_is_named_even_if_it_is_not_listed(site: Site, visit: Visit) -> None:
@@ -175,7 +176,7 @@ def test_clicking_a_tensor_shows_its_numbers(site: Site, visit: Visit) -> None:
     exact = regard.load(site.runs["tiny-gpt"]).trace(PROMPT).array("decoder.0.self_attn.stream")
     assert np.array(rows).astype(float) == pytest.approx(exact, abs=2e-3)
     page.keyboard.press("Escape")
-    assert page.query_selector("dialog") is None
+    until(lambda: page.query_selector("dialog") is None, "the dialog to close")  # its `close` event is a queued task
     assert "tensor" in (page.evaluate("document.activeElement.className") or "")
 
 
