@@ -14,12 +14,14 @@ import pytest
 import soundfile
 
 from regard.data import spoken
+from regard.data.builtin import pairs
 from regard.data.speech import Utterance, at_speeds, join_utterances, read_utterances
 from regard.data.tones import FORMANTS, LETTERS, Tones
 from regard.errors import UserError
 from regard.recipes.schema import DataSettings
 
 WORDS = ("one", "two", "three", "four", "five")
+PAIR = next(iter(pairs("en-es", "train", 1)))
 
 
 def data(**changes: Any) -> DataSettings:
@@ -176,10 +178,26 @@ def test_espeak_speaks_sentences_with_voices_of_their_own_for_each_split(tmp_pat
     assert not variants[0] & variants[1] and not variants[0] & variants[2] and not variants[1] & variants[2]
     samples = found[0].recording.samples(8000)
     assert 0.5 * 8000 < len(samples) < 8 * 8000 and 0.05 < np.abs(samples).max() < 0.9
-    other = spoken.make(tmp_path / "again", {"train": 2})
-    np.testing.assert_array_equal(
-        samples, read_utterances(data(folder=str(other.parent), speech=other.name))[0].recording.samples(8000)
-    )
+
+
+def test_an_utterance_is_a_function_of_its_number_and_of_what_is_spoken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def speak(*arguments: Any) -> np.ndarray:
+        asked.append(arguments)
+        return np.sin(np.arange(4000, dtype=np.float32) / 7)
+
+    monkeypatch.setattr(spoken, "speak", speak)
+    made = []
+    for folder, number in (("one", 3), ("two", 3), ("three", 4)):
+        (tmp_path / folder / "audio").mkdir(parents=True)
+        line = spoken.utterance(tmp_path / folder, "train", 0, number, PAIR)
+        made.append(soundfile.read(tmp_path / folder / line.split("\t")[0])[0])
+    assert asked[0] == asked[1] != asked[2]
+    np.testing.assert_array_equal(made[0], made[1])
+    assert np.abs(made[0] - made[2]).max() > 0.01
 
 
 def test_without_espeak_the_script_says_what_to_install(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -4,7 +4,7 @@
 
 writes sound files (FLAC, 8,000 samples a second) and a manifest, spoken.tsv, with the columns file, text, translation
 (into Spanish), speaker and split. Sentences are those of the splits of `en-es`; each split has voices of its own. The
-n-th utterance of a split is a function of the seed and n, for one version of espeak-ng.
+n-th utterance of a split is a function of the seed, of n and of the sound that espeak-ng makes.
 """
 
 from __future__ import annotations
