@@ -16,11 +16,13 @@ from regard.metrics.text_scores import score_texts
 from regard.runs import LoadedRun
 from regard.tasks.speech import SpeechTask
 
+BLEU_ORDER = 4  # words of the longest n-grams of BLEU: it is 0 for single words
+
 
 def evaluate_speech(
     loaded: LoadedRun, examples: list[Any], changes: dict[str, Any], save: Path | None, as_json: bool, quiet: bool
 ) -> None:
-    """Print the error rates of transcripts of held-out recordings; BLEU and chrF too, for texts in another language."""
+    """Print the error rates of transcripts of held-out recordings; for sentences also BLEU and chrF."""
     task = loaded.task
     assert isinstance(task, SpeechTask)
     write = decoders.writer(loaded, changes)
@@ -42,5 +44,6 @@ def evaluate_speech(
     typer.echo(f"WER    {rates.wer:6.2f} %  of {words.length:,} words: {edits}")
     typer.echo(f"CER    {rates.cer:6.2f} %  of {rates.characters.length:,} characters")
     typer.echo(f"exact  {rates.accuracy:6.2f} %  of {rates.texts:,} recordings")
-    typer.echo(f"BLEU   {scores.bleu:6.2f}    {scores.bleu_signature}")
-    typer.echo(f"chrF   {scores.chrf:6.2f}    {scores.chrf_signature}")
+    if any(len(text.split()) >= BLEU_ORDER for text in references):
+        typer.echo(f"BLEU   {scores.bleu:6.2f}    {scores.bleu_signature}")
+        typer.echo(f"chrF   {scores.chrf:6.2f}    {scores.chrf_signature}")
