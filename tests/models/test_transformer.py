@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from regard.models import build
 from regard.models.transformer import Transformer
 from regard.models.transformer_settings import TransformerSettings
 from regard.packed import SeqBatch
-from regard.text import BOS, EOS
+from regard.text import BOS, EOS, UNK
 
 TINY = {"width": 16, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_width": 24, "dropout": 0.0}
 
@@ -291,3 +292,25 @@ def test_the_logits_of_padding_are_zero_so_that_it_gets_no_gradient() -> None:
     model = randomised(Transformer(settings(), 20, 20))
     logits = model.logits(SeqBatch.from_lists([[5, EOS]], [[6, EOS]], bos=BOS, source_size=4, target_size=5))
     assert logits[:2].abs().min() > 0 and not logits[2:].any()
+
+
+# -- word dropout ------------------------------------------------------------------------------------------------------
+
+
+def test_word_dropout_feeds_the_decoder_unknown_tokens_in_training_only() -> None:
+    batch = SeqBatch.from_lists([[7, 8, EOS]] * 400, [[4, 5, 6, EOS]] * 400, bos=BOS)
+    model = randomised(Transformer(settings(word_dropout=0.25), 20, 20))
+    plain = randomised(Transformer(settings(), 20, 20))
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.logits(batch), plain.logits(batch))
+    model.train()
+    fed: list[Tensor] = []
+    model.target_embedding.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0]))
+    torch.manual_seed(0)
+    logits = model.logits(batch)
+    (ids,) = fed
+    given = batch.inputs.ids
+    assert (ids[given == BOS] == BOS).all() and set(ids[ids != given].tolist()) == {UNK}
+    assert (ids != given)[given != BOS].double().mean() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 1200))
+    dropped = replace(batch, inputs=replace(batch.inputs, ids=ids))
+    torch.testing.assert_close(logits, plain.logits(dropped))

@@ -23,6 +23,7 @@ from regard.nn.embedding import TokenEmbedding
 from regard.nn.guided_alignment import alignment_loss
 from regard.packed import PackedLayout, PackedTokens, SeqBatch
 from regard.registry import MODELS
+from regard.special_tokens import BOS, UNK
 
 
 class EncoderDecoder(SequenceModel):
@@ -64,11 +65,19 @@ class EncoderDecoder(SequenceModel):
 
     def decode(self, inputs: PackedTokens, encoded: Tensor, source_layout: PackedLayout) -> Tensor:
         """Target tokens [T] and the encoded source [S, D] -> [T, D]."""
-        layout = inputs.layout
+        layout, inputs = inputs.layout, self._drop_words(inputs)
         x = self.target_embedding(inputs.ids, layout.position, _lengths(layout, source_layout))  # [T, D]
         self_layout, cross_layout = pack(layout, layout, Causal()), pack(layout, source_layout)
         x = self.decoder(x, self_layout, cross_layout, source=encoded, is_token=layout.is_token)
         return layout.zero_padding(x)
+
+    def _drop_words(self, inputs: PackedTokens) -> PackedTokens:
+        """Replace random target tokens by UNK in training (Bowman et al. 2016); BOS stays."""
+        share = self.settings.word_dropout
+        if not share or not self.training:
+            return inputs
+        dropped = (torch.rand(inputs.ids.shape, device=inputs.ids.device) < share) & (inputs.ids != BOS)
+        return replace(inputs, ids=inputs.ids.masked_fill(dropped, UNK))
 
     def features(self, batch: Any) -> Tensor:
         return self.decode(batch.inputs, *self.encode(batch.source))

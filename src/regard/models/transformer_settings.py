@@ -38,6 +38,13 @@ class TransformerSettings(SizedSettings):
     dropout: float = Field(
         ..., ge=0, lt=1, description="dropout probability, on embeddings and on the output of each sub-layer"
     )
+    word_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that an input token of the decoder becomes the unknown token in training, so that it "
+        "relies less on the words before it and more on the source",
+    )
     activation: Activation = Field("relu", description="activation of the feed-forward layers")
     se_dim: int = Field(
         0, ge=0, description="squeezed size of squeeze-and-excitation in the feed-forward layers; 0: off"
