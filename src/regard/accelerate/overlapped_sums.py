@@ -39,7 +39,6 @@ class OverlappedSums:
     Gradients are views of the buckets.
     """
 
-    grad_divisor = 1
     equal_passes = False
     static_grads = True
 

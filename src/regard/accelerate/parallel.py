@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,7 +28,6 @@ from regard.recipes.schema import TrainingSettings
 class DataParallel(Protocol):
     """A model whose gradients are summed over all processes."""
 
-    grad_divisor: int  # what the sum is divided by
     equal_passes: bool  # whether every process needs as many forward passes as the others
     static_grads: bool  # whether gradients stay where they are, as CUDA graphs require: they are zeroed, not removed
     copies: Bf16Weights | None  # of weights, which take part in the backward pass in their place
@@ -46,10 +46,8 @@ class Replicated:
     copies: Bf16Weights | None = None
 
     def __init__(self, model: SequenceModel, device: torch.device) -> None:
-        self.grad_divisor = distributed.world_size()  # DDP averages
-        with (
-            warnings.catch_warnings()
-        ):  # PyTorch 2.13 has another name for `broadcast_buffers`, and still obeys this one
+        with warnings.catch_warnings():
+            # PyTorch 2.13 has another name for `broadcast_buffers`, and still obeys this one.
             warnings.simplefilter("ignore", FutureWarning)
             self._module = DistributedDataParallel(
                 model,
@@ -57,6 +55,8 @@ class Replicated:
                 broadcast_buffers=False,  # `training.running_statistics` keeps them equal
                 gradient_as_bucket_view=True,
             )
+        # A lambda, because PyTorch compares annotations, which are strings here, with types.
+        self._module.register_comm_hook(None, lambda _, bucket: _sum(bucket))
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
         loss: Tensor = self._module(batch, smoothing, r_drop)
@@ -71,6 +71,12 @@ class Replicated:
                 yield
 
 
+def _sum(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum the gradients of a bucket, where DistributedDataParallel would take their mean."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda finished: finished.value()[0])
+
+
 class Sharded:
     """`DataParallel` by FSDP2, for a model that `shard` was applied to."""
 
@@ -79,7 +85,6 @@ class Sharded:
     copies: Bf16Weights | None = None
 
     def __init__(self, model: SequenceModel) -> None:
-        self.grad_divisor = distributed.world_size()  # FSDP averages
         self._model = model
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
@@ -104,7 +109,7 @@ def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device
     outside of the blocks (embeddings, output projection, last norm) stays in fp32, as do gradient sums.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (distributed.world_size(),))
     low = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -113,6 +118,10 @@ def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device
         for block in stack if isinstance(stack, BlockStack) else ():
             fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # sum gradients, where FSDP would take their mean
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -59,10 +59,6 @@ class ParallelTrainingStep(TrainingStep):
             return super()._forward(batch)
         return self.parallel(batch, self.settings.label_smoothing, self.settings.r_drop)
 
-    def _weighted(self, loss: Tensor) -> Tensor:
-        divisor = 1 if self.parallel is None else self.parallel.grad_divisor
-        return super()._weighted(loss) if divisor == 1 else super()._weighted(loss) * divisor
-
     def _clip(self) -> Tensor:
         return whole(super()._clip())
 
