@@ -118,6 +118,10 @@ def test_deepl_glossaries(service: Server) -> None:
     assert client.get_glossary(made.glossary_id).source_lang.upper() == "EN"
     assert client.get_glossary_entries(made) == {"cat": "gato", "dog": "perro"}
     assert client.get_glossary_languages()[0].source_lang.upper() == "EN"
+    table = client.create_glossary_from_csv("a table", "EN", "ES", 'cat,gata,en,es\n"cat, dog","gata, perra",en,es')
+    assert client.get_glossary_entries(table) == {"cat": "gata", "cat, dog": "gata, perra"}
+    worded = client.translate_text("the cat", source_lang="EN", target_lang="ES", glossary=table)
+    assert "gata" in worded.text.split()
     client.delete_glossary(made)
     with pytest.raises(deepl.GlossaryNotFoundException):
         client.get_glossary(made.glossary_id)

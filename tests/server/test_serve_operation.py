@@ -132,15 +132,32 @@ def test_counts_of_a_pool_bear_models_that_are_unloaded_meanwhile(
 
 
 def test_large_glossaries_are_refused(runs: dict[str, Path]) -> None:
-    many = {f"term{n}": "x" for n in range(501)}
+    many = {f"term{n}": "x" for n in range(10_001)}
     with serving(runs) as server:
-        for glossary in (many, {"cat": ["gato"] * 17}, {"cat": "x" * 20_000}):
+        for glossary in (many, {"cat": ["gato"] * 17}, {"cat": "x" * 500_000}):
             assert send(server, "/v1/translate", {"q": TEXT, "glossary": glossary})[0] == 413
         assert send(server, "/v1/translate", {"q": TEXT, "glossary": {"cat": ["gato"]}})[0] == 200
         made = {"name": "many", "source_lang": "en", "target_lang": "es"}
-        for entries, status in ((many, 413), ({"cat": "x" * 20_000}, 413), ({"cat": "gato"}, 201)):
+        for entries, status in ((many, 413), ({"cat": "x" * 500_000}, 413), ({"cat": "gato"}, 201)):
             text = "\n".join(f"{a}\t{b}" for a, b in entries.items())
             assert send(server, "/v2/glossaries", {**made, "entries": text})[0] == status
+
+
+def test_a_run_may_have_a_glossary_that_those_of_requests_go_before(runs: dict[str, Path], tmp_path: Path) -> None:
+    for name, content in (("all.tsv", "cat\tgatito\ndog\tperrito\n"), ("own.tsv", "cat\tgata\n")):
+        (tmp_path / name).write_text(content)
+    with serving(runs, glossaries=[str(tmp_path / "all.tsv"), f"en-es={tmp_path / 'own.tsv'}"]) as server:
+
+        def words(text: str, **more: Any) -> list[str]:
+            return send(server, "/v1/translate", {"q": text, **more})[2]["translations"][0]["text"].split()
+
+        assert "gata" in words("the cat") and "perrito" in words("the dog")
+        assert "gato" in words("the cat and the dog", glossary={"cat": "gato"})
+        assert "perrito" in words("the cat and the dog", glossary={"cat": "gato"})
+        spoken = send(server, "/translate", {"q": "the cat", "source": "en", "target": "es"})[2]["translatedText"]
+        assert "gata" in spoken.split()
+    with pytest.raises(UserError, match="no translation model is called 'stories'"):
+        ModelPool([f"{name}={path}" for name, path in runs.items()], glossaries=[f"stories={tmp_path / 'own.tsv'}"])
 
 
 def test_a_full_queue_and_a_slow_request_are_refused(runs: dict[str, Path]) -> None:

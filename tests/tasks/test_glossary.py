@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from regard.cli import run as run_command
 from regard.data.builtin import pairs
 from regard.decoding.terms import INNER, LEFT, RIGHT
 from regard.errors import UserError
-from regard.tasks.glossary import Glossary, GlossaryEntry, Requirement, term, token_classes
+from regard.tasks.glossary import Glossary, GlossaryEntry, Requirement, TermIndex, term, token_classes
 from regard.text import train
 from tiny_runs import make_run
 
@@ -39,6 +40,28 @@ def test_the_longest_of_overlapping_terms_counts() -> None:
     terms = {"card": "carta", "credit card": "tarjeta"}
     assert required(terms, "a credit card") == [("credit card", ("tarjeta",))]
     assert required(terms, "a card and a credit card") == [("card", ("carta",)), ("credit card", ("tarjeta",))]
+
+
+def test_finding_terms_takes_hardly_longer_with_thousands_of_them() -> None:
+    sentence = " ".join(f"word{n}" for n in range(0, 60, 3))
+
+    def seconds(count: int) -> float:
+        glossary = Glossary.of({f"word{n} word{n + 3}": "x" for n in range(count)})
+        assert len(glossary.requirements(sentence)) == 10
+        begin = time.perf_counter()
+        for _ in range(20):
+            glossary.requirements(sentence)
+        return time.perf_counter() - begin
+
+    few = min(seconds(100) for _ in range(3))
+    assert min(seconds(10_000) for _ in range(3)) < 5 * few
+
+
+def test_positions_are_those_of_the_sentence_whatever_its_white_space_and_case() -> None:
+    sentence = " \u3000The\tİSTANBUL  straße, STRASSE ẞ"
+    found = [(term, sentence[a:b]) for term, a, b in TermIndex(["the", "straße", "ß", "Straße"]).find(sentence)]
+    assert found == [("the", "The"), ("straße", "straße"), ("ß", "ẞ")]
+    assert [sentence[a:b] for _, a, b in TermIndex(["The İSTANBUL"]).find(sentence)] == ["The\tİSTANBUL"]
 
 
 def test_scripts_without_spaces_need_no_word_boundaries() -> None:

@@ -43,6 +43,15 @@ def serve(
     rate: Annotated[
         float, typer.Option(metavar="N", min=0, help="Requests a minute that each key may send; 0: no limit.")
     ] = 0.0,
+    glossary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="Terms and their translations, for all requests, or for those to one run: see `regard translate "
+            "--glossary`. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     memory: Annotated[
         float,
         typer.Option(metavar="GB", min=0, help="Memory of all models, above which unused ones are unloaded."),
@@ -84,6 +93,8 @@ def serve(
 
         regard serve en-es=runs/one de-en=runs/two runs/stories --memory 4
 
+        regard serve runs/en-es --glossary terms.tsv
+
         regard serve runs/en-es --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     try:  # fastapi, uvicorn and others are optional
@@ -96,6 +107,7 @@ def serve(
         keys=keys,
         auth=auth,
         rate=rate,
+        glossaries=glossary or (),
         device=device,
         memory_gb=memory,
         rows=sentences,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +19,10 @@ from regard.server.gateway import Gateway, Payload
 from regard.server.languages import detect, name_of
 from regard.server.pool import Pair
 from regard.server.registry import NotFound
-from regard.server.translate_api import Translated, Wishes, body_schema, check_glossary, translations
+from regard.server.translate_api import Translated, Wishes, body_schema, glossary_of, translations
+from regard.tasks.glossary import Glossary
 
-MAX_GLOSSARIES = 100  # of a key
+MAX_GLOSSARIES, MAX_CHARACTERS = 100, 5_000_000  # of all glossaries of a key
 
 
 class DeepLBody(Payload):
@@ -57,8 +59,10 @@ class TermList:
     name: str
     pair: Pair
     entries: dict[str, str]
+    glossary: Glossary
     owner: str
     created: str
+    size: int  # characters
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -72,17 +76,22 @@ class TermList:
         }
 
 
-def parse_entries(text: str, separator: str) -> dict[str, str]:
-    """Read lines of a term and its translation.
+def parse_entries(text: str, format: str) -> dict[str, str]:
+    """Read lines of a term and its translation; CSV may quote them, and name the languages in two more columns.
 
-    >>> parse_entries("cat\\tgato\\ndog\\tperro", "\\t")
-    {'cat': 'gato', 'dog': 'perro'}
+    >>> parse_entries('cat,gato\\n"cat, dog",perro,en,es', "csv")
+    {'cat': 'gato', 'cat, dog': 'perro'}
     """
     entries: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+    lines = text.splitlines()
+    try:
+        rows = list(csv.reader(lines, strict=True)) if format == "csv" else [line.split("\t", 1) for line in lines]
+    except csv.Error as error:
+        raise UserError(f"entries: not CSV: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if not any(part.strip() for part in row):
             continue
-        term, _, translation = (part.strip() for part in line.partition(separator))
+        term, translation = (part.strip() for part in (*row, "", "")[:2])
         if not (term and translation):
             raise UserError(f"entries, line {number}: expected a term and its translation")
         entries[term] = translation
@@ -99,14 +108,19 @@ class TermLists:
         self._lock = Lock()
 
     def add(self, body: GlossaryBody, key: ApiKey) -> TermList:
-        entries = parse_entries(body.entries, "\t" if body.entries_format == "tsv" else ",")
-        check_glossary(entries)
+        entries = parse_entries(body.entries, body.entries_format)
+        glossary = glossary_of(entries)
+        assert glossary is not None
         pair = body.source_lang.lower(), body.target_lang.lower()
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        made = TermList(secrets.token_hex(16), body.name, pair, entries, key.name, created)
+        made = TermList(secrets.token_hex(16), body.name, pair, entries, glossary, key.name, created, len(body.entries))
         with self._lock:
-            if len(self.of(key)) >= MAX_GLOSSARIES:
-                raise UserError(f"at most {MAX_GLOSSARIES} glossaries are allowed: delete one")
+            others = self.of(key)
+            if len(others) >= MAX_GLOSSARIES or len(body.entries) + sum(one.size for one in others) > MAX_CHARACTERS:
+                raise UserError(
+                    f"at most {MAX_GLOSSARIES} glossaries of together {MAX_CHARACTERS:,} characters are allowed: "
+                    "delete one"
+                )
             self._lists[made.id] = made
         return made
 
@@ -135,7 +149,7 @@ def routes(gateway: Gateway) -> APIRouter:
         terms = None if body.glossary_id is None else lists.find(body.glossary_id, request.state.key)
         if terms is not None and terms.pair != (body.source_lang, body.target_lang):
             raise UserError(f"the glossary is for {terms.pair[0]} to {terms.pair[1]}: set source_lang and target_lang")
-        wishes = Wishes(html=body.tag_handling is not None, glossary={} if terms is None else terms.entries)
+        wishes = Wishes(html=body.tag_handling is not None, glossary=None if terms is None else terms.glossary)
 
         def work() -> tuple[list[Translated], str]:
             source = body.source_lang

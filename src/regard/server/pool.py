@@ -20,6 +20,7 @@ from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 from regard.server.registry import NotFound, fingerprint
 from regard.tasks.generator import Generator
+from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Translator
 
 MAX_BATCH_TOKENS = 1_000_000
@@ -43,6 +44,7 @@ class Engaged:
     engine: Engine
     stamp: str  # of the files it was loaded from
     bytes: int
+    glossary: Glossary | None = None  # of the run, for all requests
     users: int = 0
     retired: bool = False  # no new requests; closed when the last one ends
 
@@ -65,6 +67,7 @@ class Served:
     verb: str  # translate or generate
     pair: Pair | None
     created: int
+    glossary: Glossary | None = None
     engaged: Engaged | None = None
     error: str | None = None  # why it was not loaded when last tried
     failed: str | None = None  # the stamp of the files that were not loaded
@@ -119,8 +122,12 @@ class ModelPool:
         rows: int = 64,
         queue: int = MAX_QUEUE,
         observe: Callable[[str, Turn], None] | None = None,
+        glossaries: Sequence[str] = (),
     ) -> None:
-        """`runs` are run directories, or NAME=RUN; `memory` is the budget in bytes of all models (0: no limit)."""
+        """`runs` are run directories, or NAME=RUN; `memory` is the budget in bytes of all models (0: no limit).
+
+        `glossaries` are files, each for all translation runs, or NAME=FILE.
+        """
         devices.pick(device)
         self.device, self.memory, self.rows, self.queue, self.observe = device, memory, rows, queue, observe
         self.served: dict[str, Served] = {}
@@ -136,6 +143,17 @@ class ModelPool:
                 raise UserError(f"{path} was trained on {task.trained_on}: it neither translates nor generates")
             pair = language_pair(name, run) if task.verb == "translate" else None
             self.served[name] = Served(name, path, task.verb, pair, int(run.path.stat().st_mtime))
+        for argument in glossaries:
+            self._add_glossary(*split_name(argument))
+
+    def _add_glossary(self, name: str | None, file: Path) -> None:
+        """Read the glossary of a run, or of all translation runs; the entries of a later one count."""
+        glossary = Glossary.read(file)
+        if name is not None and (name not in self.served or self.served[name].verb != "translate"):
+            raise UserError(f"--glossary {name}={file}: no translation model is called {name!r}")
+        for run in self.served.values():
+            if run.verb == "translate" and name in (None, run.name):
+                run.glossary = glossary.over(run.glossary)
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
@@ -237,7 +255,7 @@ class ModelPool:
         observe = None if self.observe is None else self._observer(served.name)
         engine = Engine(model.module, precision=model.precision, rows=self.rows, queue=self.queue, observe=observe)
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
-        engaged = Engaged(model, engine.start(), stamp, size)
+        engaged = Engaged(model, engine.start(), stamp, size, served.glossary)
         with self._lock:
             before, served.engaged = served.engaged, engaged
         served.error, served.failed = None, None

@@ -33,6 +33,7 @@ class Options:
     port: int = 0
     keys: Path | None = None
     auth: bool = True  # whether another host than this machine needs keys
+    glossaries: Sequence[str] = ()  # files, each for all runs, or NAME=FILE
     rate: float = 0.0  # requests a minute of each key (0: no limit)
     device: str = "auto"
     memory_gb: float = 0.0  # of all models together (0: no limit)
@@ -79,6 +80,7 @@ def open_service(runs: Sequence[str], options: Options) -> Server:
         rows=options.rows,
         queue=options.queue,
         observe=metrics.observe,
+        glossaries=options.glossaries,
     )
     limits = Limits(options.characters, seconds=options.seconds, queue=options.queue)
     access = Access(keys, options.rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,10 +14,11 @@ from regard.runs import LoadedRun
 from regard.server.gateway import Gateway, Payload, TooBig
 from regard.server.pool import Engaged
 from regard.tasks.documents import TranslatedDocument, translate_documents
+from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Translator
 
 MAX_NBEST = 16
-MAX_TERMS, MAX_FORMS, MAX_TERM_CHARACTERS = 500, 16, 20_000  # of a glossary, of a term, and of all terms
+MAX_TERMS, MAX_FORMS, MAX_TERM_CHARACTERS = 10_000, 16, 500_000  # of a glossary, of a term, and of all terms
 
 Terms = dict[str, str | list[str]]
 
@@ -64,10 +65,16 @@ class Wishes:
 
     nbest: int = 1
     html: bool = False
-    glossary: Mapping[str, str | list[str]] = field(default_factory=dict)
+    glossary: Glossary | None = None  # beside that of the run
     alignment: bool = False
     confidence: bool = False
     prefix: str | None = None
+
+
+def glossary_of(terms: Mapping[str, str | list[str]]) -> Glossary | None:
+    """The glossary of a request, if it has terms; one that would take long to prepare is refused."""
+    check_glossary(terms)
+    return Glossary.of(terms) if terms else None
 
 
 def check_glossary(glossary: Mapping[str, str | list[str]]) -> None:
@@ -75,7 +82,7 @@ def check_glossary(glossary: Mapping[str, str | list[str]]) -> None:
     forms = {term: [own] if isinstance(own, str) else own for term, own in glossary.items()}
     size = sum(len(term) + sum(map(len, own)) for term, own in forms.items())
     if len(forms) > MAX_TERMS:
-        raise TooBig(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS} are allowed")
+        raise TooBig(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS:,} are allowed")
     if any(len(own) > MAX_FORMS for own in forms.values()):
         raise TooBig(f"a term of the glossary has more than {MAX_FORMS} translations")
     if size > MAX_TERM_CHARACTERS:
@@ -88,9 +95,8 @@ def translations(engaged: Engaged, texts: list[str], wishes: Wishes, language: s
     White space between sentences, and in HTML the tags, stay as they are.
     """
     model = engaged.model
-    translator = engaged.translator(
-        beam=max(model.recipe.decoding.beam, wishes.nbest), glossary=dict(wishes.glossary) or None
-    )
+    glossary = engaged.glossary if wishes.glossary is None else wishes.glossary.over(engaged.glossary)
+    translator = engaged.translator(beam=max(model.recipe.decoding.beam, wishes.nbest), glossary=glossary)
     documents = translate_documents(
         translator,
         model.word_links,
@@ -109,7 +115,7 @@ def _translated(document: TranslatedDocument, translator: Translator, model: Loa
         {"text": text, "score": score} for text, score in zip(document.texts, document.scores, strict=True)
     ]
     answer = Translated(**ranked[0], alternatives=ranked[1:], truncated=document.truncated)
-    if wishes.glossary:
+    if translator.glossary is not None:
         answer.unmet = [str(requirement) for own in document.answers for requirement in own.unmet]
     if wishes.alignment:
         answer.alignment = [list(link) for link in document.alignment()]
@@ -129,14 +135,14 @@ def routes(gateway: Gateway) -> APIRouter:
         """Translate a text or several."""
         body = await gateway.read(request, TranslateBody)
         texts = [body.q] if isinstance(body.q, str) else body.q
-        check_glossary(body.glossary)
+        glossary = glossary_of(body.glossary)
         gateway.check_texts(request, texts)
         served = gateway.pool.translating(body.source, body.target, body.model)
         request.state.model = served.name
         wishes = Wishes(
             max(body.nbest, body.alternatives + 1),
             body.format == "html",
-            body.glossary,
+            glossary,
             body.alignment,
             body.confidence,
             body.prefix,

@@ -15,7 +15,7 @@ in lower case may also begin with a capital where the source term does, or where
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -67,6 +67,50 @@ class Requirement:
         return f"{self.source!r} is not translated as {forms}"
 
 
+class TermIndex:
+    """Finds terms in sentences, in time that hardly depends on the number of terms.
+
+    At every position where a term may begin, the lengths of the terms with this first character are tried, the longest
+    first. Where a term is found, the search goes on behind it.
+    """
+
+    def __init__(self, terms: Iterable[str]) -> None:
+        """`terms` are single-spaced; one with capitals matches as it is written, any other in any case."""
+        self._terms: dict[str, list[str]] = {}  # by their folded text
+        lengths: dict[str, set[int]] = {}
+        for term in sorted(terms):  # capitals first
+            folded = _folded(term)
+            self._terms.setdefault(folded, []).append(term)
+            lengths.setdefault(folded[0], set()).add(len(folded))
+        self._lengths = {first: sorted(own, reverse=True) for first, own in lengths.items()}
+
+    def find(self, sentence: str) -> Iterator[tuple[str, int, int]]:
+        """Yield each term that occurs, and where: the longest at every position, from left to right."""
+        spans = [m.span() for m in re.finditer(r"\S+", sentence)]
+        text = " ".join(sentence[start:stop] for start, stop in spans)  # single-spaced, as the terms are
+        origin = [i for start, stop in spans for i in (*range(start, stop), stop)]  # of each character of `text`
+        folded, in_word, free = _folded(text), [re.match(WORD, c) is not None for c in text] + [False], 0
+        for start, first in enumerate(folded):
+            if start < free or (start and in_word[start] and in_word[start - 1]):
+                continue
+            for length in self._lengths.get(first, ()):
+                stop = start + length
+                if stop <= len(text) and not (in_word[stop - 1] and in_word[stop]):
+                    written = text[start:stop]
+                    own = self._terms.get(folded[start:stop], ())
+                    if found := next((term for term in own if term in (term.lower(), written)), None):
+                        yield found, origin[start], origin[stop - 1] + 1
+                        free = stop
+                        break
+
+
+def _folded(text: str) -> str:
+    """Case-folded character by character, so that positions stay."""
+    if text.isascii():
+        return text.lower()
+    return "".join(next(f for f in (c.casefold(), c.lower(), c) if len(f) == 1) for c in text)
+
+
 @dataclass(frozen=True)
 class Glossary:
     """Entries, and where they apply: `Glossary.of({"cat": ["gato", "gata"]}).requirements("a cat")`."""
@@ -94,15 +138,15 @@ class Glossary:
                 entries.append(_entry(source, forms, f"{path}, line {number}"))
         return cls(tuple(entries))
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str] | None:
-        """Matches every source term; the index of its group less one is that of `_sources`."""
-        return re.compile("|".join(f"({_whole_words(source)})" for source in self._sources)) if self._sources else None
+    def over(self, other: Glossary | None) -> Glossary:
+        """This glossary with the entries of another one for terms that it does not have."""
+        if other is None:
+            return self
+        return Glossary((*self.entries, *(entry for entry in other.entries if entry.source not in self._entries_of)))
 
     @cached_property
-    def _sources(self) -> list[str]:
-        """Distinct source terms, the longest first, so that the longest matches."""
-        return sorted({entry.source for entry in self.entries if entry.source}, key=lambda s: (-len(s), s))
+    def _index(self) -> TermIndex:
+        return TermIndex(source for source in self._entries_of if source)
 
     @cached_property
     def _entries_of(self) -> dict[str, list[GlossaryEntry]]:
@@ -114,12 +158,10 @@ class Glossary:
     def requirements(self, sentence: str) -> list[Requirement]:
         """What the translation of a sentence must and must not contain."""
         found = [("", False, entry) for entry in self._entries_of.get("", [])]
-        for match in () if self._pattern is None else self._pattern.finditer(sentence):
-            first = not sentence[: match.start()].strip()
-            assert match.lastindex is not None
-            source = self._sources[match.lastindex - 1]
-            capital = source == source.lower() and (first or match[0][:1].isupper())
-            found += [(match[0], capital, entry) for entry in self._entries_of[source]]
+        for source, start, stop in self._index.find(sentence):
+            text, first = sentence[start:stop], not sentence[:start].strip()
+            capital = source == source.lower() and (first or text[:1].isupper())
+            found += [(text, capital, entry) for entry in self._entries_of[source]]
         required: dict[Requirement, None] = {}
         for text, capital, entry in found:
             if entry.forms:
@@ -153,17 +195,11 @@ def _capitalized(form: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _whole(form: str) -> re.Pattern[str]:
-    return re.compile(_whole_words(form, any_case=False))
-
-
-def _whole_words(term: str, any_case: bool = True) -> str:
-    """A regular expression for a term as whole words; in any case if the term is in lower case."""
-    words = r"\s+".join(map(re.escape, term.split()))
-    if any_case and term == term.lower():
-        words = f"(?i:{words})"
-    before = f"(?<!{WORD})" if re.match(WORD, term) else ""
-    after = f"(?!{WORD})" if re.match(WORD, term[-1]) else ""
-    return before + words + after
+    """A regular expression for a form as whole words."""
+    words = r"\s+".join(map(re.escape, form.split()))
+    before = f"(?<!{WORD})" if re.match(WORD, form) else ""
+    after = f"(?!{WORD})" if re.match(WORD, form[-1]) else ""
+    return re.compile(before + words + after)
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
