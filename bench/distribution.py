@@ -6,8 +6,10 @@ A comparison builds all variants of a training step in one process, lets them ta
 of a step and its ratio to the first variant. The plain variants run before a process group is initialised; the others
 belong to a group of one process (NCCL on a GPU, gloo on a CPU). `saving` measures how long steps are delayed by the
 snapshot and the state of a run that are written every 500 steps, the default of `training.save_every`; `profiles` are
-milliseconds of a step by kind of kernel. `--functional` instead trains small runs under torchrun, stops, kills and
-resumes them.
+milliseconds of a step by kind of kernel. "static" steps are those of captured ones without the CUDA graph. A variant's
+peak is the memory that it allocates beyond what the variants before it hold; its loss is the sum over all steps, which
+are equally many for all variants. `--functional` instead trains small runs under torchrun, stops, kills and resumes
+them.
 """
 
 from __future__ import annotations
@@ -40,19 +42,47 @@ from regard.recipes import load
 from regard.recipes.schema import Recipe, TrainingSettings
 from regard.registry import OPTIMIZERS
 from regard.training import checkpoint
-from regard.training.captured_step import make_step
+from regard.training.captured_step import CapturedTrainingStep, make_step
 from regard.training.outputs import RunOutputs
 from regard.training.progress import Reporter
 from regard.training.step import TrainingStep
 
-BASE = ("wmt14-en-de-base", ["training.batch_tokens=32768"])
-# the recipe, and the variants: how processes share the model ("" for one process without a group), and the backend
-COMPARISONS: dict[str, tuple[tuple[str, list[str]], list[tuple[str, str]]]] = {
-    "base-captured": (BASE, [("", "captured"), ("ddp", "captured")]),
-    "base-compiled": (BASE, [("", "compiled"), ("ddp", "compiled")]),
-    "base-accumulated": ((BASE[0], [*BASE[1], "training.accumulate=2"]), [("", "captured"), ("ddp", "captured")]),
-    "fsdp-774m": (CASES["gpt2-774m"], [("", "captured"), ("fsdp", "static"), ("fsdp", "compiled")]),
-    "fsdp-base": (BASE, [("", "captured"), ("fsdp", "static"), ("fsdp", "compiled")]),
+BASE = ("wmt14-en-de-base", [])
+GPT = CASES["gpt2-774m"][0], [s for s in CASES["gpt2-774m"][1] if "batch_tokens" not in s]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a variant of a step runs."""
+
+    parallel: str  # how processes share the model; "" for one process without a group
+    backend: str
+    sets: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.parallel or "one process", self.backend, *self.sets])
+
+
+def gpt(tokens: int) -> tuple[str, list[str]]:
+    """GPT-2 774M with batches of so many tokens."""
+    return GPT[0], [*GPT[1], f"training.batch_tokens={tokens}"]
+
+
+PLAIN = Kind("", "captured")
+# the recipe, and the variants, of which the first is what the others are compared with
+COMPARISONS: dict[str, tuple[tuple[str, list[str]], list[Kind]]] = {
+    "base-captured": (BASE, [PLAIN, Kind("ddp", "captured")]),
+    "base-compiled": (BASE, [Kind("", "compiled"), Kind("ddp", "compiled")]),
+    "base-accumulated": ((BASE[0], ["training.accumulate=2"]), [PLAIN, Kind("ddp", "captured")]),
+    "fsdp-774m": (gpt(16384), [PLAIN, Kind("fsdp", "captured"), Kind("fsdp", "static")]),
+    "fsdp-774m-32k": (gpt(32768), [PLAIN, Kind("fsdp", "static")]),
+    "fsdp-774m-64k": (gpt(65536), [Kind("", "static"), Kind("fsdp", "static")]),
+    "fsdp-774m-options": (
+        gpt(16384),
+        [PLAIN, Kind("fsdp", "static", ("training.reshard=false",)), Kind("fsdp", "compiled")],
+    ),
+    "fsdp-base": (BASE, [PLAIN, Kind("fsdp", "captured"), Kind("fsdp", "static")]),
 }
 
 
@@ -64,6 +94,7 @@ class Variant:
     recipe: Recipe
     example: Example
     step: TrainingStep
+    peak: int = 0  # bytes
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
@@ -82,31 +113,51 @@ class Variant:
         return (time.perf_counter() - start) / steps
 
 
-def prepare(base: tuple[str, list[str]], parallel: str, backend: str, tiny: bool, device: torch.device) -> Variant:
+def prepare(base: tuple[str, list[str]], kind: Kind, tiny: bool, device: torch.device) -> Variant:
     """Build a training step as `regard train` does, and take its first steps."""
     gpu = device.type == "cuda"
     sets = [s for s in base[1] if not s.startswith("training.backend")] + (TINY if tiny else [])
-    recipe = load(base[0], [*sets, f"training.parallel={parallel or 'ddp'}"])
+    backend = ("captured" if kind.backend == "static" else kind.backend) if gpu else "plain"
+    recipe = load(base[0], [*sets, *kind.sets, f"training.parallel={kind.parallel or 'ddp'}"])
     # Batches are static for every variant, so that all compute the same.
     like = recipe.model_copy(update={"training": recipe.training.model_copy(update={"backend": "captured"})})
-    example, settings = Example.of(like if gpu else recipe, gpu), recipe.training
-    settings = settings.model_copy(update={"backend": backend if gpu else "plain"})
+    example = Example.of(like if gpu else recipe, gpu)
+    settings = recipe.training.model_copy(update={"backend": backend})
+    before = reset_peak(device)
     torch.manual_seed(1)
     with device:  # initialising a large model on the host takes longer than measuring it
         model, shape = example.model(recipe), example.shape
     static = None if shape is None else shape.unflatten(shape.flatten(example.batch).to(device))
     lines: list[str] = []
-    how = accelerate.for_training(model, settings, device, backend if gpu else "plain", static, lines.append)
+    how = accelerate.for_training(model, settings, device, backend, static, lines.append)
     shared = accelerate.data_parallel(model, settings, device, how)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings)
     step = make_step(model, optimizer, None, settings, device, None if how == "plain" else shape, lines.append, shared)
-    name = f"{parallel or 'one process'}, {how}" + (f" (not {backend})" if how != backend else "")
+    if kind.backend == "static" and isinstance(step, CapturedTrainingStep):
+        step.steps_to_capture = -1
+    name = kind.name + (f" (not: {how})" if how != backend else "")
     variant = Variant(name, recipe.model_copy(update={"training": settings}), example, step)
     for _ in range(6):
         variant()
     synchronize(device)
-    print("; ".join(lines), flush=True)
+    variant.peak = peak(device) - before
+    graphs = isinstance(step, CapturedTrainingStep) and step.graphs is not None
+    lines.append(f"loss {step.loss.item():.3f}, {variant.peak / 1e9:.2f} GB, {'one graph' if graphs else 'no graph'}")
+    print(f"  {name}: {'; '.join(lines)}", flush=True)
     return variant
+
+
+def reset_peak(device: torch.device) -> int:
+    """Forget the peak of the memory; return the bytes that are allocated."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
 
 
 def join(stack: ExitStack, device: torch.device) -> None:
@@ -137,14 +188,17 @@ def comparison(name: str, given: argparse.Namespace, device: torch.device) -> di
     print(f"{name}:", flush=True)
     with ExitStack() as stack:
         variants: list[Variant] = []
-        for parallel, backend in kinds:
-            if parallel and not distributed.is_initialised():
+        for kind in kinds:
+            if kind.parallel and not distributed.is_initialised():
                 join(stack, device)
             try:
-                variants.append(prepare(base, parallel, backend, given.tiny, device))
+                variants.append(prepare(base, kind, given.tiny, device))
             except Exception:  # the other variants are still compared
                 traceback.print_exc()
         found = compare(variants, given.rounds, max(1, round(given.steps * (0.25 if "774m" in name else 1))))
+        for variant in variants:
+            found[variant.name] |= {"peak": variant.peak, "loss": variant.step.loss.item()}
+            print(f"  {variant.name}: loss {variant.step.loss.item():.3f} in all", flush=True)
         found["profiles"] = {variant.name: profiled(variant, device) for variant in variants}
         for which, kinds_of_kernels in found["profiles"].items():
             print(f"  profile of {which}: {kinds_of_kernels}", flush=True)
@@ -198,12 +252,12 @@ def stall(variant: Variant, folder: Path, steps: int) -> dict[str, float]:
 def saving(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Saving during captured steps of one process, and in shards under FSDP."""
     result = {}
-    for parallel, backend in (("", "captured"), ("fsdp", "static")):
+    for kind in (PLAIN, Kind("fsdp", "captured")):
         with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-            if parallel:
+            if kind.parallel:
                 join(stack, device)
             print("saving:", flush=True)
-            variant = prepare(BASE, parallel, backend, given.tiny, device)
+            variant = prepare(BASE, kind, given.tiny, device)
             result[variant.name] = stall(variant, Path(folder), 3 if given.tiny else given.saving_steps)
             del variant
     return result
@@ -211,14 +265,15 @@ def saving(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 # -- a functional check ------------------------------------------------------------------------------------------------
 
-RECIPE = ["copy", "--set", "training.save_every=20", "--set", "training.validate_every=150"]
+RECIPE = ["copy", "--set", "training.validate_every=1000"]
 
 
 def job(folder: Path, name: str, parallel: str, steps: int, *options: str) -> subprocess.Popen[str]:
     """Start a run under torchrun."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     words += ["--rdzv-endpoint", "127.0.0.1:0", *options, "-m", "regard", "train", *RECIPE]
-    words += ["--set", f"training.parallel={parallel}", "--set", f"training.steps={steps}", "--out", str(folder / name)]
+    words += ["--set", f"training.steps={steps}", "--set", f"training.save_every={steps // 20}"]
+    words += ["--set", f"training.parallel={parallel}", "--out", str(folder / name)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -243,16 +298,18 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
 
 def functional(tiny: bool) -> dict[str, Any]:
     """Under torchrun: train; SIGTERM saves, the same command resumes; SIGKILL to a worker, torchrun restarts it."""
-    steps, result = 60 if tiny else 150, {}
+    steps, result = 60 if tiny else 2000, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plans = {(p, how): f"{p}-{how}" for p in ("ddp", "fsdp") for how in ("stopped", "killed")}
-        restarts = {"stopped": [], "killed": ["--max-restarts", "1"]}
-        jobs = {key: job(folder, run, key[0], steps, *restarts[key[1]]) for key, run in plans.items()}  # side by side
+        plans = {(p, how): f"{p}-{how}" for p in ("ddp", "fsdp") for how in ("whole", "stopped", "killed")}
+        restarts = ["--max-restarts", "1"]
+        jobs = {key: job(folder, run, key[0], steps, *restarts) for key, run in plans.items()}  # side by side
         for (parallel, how), run in plans.items():
-            process = jobs[parallel, how]
-            wait_for(partial(lambda path: saved_step(path) >= 20, folder / run), process)
-            os.kill(worker(process.pid), signal.SIGTERM if how == "stopped" else signal.SIGKILL)
+            if how != "whole":
+                process = jobs[parallel, how]
+                wait_for(partial(lambda path: saved_step(path) > 0, folder / run), process)
+                os.kill(worker(process.pid), signal.SIGTERM if how == "stopped" else signal.SIGKILL)
+                result[f"{parallel}, {how} at"] = saved_step(folder / run)
         for (parallel, how), run in plans.items():
             if how == "stopped":
                 jobs[parallel, how].communicate(timeout=120)
@@ -261,9 +318,16 @@ def functional(tiny: bool) -> dict[str, Any]:
             text = jobs[parallel, how].communicate(timeout=180)[0]
             done = jobs[parallel, how].returncode == 0 and saved_step(folder / run) == steps
             lines = [line for line in text.splitlines() if line.startswith("training step:")]
-            result[f"{parallel}, {how}"] = "ok" if done else text[-3000:]
-            print(f"  {parallel}, {how}: {'ok' if done else text[-3000:]} {lines[-1:]}", flush=True)
+            loss = valid_loss(folder / run) if done else None
+            result[f"{parallel}, {how}"] = {"loss": loss, "output": "" if done else text[-3000:]}
+            print(f"  {parallel}, {how}: {loss if done else text[-3000:]} {lines[-1:]}", flush=True)
     return result
+
+
+def valid_loss(run: Path) -> float:
+    """The loss of the last validation of a run."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return float([line for line in lines if line["kind"] == "valid"][-1]["loss"])
 
 
 def main() -> None:

@@ -149,6 +149,7 @@ def profiled(update: Any, device: torch.device, steps: int = 3) -> dict[str, flo
 def planned(recipe: Any, hardware: Any, gpu: bool) -> dict[str, Any]:
     traced = trace(recipe, gpu=gpu)
     work = speed.Compute.of(traced, hardware)
+    by_table = speed.Compute.of(traced, HARDWARE["h200" if gpu else "cpu"])
     kinds: Counter[str] = Counter()
     for kernel in traced.step:
         kinds[kind(kernel.name)] += 1000 * speed.kernel_seconds(kernel, hardware) / traced.micro_batches
@@ -157,11 +158,19 @@ def planned(recipe: Any, hardware: Any, gpu: bool) -> dict[str, Any]:
     return {
         "peak": memory.peak,
         "seconds": recipe.training.accumulate * work.micro_batch + work.update,
+        "seconds by table": recipe.training.accumulate * by_table.micro_batch + by_table.update,
         "flops": traced.model_flops,
         "parameters": traced.parameters,
         "kernels": {**{name: round(value, 3) for name, value in kinds.items()}, "count": len(traced.step)},
         "memory": {name: value for name, value in vars(memory).items() if isinstance(value, int)},
     }
+
+
+def predict(names: list[str]) -> None:
+    """Print what the planner's table says of an H200, which needs no GPU."""
+    for name in names:
+        plan = planned(load(*CASES[name]), HARDWARE["h200"], gpu=True)
+        print(f"{name}: {1000 * plan['seconds']:.1f} ms, {plan['peak'] / 1e9:.2f} GB", flush=True)
 
 
 def main() -> None:
@@ -171,7 +180,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=100.0, help="start no case after this time")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try this script on a CPU")
+    parser.add_argument("--predict", action="store_true", help="print the plans for an H200, and measure nothing")
     given = parser.parse_args()
+    if given.predict:
+        predict(given.only)
+        return
     begin, device = time.perf_counter(), devices.pick("auto")
     gpu = device.type == "cuda"
     hardware = replace(HARDWARE["h200" if gpu else "cpu"], matmul_rate=matrix_rate(device, "auto"))
@@ -204,6 +217,7 @@ def main() -> None:
         if gpu:
             errors.append(f"{found['peak'] / 1e9:.2f} GB, planned {plan['peak'] / 1e9:.2f}")
             errors += [f"{plan[key] / found[key] - 1:+.1%} {key}" for key in ("seconds", "peak")]
+            errors.append(f"{plan['seconds by table'] / found['seconds'] - 1:+.1%} seconds by the table's matmul rate")
         print(f"{name} ({found['backend']}): {'; '.join(errors)}; {time.perf_counter() - begin:.0f} s", flush=True)
         torch.cuda.empty_cache() if gpu else None
 

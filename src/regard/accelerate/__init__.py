@@ -26,7 +26,7 @@ from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
 from regard.accelerate.fused import deferred_biases, fuse
 from regard.accelerate.overlapped_sums import OverlappedSums
-from regard.accelerate.parallel import DataParallel, Replicated, Sharded, is_sharded, shard, shards
+from regard.accelerate.parallel import DataParallel, Replicated, Sharded, can_capture, is_sharded, shard, shards
 from regard.accelerate.recompute import checkpoint_activations
 from regard.errors import UserError, first_line
 from regard.models import SequenceModel
@@ -34,8 +34,8 @@ from regard.packed import SeqBatch
 from regard.precision import autocast, in_bf16
 from regard.recipes.schema import TrainingSettings
 
-# Of training steps, the fastest first. All but plain need static batches, whose shapes never change. Gathered weights
-# have no constant addresses, which CUDA graphs need: steps of sharded models are static where others are captured.
+# Of training steps, the fastest first. All but plain need static batches, whose shapes never change; static steps are
+# those of sharded models that cannot be captured.
 BACKENDS = ("compiled", "captured", "static", "plain")
 LONG_JOB = 1e17  # FLOPs (minutes on a large GPU) from which compilation saves more time than it takes
 
@@ -52,7 +52,7 @@ def requested_backend(settings: TrainingSettings, model: SequenceModel, device: 
     """The backend for training steps: the recipe's, or for "auto" captured if device and model allow, else plain."""
     can = device.type == "cuda" and model.static_shapes and not settings.checkpoint_activations and kernels.available()
     if settings.backend == "auto":
-        return ("static" if shards(settings) else "captured") if can else "plain"
+        return ("captured" if can_capture(settings) else "static") if can else "plain"
     if settings.backend != "plain" and not can:
         raise UserError(
             f'training.backend = "{settings.backend}" needs a GPU with Triton and a C compiler, a Transformer, GPT, '
@@ -84,13 +84,13 @@ def for_training(
         applied.append("fused blocks")
     if sharded:
         shard(model, settings, device)
-        applied.append(f"fsdp on {distributed.world_size()} devices (no CUDA graphs)")
+        applied.append(f"fsdp on {distributed.world_size()} devices")
     elif distributed.is_initialised():
         applied.append(f"ddp on {distributed.world_size()} devices")
     if backend != "plain" and settings.backend == "auto" and worth_compiling(model, settings):
         backend = "compiled"
     for name in BACKENDS[BACKENDS.index(backend) :]:
-        if name == ("captured" if sharded else "static"):
+        if name == ("static" if can_capture(settings) else "captured"):
             continue
         backend = name
         if name == "plain" or (batch is not None and _works(name, model, batch, settings, device, say)):
@@ -120,7 +120,7 @@ def data_parallel(
     if not distributed.is_initialised():
         return None
     if shards(settings):
-        return Sharded(model)
+        return Sharded(model, settings)
     if backend == "plain":
         return Replicated(model, device)
     return OverlappedSums(model, bf16_weights(model, settings, device))

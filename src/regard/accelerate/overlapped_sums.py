@@ -40,7 +40,7 @@ class OverlappedSums:
     """
 
     equal_passes = False
-    static_grads = True
+    static_grads = capturable = True
 
     def __init__(self, model: SequenceModel, copies: Bf16Weights | None, bucket_bytes: int = BUCKET) -> None:
         self._model, self.copies = model, copies

@@ -29,7 +29,8 @@ class DataParallel(Protocol):
     """A model whose gradients are summed over all processes."""
 
     equal_passes: bool  # whether every process needs as many forward passes as the others
-    static_grads: bool  # whether gradients stay where they are, as CUDA graphs require: they are zeroed, not removed
+    static_grads: bool  # whether gradients stay where they are: they are zeroed, not removed
+    capturable: bool  # whether a step can be captured as a CUDA graph
     copies: Bf16Weights | None  # of weights, which take part in the backward pass in their place
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
@@ -42,7 +43,7 @@ class DataParallel(Protocol):
 class Replicated:
     """`DataParallel` by DistributedDataParallel."""
 
-    equal_passes = static_grads = False
+    equal_passes = static_grads = capturable = False
     copies: Bf16Weights | None = None
 
     def __init__(self, model: SequenceModel, device: torch.device) -> None:
@@ -84,8 +85,9 @@ class Sharded:
     static_grads = False
     copies: Bf16Weights | None = None
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, settings: TrainingSettings) -> None:
         self._model = model
+        self.capturable = can_capture(settings)
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
         loss: Tensor = self._model(batch, smoothing, r_drop)
@@ -100,6 +102,15 @@ class Sharded:
 def shards(settings: TrainingSettings) -> bool:
     """Whether a training divides the model among its processes."""
     return settings.parallel == "fsdp" and distributed.is_initialised()
+
+
+def can_capture(settings: TrainingSettings) -> bool:
+    """Whether a training step can be captured, as far as this depends on how processes share the model.
+
+    FSDP gathers weights and frees them inside the graph. It is captured where a process has one pass in a step: passes
+    that sum no gradients leave them in memory that belongs to no graph.
+    """
+    return not shards(settings) or settings.accumulate <= distributed.world_size()
 
 
 def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device) -> None:
@@ -118,7 +129,7 @@ def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device
         for block in stack if isinstance(stack, BlockStack) else ():
             fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    for module in model.modules():
+    for module in model.modules() if distributed.world_size() > 1 else ():
         if isinstance(module, FSDPModule):  # sum gradients, where FSDP would take their mean
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -321,8 +321,8 @@ class Example:
         with kernels.simulated() if gpu else nullcontext():
             backend = accelerate.requested_backend(recipe.training, model, torch.device("cuda" if gpu else "cpu"))
         long = recipe.training.backend == "auto" and accelerate.worth_compiling(model, recipe.training)
-        if backend == "captured" and (long or sharded):
-            backend = "compiled" if long else "static"
+        if backend == "captured" and long:
+            backend = "compiled"
         tokenizer = train_tokenizer(["a"], "char", 300, list(recipe.model.extra_tags))
         run = cast(RunDir, SimpleNamespace(tokenizers=(tokenizer, tokenizer), classes=names, recipe=recipe))
         dataset = TokenDataset([synthetic(recipe, length)]) if isinstance(task, TextTask) else task.dataset(run)

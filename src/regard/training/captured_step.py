@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard import accelerate, distributed
-from regard.errors import first_line
+from regard.errors import UserError, first_line
 from regard.models import SequenceModel
 from regard.packed import Batch
 from regard.recipes.schema import TrainingSettings
@@ -51,8 +51,7 @@ class CapturedTrainingStep(ParallelTrainingStep):
             self.copies = accelerate.bf16_weights(self.model, self.settings, self.device)
         else:
             self.copies = self.parallel.copies
-        # FSDP allocates and frees gathered weights in every step, which a graph cannot: such steps are only compiled.
-        self.steps_to_capture = WARMUP_STEPS if self.parallel is None or self.parallel.static_grads else -1
+        self.steps_to_capture = WARMUP_STEPS if self.parallel is None or self.parallel.capturable else -1
         self._last = True  # whether this pass is the last of its step
         for group in self.optimizer.param_groups:
             group["capturable"] = True  # the optimizer counts its steps on the device
@@ -101,13 +100,17 @@ class CapturedTrainingStep(ParallelTrainingStep):
         update = torch.cuda.CUDAGraph()
         try:
             last = self._capture_pass(True, None)
-            apart = self.parallel is not None and self.settings.accumulate > 1  # other passes sum no gradients
+            # Other passes sum no gradients; under FSDP, which has few of them, all do.
+            apart = self.parallel is not None and self.parallel.static_grads and self.settings.accumulate > 1
             other = self._capture_pass(False, last.pool()) if apart else last
             with torch.cuda.graph(update, pool=last.pool(), stream=self.stream):
                 self._optimizer_step()
                 if self._keeps_grads:
                     self._clear_grads()
         except RuntimeError as error:
+            if self.parallel is not None and not self.parallel.static_grads:  # FSDP cannot leave a pass in the middle
+                hint = 'set training.backend = "plain"'
+                raise UserError(f"the training step cannot be captured: {first_line(error)}; {hint}") from error
             if not super()._keeps_grads:
                 self.optimizer.zero_grad(set_to_none=True)  # captured gradients hold no values
             self.say(f"the training step cannot be captured, and goes on without: {first_line(error)}")
