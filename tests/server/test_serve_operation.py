@@ -193,7 +193,7 @@ def test_without_memory_a_request_is_refused(runs: dict[str, Path], monkeypatch:
         send(server, "/v1/translate", {"q": TEXT})
         asked = {"model": "stories", "prompt": "Once", "max_tokens": 2}
         with monkeypatch.context() as patch:
-            patch.setattr("regard.decoding.lane.Lane._open", scarce)
+            patch.setattr("regard.decoding.running_batch.RunningBatch._open", scarce)
             for path, body in (("/v1/translate", {"q": TEXT}), ("/v1/completions", {**asked, "stream": True})):
                 status, headers, why = send(server, path, body)
                 assert status == 503 and headers["Retry-After"] == "1" and "not enough memory" in json.dumps(why)
