@@ -123,15 +123,15 @@ class Gateway:
     async def run(self, request: Request, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread; cancel it when the client disconnects or time is up."""
         cancellation = Cancellation()
-        with self.watched(request, cancellation, self.end):
+        with self.cancelling(request, cancellation, self.new_deadline()):
             return await asyncio.wrap_future(self.submit(work, cancellation))
 
     @contextmanager
-    def watched(self, request: Request, cancellation: Cancellation, end: float) -> Iterator[None]:
-        """Cancel work when its client disconnects or time is up, while the context lasts."""
+    def cancelling(self, request: Request, cancellation: Cancellation, deadline: float) -> Iterator[None]:
+        """Cancel work when its client disconnects or at the deadline, while the context lasts."""
         listener = asyncio.create_task(_cancel_on_disconnect(request, cancellation))
         try:
-            with self.deadline(cancellation, end):
+            with self.cancel_at(deadline, cancellation):
                 yield
         except Cancelled:
             if cancellation.reason == TIMED_OUT:
@@ -144,15 +144,14 @@ class Gateway:
     def timeout_error(self) -> RequestTimeout:
         return RequestTimeout(f"the request took longer than {self.limits.seconds:g} seconds")
 
-    @property
-    def end(self) -> float:
+    def new_deadline(self) -> float:
         """When a request that begins now must be answered, in the event loop's time."""
         return asyncio.get_running_loop().time() + self.limits.seconds
 
     @contextmanager
-    def deadline(self, cancellation: Cancellation, end: float) -> Iterator[None]:
-        """Cancel work when time is up, while the context lasts."""
-        timer = asyncio.get_running_loop().call_at(end, cancellation.cancel, TIMED_OUT)
+    def cancel_at(self, deadline: float, cancellation: Cancellation) -> Iterator[None]:
+        """Cancel work at the deadline, unless the context has ended."""
+        timer = asyncio.get_running_loop().call_at(deadline, cancellation.cancel, TIMED_OUT)
         try:
             yield
         finally:

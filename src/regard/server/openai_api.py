@@ -235,21 +235,21 @@ class Completion:
             except Exception as error:
                 emit(error)
 
-        end = self.gateway.end
-        with self.gateway.watched(request, cancellation, end):
+        deadline = self.gateway.new_deadline()
+        with self.gateway.cancelling(request, cancellation, deadline):
             self.gateway.submit(work, cancellation)
             first = await events.get()
             if isinstance(first, Exception):
                 raise first
-        return StreamingResponse(self._events(first, events, cancellation, end), media_type="text/event-stream")
+        return StreamingResponse(self._events(first, events, cancellation, deadline), media_type="text/event-stream")
 
     async def _events(
-        self, event: Any, events: asyncio.Queue[Any], cancellation: Cancellation, end: float
+        self, event: Any, events: asyncio.Queue[Any], cancellation: Cancellation, deadline: float
     ) -> AsyncIterator[str]:
         envelope = {**self._envelope, "object": self.format.chunk_object}
         begun: set[int] = set()
         try:
-            with self.gateway.deadline(cancellation, end):
+            with self.gateway.cancel_at(deadline, cancellation):
                 while not isinstance(event, dict | Exception):
                     number, text, reason = event
                     if text or number not in begun:
