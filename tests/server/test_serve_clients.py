@@ -22,7 +22,7 @@ from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from regard.runs import LoadedRun
-from regard.server.serve import Server
+from regard.server.process import Server
 from server.service import KEY, make_runs, serving
 
 TEXT = "this cat is very large"

@@ -26,8 +26,8 @@ from regard.runs import LoadedRun
 from regard.server import pool as pools
 from regard.server.access import Access, RateLimitExceeded, Unauthorized, read_keys
 from regard.server.pool import ModelPool, Unavailable, language_pair, split_name
-from regard.server.serve import Server
-from regard.server.service import Options, open_service
+from regard.server.process import Server
+from regard.server.service_server import Options, open_service
 from server.service import KEY, make_runs, serving
 from tiny_runs import make_run
 

@@ -10,7 +10,7 @@ import typer
 from regard import devices
 from regard.cli import options
 from regard.cli.output import note
-from regard.errors import UserError
+from regard.server import service_server
 
 
 def serve(
@@ -97,11 +97,7 @@ def serve(
 
         regard serve runs/en-es --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
-    try:  # fastapi, uvicorn and others are optional
-        from regard.server import service
-    except ImportError as error:
-        raise UserError(f"the server needs {error.name}: pip install 'regard[serve]'") from None
-    given = service.Options(
+    given = service_server.Options(
         host=host,
         port=port,
         keys=keys,
@@ -119,7 +115,7 @@ def serve(
         private_key=tls_key,
         logs=logs,
     )
-    server = service.open_service(runs, given)
+    server = service_server.open_service(runs, given)
     note(f"regard: {server.address} serves {', '.join(runs)} (Ctrl-C ends it)")
     with devices.held_memory(devices.pick(device)):
         server.run()

@@ -18,8 +18,8 @@ from regard.server.gateway import Limits
 from regard.server.metrics import Metrics
 from regard.server.middleware import LOCAL
 from regard.server.pool import ModelPool
-from regard.server.serve import Server, listen
-from regard.server.serving import application
+from regard.server.process import Server, listen
+from regard.server.service_app import application
 
 BACKLOG = 512  # connections that wait to be accepted
 MAX_CONNECTIONS = 1100
