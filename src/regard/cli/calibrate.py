@@ -80,7 +80,7 @@ def calibrate(
         "words": {"before": round(before[0], 4), "after": round(after[0], 4)},
         "sentences": {"before": round(before[1], 4), "after": round(after[1], 4)},
     }
-    content = {**fitted.content(), "pairs": len(answers[::2]), "expected_calibration_error": error}
+    content = {**fitted.to_json(), "pairs": len(answers[::2]), "expected_calibration_error": error}
     write_text(model.run.path / FILE, json.dumps(content, indent=1) + "\n")
     if picture is not None:
         chart = _diagram(observations(*others, None)[0], observations(*others, fitted)[0], before[0], after[0])

@@ -40,8 +40,8 @@ def routes(gateway: Gateway) -> APIRouter:
         def work() -> tuple[list[TranslatedText], str, float]:
             source, confidence = body.source, 1.0
             if source == "auto":
-                able = [s for s, t in pool.pairs if t == body.target] or sources()
-                source, confidence = detect(" ".join(texts), able)
+                candidates = [s for s, t in pool.pairs if t == body.target] or sources()
+                source, confidence = detect(" ".join(texts), candidates)
             served = pool.find_translator(source, body.target)
             request.state.model = served.name
             with pool.using(served) as active:

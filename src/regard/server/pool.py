@@ -153,7 +153,7 @@ class ModelPool:
             raise UserError(f"--glossary {name}={file}: no translation model is called {name!r}")
         for run in self.runs.values():
             if run.verb == "translate" and name in (None, run.name):
-                run.glossary = glossary.over(run.glossary)
+                run.glossary = glossary.with_defaults(run.glossary)
 
     # -- finding -------------------------------------------------------------------------------------------------------
 

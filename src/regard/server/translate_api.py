@@ -72,18 +72,18 @@ class TranslateOptions:
 
 
 def glossary_of(terms: Mapping[str, str | list[str]]) -> Glossary | None:
-    """The glossary of a request, if it has terms; one that would take long to prepare is refused."""
+    """The glossary of a request; None without terms. One that would take long to prepare is refused."""
     check_glossary(terms)
     return Glossary.of(terms) if terms else None
 
 
 def check_glossary(glossary: Mapping[str, str | list[str]]) -> None:
     """Refuse a glossary that would take long to prepare."""
-    forms = {term: [own] if isinstance(own, str) else own for term, own in glossary.items()}
-    size = sum(len(term) + sum(map(len, own)) for term, own in forms.items())
+    forms = {term: [given] if isinstance(given, str) else given for term, given in glossary.items()}
+    size = sum(len(term) + sum(map(len, each)) for term, each in forms.items())
     if len(forms) > MAX_TERMS:
         raise RequestTooLarge(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS:,} are allowed")
-    if any(len(own) > MAX_FORMS for own in forms.values()):
+    if any(len(each) > MAX_FORMS for each in forms.values()):
         raise RequestTooLarge(f"a term of the glossary has more than {MAX_FORMS} translations")
     if size > MAX_TERM_CHARACTERS:
         raise RequestTooLarge(f"a glossary of {size:,} characters: at most {MAX_TERM_CHARACTERS:,} are allowed")
@@ -97,7 +97,7 @@ def translations(
     White space between sentences, and in HTML the tags, stay as they are.
     """
     model = active.model
-    glossary = active.glossary if options.glossary is None else options.glossary.over(active.glossary)
+    glossary = active.glossary if options.glossary is None else options.glossary.with_defaults(active.glossary)
     translator = active.translator(beam=max(model.recipe.decoding.beam, options.nbest), glossary=glossary)
     documents = translate_documents(
         translator,
@@ -120,14 +120,15 @@ def _translated(
     ]
     answer = TranslatedText(**ranked[0], alternatives=ranked[1:], truncated=document.truncated)
     if translator.glossary is not None:
-        answer.unmet = [str(requirement) for own in document.answers for requirement in own.unmet]
+        answer.unmet = [str(requirement) for sentence in document.answers for requirement in sentence.unmet]
     if options.alignment:
         answer.alignment = [list(link) for link in document.alignment()]
         answer.source_words = document.source_words
     if options.alignment or options.confidence:
         words = document.words(translator, model.calibration)
-        kept = [{"text": text} | ({"confidence": round(c, 4)} if options.confidence else {}) for text, c in words]
-        answer.words = kept
+        answer.words = [
+            {"text": text} | ({"confidence": round(c, 4)} if options.confidence else {}) for text, c in words
+        ]
     return answer
 
 

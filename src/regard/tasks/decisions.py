@@ -13,7 +13,7 @@ import torch
 from regard.data.corpora import locate
 from regard.data.stream import BatchStream
 from regard.data.trajectories import (
-    HELD_OUT,
+    HELD_OUT_EVERY,
     Episode,
     Scaling,
     Trajectories,
@@ -28,7 +28,7 @@ from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.actor import Actor
-from regard.tasks.axes import EXAMPLES, Hidden, Inspection, refuse_edges
+from regard.tasks.axes import NUM_EXAMPLES, Hidden, Inspection, refuse_edges
 from regard.tasks.base import Dataset, Output, Task, TraceSpec
 from regard.tasks.decision_axes import play_episode, step_axis, unseen_groups
 from regard.tasks.validator import SAMPLES, Validation, Validator
@@ -79,8 +79,8 @@ class DecisionTask(Task):
         if found.is_discrete != (self.settings.actions == "discrete"):
             kind = "discrete" if found.is_discrete else "continuous"
             raise UserError(f"{where}: its actions are {kind}: set model.actions = {kind}")
-        if len(found.episodes) < HELD_OUT:
-            raise UserError(f"{where}: {len(found.episodes)} episodes, and training needs at least {HELD_OUT}")
+        if len(found.episodes) < HELD_OUT_EVERY:
+            raise UserError(f"{where}: {len(found.episodes)} episodes, and training needs at least {HELD_OUT_EVERY}")
         return found
 
     @property
@@ -95,7 +95,7 @@ class DecisionTask(Task):
         if split not in ("train", "valid"):
             raise UserError(f"trajectories have no split {split!r}: `regard act` measures what a model achieves")
         episodes = self.trajectories.episodes
-        return [e for number, e in enumerate(episodes, 1) if (number % HELD_OUT == 0) == (split == "valid")]
+        return [e for number, e in enumerate(episodes, 1) if (number % HELD_OUT_EVERY == 0) == (split == "valid")]
 
     def digest(self, examples: Sequence[Any]) -> str:
         return self.trajectories.digest
@@ -154,7 +154,7 @@ class DecisionTask(Task):
     def examples(self) -> list[str]:
         """Episodes to begin with, for the page."""
         corpus = self.recipe.data.corpus
-        return [] if corpus is None else [f"{corpus} return 1 seed {n}" for n in range(EXAMPLES)]
+        return [] if corpus is None else [f"{corpus} return 1 seed {n}" for n in range(NUM_EXAMPLES)]
 
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> DecisionValidator:
         return DecisionValidator(self, run, examples, device)
