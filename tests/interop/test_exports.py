@@ -158,7 +158,7 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
 def test_a_failed_check_of_an_export_leaves_no_folder(
     exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.interop.check.BOUND", -1.0)
+    monkeypatch.setattr("regard.interop.check.TOLERANCE", -1.0)
     command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
     assert run_command(command, debug=False) == 2
     assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()
