@@ -298,11 +298,12 @@ class Bert(SequenceModel):
 
         Its head then keeps its initial weights; `tensors` may also be a `body` without a head.
         """
-        own = tensor_io.model_tensors(self)
+        initial = tensor_io.model_tensors(self)
         if self.settings.task == "classify":
             theirs = tensors.get("classifier.out.bias")
-            if theirs is None or theirs.shape != own["classifier.out.bias"].shape:
-                tensors = self.body(tensors) | {name: own[name] for name in own.keys() - self.body(own).keys()}
+            if theirs is None or theirs.shape != initial["classifier.out.bias"].shape:
+                head = {name: initial[name] for name in initial.keys() - self.body(initial).keys()}
+                tensors = self.body(tensors) | head
         super().init_from(tensors, origin)
 
     @staticmethod

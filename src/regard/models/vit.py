@@ -143,6 +143,6 @@ class ViT(SequenceModel):
         if not batch.augmentation.mixes:
             return super().forward(augmented, smoothing, r_drop)
         logits = self.logits(augmented)
-        own = (batch.labels[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float()
-        mixed = own.roll(1, 0).lerp(own, share[:, None])
+        one_hot = (batch.labels[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float()
+        mixed = one_hot.roll(1, 0).lerp(one_hot, share[:, None])
         return losses.cross_entropy(logits, mixed, batch.target_mask, smoothing)

@@ -48,7 +48,7 @@ class Options:
 
 
 class ServiceProtocol(LimitedProtocol):
-    most = MAX_CONNECTIONS
+    limit = MAX_CONNECTIONS
 
 
 class DrainingServer(uvicorn.Server):

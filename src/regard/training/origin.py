@@ -102,8 +102,8 @@ def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Repo
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
         tensors = model.body(tensors)
     if ours.training.adapter != "none":  # new adapters, unless the other run has them
-        own = tensor_io.model_tensors(model)
-        tensors = {name: t for name, t in own.items() if is_adapter(name) and name not in tensors} | dict(tensors)
+        initial = tensor_io.model_tensors(model)
+        tensors = {name: t for name, t in initial.items() if is_adapter(name) and name not in tensors} | dict(tensors)
     try:
         model.init_from(_with_tags(tensors, origin, run), origin.best)
     except UserError as error:

@@ -63,11 +63,11 @@ class ShardedStates:
             number, (cause, _) = min(error.failures.items())
             why = errno_text(cause) if isinstance(cause, OSError) else first_line(Exception(cause))
             raise UserError(f"{path}: rank {number} could not write its part: {why}") from error
-        own = {
+        written = {
             f"{name}/{file.name}": tensor_io.file_digest(file)
             for file in draft.glob(f"shard-{distributed.rank() + 1:05d}-*")
         }
-        digests = {file: digest for part in distributed.gather_saved(own) for file, digest in part.items()}
+        digests = {file: digest for part in distributed.gather_saved(written) for file, digest in part.items()}
         if distributed.is_main():
             self._check()
             os.rename(draft, folder)

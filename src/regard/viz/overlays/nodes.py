@@ -34,10 +34,10 @@ class GraphPanel:
                 lines.append(polyline([(x, y), ((x + x2) / 2, (y + y2) / 2)], **look))
         radius = 13.0 if axis["inside"] else 11.0 if len(places) <= CROWDED else 7.0
         for node, (x, y) in enumerate(places):
-            own = float(weights[node, node])
-            rim = 0.6 + 5 * own
+            self_weight = float(weights[node, node])
+            rim = 0.6 + 5 * self_weight
             fill = "link" if node == axis["focus"] else "box"
-            tip = f"{names[node]} attends to itself: {own:.3f}"
+            tip = f"{names[node]} attends to itself: {self_weight:.3f}"
             lines.append(circle(x, y, radius, fill=fill, stroke="link" if rim > 1 else "rim", line=rim, tip=tip))
             if axis["inside"]:
                 lines.append(SceneText(x, y + 3, names[node], 9, anchor="middle", bold=True))
