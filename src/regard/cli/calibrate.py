@@ -12,8 +12,8 @@ import typer
 
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.evaluate import held_out_pairs
 from regard.cli.groups import PairFileOptions, grouped
+from regard.cli.held_out import held_out_pairs
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.files import write_text
