@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ import typer
 from regard import tasks
 from regard.api import Model, load
 from regard.cli import options
-from regard.cli.groups import grouped
 from regard.cli.output import note
 from regard.errors import UserError
 from regard.interpret import position_study
@@ -59,73 +57,19 @@ class Theme(StrEnum):
 TEXTLESS = (ViewOption.positions, ViewOption.curves)
 DRAWN = tuple(view for view in ViewOption if view not in TEXTLESS)  # views of an input
 VIEWS_WITH = {  # the views in which an option has an effect
-    "part": (ViewOption.overlay, ViewOption.maps, ViewOption.gates),
-    "layer": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.speech),
-    "head": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.speech),
-    "at": (ViewOption.overlay,),
-    "hide": DRAWN,
-    "tokens": (ViewOption.overlay, ViewOption.align, ViewOption.maps),
-    "target": DRAWN,
-    "kind": (ViewOption.positions,),
-    "beside": (ViewOption.curves,),
-    "weights": (*DRAWN, ViewOption.positions),
+    "--part": (ViewOption.overlay, ViewOption.maps, ViewOption.gates),
+    "--layer": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.speech),
+    "--head": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.speech),
+    "--at": (ViewOption.overlay,),
+    "--hide": DRAWN,
+    "--tokens": (ViewOption.overlay, ViewOption.align, ViewOption.maps),
+    "--target": DRAWN,
+    "--kind": (ViewOption.positions,),
+    "--beside": (ViewOption.curves,),
+    "--weights": (*DRAWN, ViewOption.positions),
 }
 
 
-def _number(option: str, given: str | None, names: tuple[str, str]) -> int | str | None:
-    """A number from 1 as one from 0, the second of the names as it is, and None for the first one."""
-    if given in (None, names[0]):
-        return None
-    if given == names[1]:
-        return given
-    if given is None or not (given.isascii() and given.isdigit() and int(given) > 0):
-        raise UserError(f"{option} {given}: must be a number from 1, {names[0]} or {names[1]}")
-    return int(given) - 1
-
-
-@dataclass(frozen=True)
-class MapOptions:
-    """Which attention a picture shows."""
-
-    part: Annotated[
-        PartOption | None,
-        typer.Option(help="Views overlay, maps and gates: the part of the model. [default: the first that it has]"),
-    ] = None
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|mean|rollout",
-            help="Draw one layer, or attention rollout through all layers. [default: the mean of all; view gates: all]",
-        ),
-    ] = None
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|mean|best",
-            help="Draw one head; best is the head that aligns words best, if gold alignments are built in. "
-            "[default: mean]",
-        ),
-    ] = None
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ELEMENT",
-            help="View overlay: the attention of this patch (row,column), step, node or word. [default: of the output]",
-        ),
-    ] = None
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of whole words or steps.")] = False
-
-    def choice(self) -> MapChoice:
-        """The map, with layers and heads counted from 0."""
-        layer, head = (
-            _number("--layer", self.layer, ("mean", "rollout")),
-            _number("--head", self.head, ("mean", "best")),
-        )
-        part = None if self.part is None else self.part.value
-        return MapChoice(part, layer, head, not self.tokens)  # type: ignore[arg-type]
-
-
-@grouped
 def draw(
     run: options.RunPath,
     text: Annotated[
@@ -137,7 +81,6 @@ def draw(
             show_default=False,
         ),
     ] = None,
-    *,
     view: Annotated[
         ViewOption | None,
         typer.Option(
@@ -158,7 +101,33 @@ def draw(
     target: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The output to draw. [default: the model's own output]")
     ] = None,
-    map_options: MapOptions,
+    part: Annotated[
+        PartOption | None,
+        typer.Option(help="Views overlay, maps and gates: the part of the model. [default: the first that it has]"),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|mean|rollout",
+            help="Draw one layer, or attention rollout through all layers. [default: the mean of all; view gates: all]",
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|mean|best",
+            help="Draw one head; best is the head that aligns words best, if gold alignments are built in. "
+            "[default: mean]",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ELEMENT",
+            help="View overlay: the attention of this patch (row,column), step, node or word. [default: of the output]",
+        ),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of whole words or steps.")] = False,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -213,16 +182,27 @@ def draw(
     if path is not None:
         files.checked(path, traced=view not in TEXTLESS)
     options.check_utf8(TEXT=text, **{"--target": target})
-    view = ViewOption.maps if view is None and map_options.part is not None else view
+    view = ViewOption.maps if view is None and part is not None else view
     if view is None and isinstance(tasks.of(RunDir(run).recipe), SpeechTask):
         view = ViewOption.speech
-    others = {"target": target, "kind": kind, "beside": beside, "hide": hide or None}
-    given: dict[str, object] = vars(map_options) | {"tokens": map_options.tokens or None} | others
-    given["weights"] = None if weights == "best" else weights
+    given: dict[str, object] = {
+        "--part": part,
+        "--layer": layer,
+        "--head": head,
+        "--at": at,
+        "--tokens": tokens or None,
+        "--target": target,
+    }
+    given |= {
+        "--kind": kind,
+        "--beside": beside,
+        "--hide": hide or None,
+        "--weights": None if weights == "best" else weights,
+    }
     unused = _without_effect(view, given)
     if unused is not None:
         where = f"on --view {view}" if view is not None else "without --view"
-        raise UserError(f"--{unused} has no effect {where}: it is for --view {' and '.join(VIEWS_WITH[unused])}")
+        raise UserError(f"{unused} has no effect {where}: it is for --view {' and '.join(VIEWS_WITH[unused])}")
     if view in TEXTLESS:
         picture = (
             _curves([run, *(beside or [])])
@@ -234,11 +214,11 @@ def draw(
         raise UserError("TEXT is missing: give the text that the model reads (--view curves and positions need none)")
     if not text.strip():
         raise UserError("TEXT is blank: there is nothing to draw")
-    choice = map_options.choice()
+    choice = _choice(part, layer, head, tokens)
     if view is ViewOption.speech:
         return _show(_speech(run, text, target, choice, weights, device), path, theme)
     trace = _trace(load(run, weights=weights, device=device), text, target, hide or [])
-    _show(views.draw(trace, view, choice, at=map_options.at), path, theme)
+    _show(views.draw(trace, view, choice, at=at), path, theme)
 
 
 def _speech(run: Path, file: str, target: str | None, choice: MapChoice, weights: str, device: str) -> Picture:
@@ -254,6 +234,23 @@ def _without_effect(view: ViewOption | None, given: dict[str, object]) -> str | 
     return next(
         (name for name, value in given.items() if value is not None and not views & set(VIEWS_WITH[name])), None
     )
+
+
+def _choice(part: PartOption | None, layer: str | None, head: str | None, tokens: bool) -> MapChoice:
+    """Parse --layer and --head, and count both from 0."""
+    layers, heads = (_number("--layer", layer, ("mean", "rollout")), _number("--head", head, ("mean", "best")))
+    return MapChoice(None if part is None else part.value, layers, heads, not tokens)  # type: ignore[arg-type]
+
+
+def _number(option: str, given: str | None, names: tuple[str, str]) -> int | str | None:
+    """A number from 1 as one from 0, the second of the names as it is, and None for the first one."""
+    if given in (None, names[0]):
+        return None
+    if given == names[1]:
+        return given
+    if given is None or not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise UserError(f"{option} {given}: must be a number from 1, {names[0]} or {names[1]}")
+    return int(given) - 1
 
 
 def _trace(model: Model, text: str, target: str | None, hide: list[str]) -> Trace:

@@ -17,7 +17,6 @@ from regard.packed import FeatureBatch
 from regard.runs import LoadedRun
 from regard.tasks.aligner import cross_attention
 from regard.tasks.speech import SpeechTask
-from regard.tasks.transcriber import Transcriber
 from regard.text import BOS, EOS
 from regard.text.display import labels
 
@@ -53,18 +52,15 @@ def sound_attention(
 
     `layer` and `head` count from 0; None: the mean of all.
     """
-    task = loaded.task
-    if not isinstance(task, SpeechTask):
+    task, model = loaded.task, loaded.module
+    if not isinstance(task, SpeechTask) or not isinstance(model, SpeechModel):
         raise UserError(f"{loaded.run.path} was trained for {task.name}: only speech models have this view")
-    writer = loaded.writer()
-    assert isinstance(writer, Transcriber)
-    model = writer.model
     sound = task.read_argument(given)
     samples = sound.samples(task.settings.sample_rate) if isinstance(sound, Recording) else sound
     features = task.features(samples)
     tokenizer = loaded.run.tokenizers[1]
     if target is None:
-        (answer,) = writer([features])
+        (answer,) = loaded.writer()([features])
         ids, text = list(answer.hypotheses[0].tokens), answer.texts[0]
     else:
         ((*ids, _),), _ = task.encode_texts(loaded.run, [target])

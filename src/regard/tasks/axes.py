@@ -25,8 +25,8 @@ from regard.tasks.classes import PredictionTask
 
 AxisKind = Literal["tokens", "patches", "frames", "steps", "nodes"]
 Element = dict[str, Any]
-EXAMPLE_PATTERN = re.compile(r"(valid|test) (\d{1,9})")
-NUM_EXAMPLES = 12  # offered by the page
+EXAMPLE = re.compile(r"(valid|test) (\d{1,9})")
+EXAMPLES = 12  # offered by the page
 
 
 def element(label: str, group: int, *, special: bool = False, predicts: bool = True, **more: Any) -> Element:
@@ -93,7 +93,7 @@ class InspectableTask(PredictionTask):
 
     def read_example(self, argument: str) -> Any:
         """The input that a text stands for: `test 3` is the third held-out example of that split."""
-        named = EXAMPLE_PATTERN.fullmatch(argument.strip())
+        named = EXAMPLE.fullmatch(argument.strip())
         if named is None:
             return self.read_input(argument)
         split, number = named[1], int(named[2])
@@ -104,7 +104,7 @@ class InspectableTask(PredictionTask):
 
     def examples(self) -> list[str]:
         """Inputs to begin with, for the page."""
-        return [f"test {n}" for n in range(1, NUM_EXAMPLES + 1)]
+        return [f"test {n}" for n in range(1, EXAMPLES + 1)]
 
 
 def patch_axis(image: np.ndarray, side: int) -> Axis:

@@ -28,7 +28,7 @@ from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
 from regard.tasks.actor import Actor
-from regard.tasks.axes import NUM_EXAMPLES, Hidden, Inspection, refuse_edges
+from regard.tasks.axes import EXAMPLES, Hidden, Inspection, refuse_edges
 from regard.tasks.base import Dataset, Output, Task, TraceSpec
 from regard.tasks.decision_axes import play_episode, step_axis, unseen_groups
 from regard.tasks.validator import SAMPLES, Validation, Validator
@@ -154,7 +154,7 @@ class DecisionTask(Task):
     def examples(self) -> list[str]:
         """Episodes to begin with, for the page."""
         corpus = self.recipe.data.corpus
-        return [] if corpus is None else [f"{corpus} return 1 seed {n}" for n in range(NUM_EXAMPLES)]
+        return [] if corpus is None else [f"{corpus} return 1 seed {n}" for n in range(EXAMPLES)]
 
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> DecisionValidator:
         return DecisionValidator(self, run, examples, device)

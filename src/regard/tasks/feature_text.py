@@ -23,7 +23,7 @@ from regard.models import SequenceModel
 from regard.packed import FeatureBatch
 from regard.recipes.schema import Corpus
 from regard.run_dir import RunDir
-from regard.tasks.axes import EXAMPLE_PATTERN, NUM_EXAMPLES, Axis
+from regard.tasks.axes import EXAMPLE, EXAMPLES, Axis
 from regard.tasks.base import Dataset, Output, Task
 from regard.tasks.text import batch_tokens, check_files
 from regard.tasks.text_writer import TextWriter
@@ -75,7 +75,7 @@ class FeatureTextTask(Task):
 
     def read_argument(self, argument: str) -> Any:
         """The input that an argument of the command line stands for: a file, or an example such as "test 3"."""
-        found = EXAMPLE_PATTERN.fullmatch(argument.strip())
+        found = EXAMPLE.fullmatch(argument.strip())
         if found is None:
             return self.read_input(argument)
         split, number = found[1], int(found[2])
@@ -86,7 +86,7 @@ class FeatureTextTask(Task):
 
     def examples(self) -> list[str]:
         """Inputs to begin with, for the page."""
-        return [f"test {n}" for n in range(1, NUM_EXAMPLES + 1)]
+        return [f"test {n}" for n in range(1, EXAMPLES + 1)]
 
     @abstractmethod
     def stored_features(self, given: Any) -> Features:

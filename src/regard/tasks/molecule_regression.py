@@ -21,7 +21,7 @@ from regard.models.graph import GraphBatch
 from regard.packed import Batch
 from regard.registry import TASKS
 from regard.run_dir import RunDir
-from regard.tasks.axes import NUM_EXAMPLES
+from regard.tasks.axes import EXAMPLES
 from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import InputBatch
 from regard.tasks.graph_axes import GraphInspectableTask, GraphInspection, node_axis
@@ -127,7 +127,7 @@ class MoleculeRegressionTask(NumberTask, GraphInspectableTask):
         return GraphInspection(only.batch, node_axis(only.batch, names, atoms, positions, inside=True), bonds=bonds)
 
     def examples(self) -> list[str]:
-        return [smiles for smiles, _ in self.held_out("test")[:NUM_EXAMPLES]]
+        return [smiles for smiles, _ in self.held_out("test")[:EXAMPLES]]
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         return text_list("predict", given), isinstance(given, str)

@@ -17,7 +17,7 @@ from regard.models.graph import GraphBatch
 from regard.packed import Batch
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
-from regard.tasks.axes import NUM_EXAMPLES
+from regard.tasks.axes import EXAMPLES
 from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import ClassTask, InputBatch
 from regard.tasks.graph_axes import MAX_SHOWN, GraphInspectableTask, GraphInspection, node_axis, rings
@@ -150,7 +150,7 @@ class NodeClassificationTask(ClassTask, GraphInspectableTask):
 
     def examples(self) -> list[str]:
         split = "test" if "test" in self.graph.splits else "train"
-        return [self.graph.nodes[node] for node, _ in self.held_out(split)[:NUM_EXAMPLES]]
+        return [self.graph.nodes[node] for node, _ in self.held_out(split)[:EXAMPLES]]
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         single = isinstance(given, str)

@@ -27,10 +27,10 @@ def overlay(trace: Trace, choice: MapChoice, at: str | None = None) -> Picture:
     if keys["kind"] not in PANELS:
         raise UserError(f"--part {made.part}: its attention is over a text; --view maps draws it")
     groups = choices.groups(keys["elements"]) if made.words else [[n] for n in range(len(keys["elements"]))]
-    overlay = Overlay(trace, map, queries, keys, groups, None if at is None else _row(map.queries, at))
+    laid = Overlay(trace, map, queries, keys, groups, None if at is None else _row(map.queries, at))
 
     def numbers() -> dict[str, Any]:
-        label, row = overlay.row()
+        label, row = laid.row()
         return {
             "part": made.part,
             "layer": made.layer,
@@ -44,7 +44,7 @@ def overlay(trace: Trace, choice: MapChoice, at: str | None = None) -> Picture:
             "before": trace.header["before"],
         }
 
-    return Picture("overlay", tuple(PANELS[keys["kind"]](overlay)), numbers)
+    return Picture("overlay", tuple(PANELS[keys["kind"]](laid)), numbers)
 
 
 def _row(labels: tuple[str, ...], at: str) -> int:
