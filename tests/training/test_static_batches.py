@@ -276,6 +276,23 @@ def test_the_backend_is_chosen_by_device_and_model(monkeypatch: pytest.MonkeyPat
     assert backend(TrainingSettings(), transformer, gpu) == "plain"
 
 
+def test_steps_of_sharded_models_are_captured_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, model = torch.device("cuda"), family("transformer", size="tiny")
+    monkeypatch.setattr("regard.kernels.available", lambda: True)
+    monkeypatch.setattr("regard.distributed.is_initialised", lambda: True)
+    monkeypatch.setattr("regard.distributed.world_size", lambda: 2)
+
+    def captured(**settings: Any) -> bool:
+        return accelerate.can_capture(TrainingSettings(**settings))
+
+    assert accelerate.requested_backend(TrainingSettings(parallel="fsdp"), model, gpu) == "static"
+    assert accelerate.requested_backend(TrainingSettings(parallel="ddp"), model, gpu) == "captured"
+    assert captured(parallel="ddp") and captured(parallel="ddp", accumulate=4)
+    assert not captured(parallel="fsdp") and not captured(parallel="fsdp", backend="compiled")
+    assert captured(parallel="fsdp", backend="captured", accumulate=2)
+    assert not captured(parallel="fsdp", backend="captured", accumulate=3)
+
+
 def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of a job is estimated as 6 times weights times tokens."""
     model, shape, batches = make_case("transformer")

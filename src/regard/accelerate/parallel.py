@@ -107,10 +107,12 @@ def shards(settings: TrainingSettings) -> bool:
 def can_capture(settings: TrainingSettings) -> bool:
     """Whether a training step can be captured, as far as this depends on how processes share the model.
 
-    FSDP gathers weights and frees them inside the graph. It is captured where a process has one pass in a step: passes
-    that sum no gradients leave them in memory that belongs to no graph.
+    Under FSDP, which gathers weights and frees them inside the graph, a step is captured only if the recipe says so:
+    no speed of it was recorded. A process needs one pass in a step then, because passes that sum no gradients leave
+    them in memory that belongs to no graph.
     """
-    return not shards(settings) or settings.accumulate <= distributed.world_size()
+    one_pass = settings.accumulate <= distributed.world_size()
+    return not shards(settings) or (settings.backend == "captured" and one_pass)
 
 
 def shard(model: SequenceModel, settings: TrainingSettings, device: torch.device) -> None:

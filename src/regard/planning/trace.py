@@ -320,9 +320,9 @@ class Example:
             model = build(recipe.model, *sizes)
         with kernels.simulated() if gpu else nullcontext():
             backend = accelerate.requested_backend(recipe.training, model, torch.device("cuda" if gpu else "cpu"))
-        long = recipe.training.backend == "auto" and accelerate.worth_compiling(model, recipe.training)
-        if backend == "captured" and long:
-            backend = "compiled"
+        if backend == "captured" and recipe.training.backend == "auto":
+            long = accelerate.worth_compiling(model, recipe.training)
+            backend = "compiled" if long else "static" if sharded else "captured"
         tokenizer = train_tokenizer(["a"], "char", 300, list(recipe.model.extra_tags))
         run = cast(RunDir, SimpleNamespace(tokenizers=(tokenizer, tokenizer), classes=names, recipe=recipe))
         dataset = TokenDataset([synthetic(recipe, length)]) if isinstance(task, TextTask) else task.dataset(run)
