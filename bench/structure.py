@@ -78,16 +78,16 @@ def reading_figures() -> None:
     from regard.training.loop import Trainer
 
     root = Path(regard.__file__).parent
-    train_step, greedy, update = set[CodeType](), set[CodeType](), Trainer._update
+    train_step, greedy, update = set[CodeType](), set[CodeType](), Trainer._take_step
     with tempfile.TemporaryDirectory() as folder:
 
         def traced(trainer: Trainer, *batches: Any) -> None:
             if trainer.progress.step == 3:
-                _functions(lambda: (trainer.packer.batch_at(2), update(trainer, *batches)), root, train_step)
+                _functions(lambda: (trainer.stream.batch_at(2), update(trainer, *batches)), root, train_step)
             else:
                 update(trainer, *batches)
 
-        Trainer._update = traced  # type: ignore[method-assign]
+        Trainer._take_step = traced  # type: ignore[method-assign]
         recipe = load("en-es", ["training.steps=4", "training.validate_lines=20"])
         regard.train(recipe, Path(folder) / "run", device="cpu", quiet=True)
         model = regard.load(Path(folder) / "run", device="cpu")

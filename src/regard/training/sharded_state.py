@@ -22,14 +22,14 @@ from regard.files import errno_text
 
 
 class ShardedStates:
-    """Saves the states of a run, one after the other; `behind`: in a thread, while training goes on.
+    """Saves the states of a run, one after the other; `in_background`: in a thread, while training goes on.
 
     `check` is called before anything replaces the last state, and may raise.
     """
 
-    def __init__(self, behind: bool, check: Callable[[], None]) -> None:
+    def __init__(self, in_background: bool, check: Callable[[], None]) -> None:
         self._check = check
-        self._thread = ThreadPoolExecutor(1, "shards") if behind else None
+        self._thread = ThreadPoolExecutor(1, "shards") if in_background else None
         self._pending: Future[None] | None = None
         self._stager: Any = None  # holds pinned memory for the next state
 
