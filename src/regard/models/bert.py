@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
-from regard.attention import PackedQK, StaticPackedLayout, Window, pack
+from regard.attention import PackedQK, StaticPackedLayout, Window, attention_layout
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
@@ -245,10 +245,10 @@ class Bert(SequenceModel):
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def _layouts(self, layout: PackedLayout) -> PackedQK | list[PackedQK]:
-        full, window = pack(layout, layout), self.settings.window
+        full, window = attention_layout(layout, layout), self.settings.window
         if not window:
             return full
-        local = pack(layout, layout, Window(window, window))
+        local = attention_layout(layout, layout, Window(window, window))
         return [full if i in self.settings.global_layers else local for i in range(len(self.encoder))]
 
     def logits(self, batch: SeqBatch | TextClassBatch) -> Tensor:
