@@ -1,12 +1,12 @@
 """Whether an exported model computes the same as its run. Both process the same held-out texts.
 
 Tokens: the exported tokenizer must split every text as the run does. Log-probabilities: those of all tokens of the
-run's greedy outputs must be equal up to `TOLERANCE` (of BERT, those of all tokens or classes); likewise those of random
+run's greedy outputs must be equal up to `BOUND` (of BERT, those of all tokens or classes); likewise those of random
 texts, which cover the vocabulary up to `MAX_RANDOM_TOKENS`. Outputs: translations by greedy search and with a beam of
 4, without length penalty, which libraries define differently; greedy continuations.
 
 Two greedy outputs may differ only after a tie: the first tokens in which they differ have the same log-probability by
-the run, up to `TIE_TOLERANCE`. Beam searches differ between libraries (in when a search ends, and in whether finished
+the run, up to `TIE`. Beam searches differ between libraries (in when a search ends, and in whether finished
 outputs keep their beam), so another output is accepted if both give its tokens the same log-probabilities, as long as
 the total log-probability of all outputs is not worse than the run's by more than `MAX_TOTAL_LOSS`.
 """
@@ -40,8 +40,8 @@ MAX_TOKENS = 40  # of an output
 PROMPT_WORDS = 6
 MAX_RANDOM_TOKENS = 12_000  # in texts of `RANDOM_LENGTH`
 RANDOM_LENGTH = 60
-TOLERANCE = 1e-4  # for the log-probability of a token; larger differences are not rounding errors
-TIE_TOLERANCE = 2 * TOLERANCE
+BOUND = 1e-4  # of the log-probability of a token: larger differences are not rounding errors
+TIE = 2 * BOUND  # of two log-probabilities
 MAX_TOTAL_LOSS = 0.05  # share of the total log-probability
 
 
@@ -138,7 +138,7 @@ def agreements(run: RunDir, exported: Exported) -> list[Agreement]:
     else:
         found = [_compare_predictions(run, model, exported, texts)]
     for agreement in found:
-        close = agreement.difference is None or agreement.difference <= TOLERANCE  # false for NaN
+        close = agreement.difference is None or agreement.difference <= BOUND  # false for NaN
         if agreement.equal + agreement.ties < agreement.texts or not close:
             raise UserError(f"the export differs from {run.path}: {agreement}")
     return found
@@ -172,7 +172,7 @@ class _Reference:
         """Whether the first tokens in which two outputs differ have the same log-probability."""
         same = next(n for n, pair in enumerate(zip([*one, -1], [*other, -1], strict=False)) if pair[0] != pair[1])
         last = [self.logprobs(source, each[: same + 1], bos)[-1] for each in (one, other) if len(each) > same]
-        return len(last) == 2 and abs(last[0] - last[1]) <= TIE_TOLERANCE
+        return len(last) == 2 and abs(last[0] - last[1]) <= TIE
 
 
 def _largest(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
@@ -305,6 +305,6 @@ def _compare_predictions(run: RunDir, model: SequenceModel, exported: Exported, 
         best, chosen = ours.argmax(-1, keepdim=True), other.argmax(-1, keepdim=True)
         same = torch.equal(best, chosen)
         equal += same
-        ties += not same and bool((ours.gather(-1, best) - ours.gather(-1, chosen) <= TIE_TOLERANCE).all())
+        ties += not same and bool((ours.gather(-1, best) - ours.gather(-1, chosen) <= TIE).all())
     count = len(sources) + len(random)
     return Agreement("predictions", count, equal, ties, float(np.max(differences, initial=0.0)))
