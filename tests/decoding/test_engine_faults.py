@@ -40,7 +40,7 @@ def test_an_admission_that_fails_ends_only_its_own_sentences(monkeypatch: pytest
     assert caller.engine.running == 4
     (batch,) = caller.engine._batches.values()
     assert batch.search is not None
-    assert batch.search.beams.done.tolist() == [job is None for job in batch.jobs]
+    assert batch.search.hypotheses.done.tolist() == [job is None for job in batch.jobs]
     caller.run()
     caller.requests.pop()
     caller.check()

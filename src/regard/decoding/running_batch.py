@@ -102,8 +102,8 @@ class RunningBatch:
         if self.search is None:
             rows = list(range(len(jobs)))
             self.search = arrived.keep([*rows, *[0] * (self._rounded(len(jobs)) - len(jobs))])
-            self.search.beams.drop(slice(len(jobs), None))
-            self.jobs, self.steps = [None] * len(self.search.beams.done), [0] * len(self.search.beams.done)
+            self.search.hypotheses.drop(slice(len(jobs), None))
+            self.jobs, self.steps = [None] * len(self.search.hypotheses.done), [0] * len(self.search.hypotheses.done)
         else:
             self._resize(sizes)
             self._extend(len(jobs))
@@ -112,7 +112,7 @@ class RunningBatch:
                 index = torch.tensor(rows, device=self.device)
                 self.search.write(index, arrived if new_sizes == sizes else arrived.resized(sizes))
             except Exception:  # a row without a job must stay done
-                self.search.beams.drop(rows)
+                self.search.hypotheses.drop(rows)
                 raise
         self.sizes = sizes
         for row, job in zip(rows, jobs, strict=True):
@@ -148,7 +148,7 @@ class RunningBatch:
         if missing > 0:
             more = self._rounded(rows + missing) - rows
             self.search = self.search.keep([*range(rows), *[0] * more])
-            self.search.beams.drop(slice(rows, None))
+            self.search.hypotheses.drop(slice(rows, None))
             self.jobs += [None] * more
             self.steps += [0] * more
 
@@ -180,7 +180,7 @@ class RunningBatch:
         self.turns += 1
         if self.device.type == "cpu" and self.turns % COMPACT_TURNS == 0:
             self.search.state.compact()
-        steps, done = self.search.beams.step.tolist(), self.search.beams.done.tolist()
+        steps, done = self.search.hypotheses.step.tolist(), self.search.hypotheses.done.tolist()
         tokens = 0
         for row in live:
             tokens, self.steps[row] = tokens + steps[row] - self.steps[row], steps[row]
@@ -193,8 +193,8 @@ class RunningBatch:
         assert self.search is not None
         streamed = [(row, job) for row in rows if (job := self.jobs[row]) is not None and job.streams]
         if streamed:
-            beams, index = self.search.beams, torch.tensor([row for row, _ in streamed], device=self.device)
-            trails = beams.tokens[index, 0].tolist(), beams.logprobs[index, 0].tolist()
+            hypotheses, index = self.search.hypotheses, torch.tensor([row for row, _ in streamed], device=self.device)
+            trails = hypotheses.tokens[index, 0].tolist(), hypotheses.logprobs[index, 0].tolist()
             for (row, job), tokens, logprobs in zip(streamed, *trails, strict=True):
                 new, job.reported = slice(job.reported, self.steps[row]), self.steps[row]
                 job.on_update(JobUpdate(job.number, tokens[new], logprobs[new]))
@@ -210,7 +210,7 @@ class RunningBatch:
     def _results(self, rows: list[int]) -> Sequence[Outcome | Exception]:
         assert self.search is not None
         try:
-            return read_results(self.search.beams, rows) if rows else []
+            return read_results(self.search.hypotheses, rows) if rows else []
         except UserError as error:  # a sentence whose scores are not numbers fails alone
             return [error] if len(rows) == 1 else [self._results([row])[0] for row in rows]
 
@@ -218,7 +218,7 @@ class RunningBatch:
         assert self.search is not None
         rows = [row for row, job in enumerate(self.jobs) if job is not None and job.cancelled]
         if rows:
-            self.search.beams.drop(rows)
+            self.search.hypotheses.drop(rows)
             for row in rows:
                 self.jobs[row] = None
 
@@ -232,7 +232,7 @@ class RunningBatch:
         size = self._rounded(len(live))
         if 4 * size <= 3 * rows:
             self.search = self.search.keep([*live, *[live[0]] * (size - len(live))])
-            self.search.beams.drop(slice(len(live), None))
+            self.search.hypotheses.drop(slice(len(live), None))
             spare = size - len(live)
             self.jobs = [*(self.jobs[row] for row in live), *[None] * spare]
             self.steps = [*(self.steps[row] for row in live), *[0] * spare]
