@@ -122,7 +122,7 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
         assert_same_runs(whole, trained(run, in_background=True))
 
 
-def test_what_is_written_behind_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
+def test_what_is_written_in_the_background_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
     tensor, files = torch.zeros(3), [tmp_path / f"{n}.safetensors" for n in range(5)]
     with tensor_io.TensorWriter(in_background=True) as writer:
         for n, file in enumerate(files):

@@ -26,13 +26,15 @@ class Crash(Exception):
     pass
 
 
-HOW = ["crash", "SIGTERM", "SIGINT"]
-EVERYDAY = [*zip(range(3), HOW, strict=True)]
-OTHERS = [(seed, how) for seed in range(3) for how in HOW if (seed, how) not in EVERYDAY]
+STOPS = ["crash", "SIGTERM", "SIGINT"]
+EVERYDAY_CASES = [*zip(range(3), STOPS, strict=True)]
+SLOW_CASES = [(seed, how) for seed in range(3) for how in STOPS if (seed, how) not in EVERYDAY_CASES]
 
 
 @pytest.mark.invariant("resumed = uninterrupted")
-@pytest.mark.parametrize(("seed", "how"), [*EVERYDAY, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
+@pytest.mark.parametrize(
+    ("seed", "how"), [*EVERYDAY_CASES, *(pytest.param(*o, marks=pytest.mark.slow) for o in SLOW_CASES)]
+)
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     recipe: Any, seed: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

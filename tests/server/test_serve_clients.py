@@ -55,7 +55,7 @@ def call(service: Server, path: str, body: Any = None, **headers: str) -> Any:
     return json.loads(content) if content[:1] in b"{[" else content.decode()
 
 
-def test_own_interface(service: Server, offline: LoadedRun) -> None:
+def test_v1_translate(service: Server, offline: LoadedRun) -> None:
     answers = offline.translator()(TEXTS, nbest=3)
     got = call(service, "v1/translate", {"q": TEXTS, "source": "en", "target": "es", "nbest": 3})
     assert got["model"] == "en-es"

@@ -116,7 +116,7 @@ def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
         assert send(server, "/healthz")[0] == 200
 
 
-def test_counts_of_a_pool_bear_models_that_are_unloaded_meanwhile(
+def test_counts_of_a_pool_are_right_while_models_are_unloaded(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = ModelPool([str(runs["en-es"])], device="cpu")
@@ -143,7 +143,7 @@ def test_large_glossaries_are_refused(runs: dict[str, Path]) -> None:
             assert send(server, "/v2/glossaries", {**made, "entries": text})[0] == status
 
 
-def test_a_run_may_have_a_glossary_that_those_of_requests_go_before(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_glossaries_of_requests_override_that_of_the_run(runs: dict[str, Path], tmp_path: Path) -> None:
     for name, content in (("all.tsv", "cat\tgatito\ndog\tperrito\n"), ("own.tsv", "cat\tgata\n")):
         (tmp_path / name).write_text(content)
     with serving(runs, glossaries=[str(tmp_path / "all.tsv"), f"en-es={tmp_path / 'own.tsv'}"]) as server:
@@ -200,7 +200,9 @@ def test_without_memory_a_request_is_refused(runs: dict[str, Path], monkeypatch:
         assert send(server, "/v1/translate", {"q": TEXT})[0] == 200
 
 
-def test_an_answer_that_is_not_read_is_given_up(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_whose_answer_is_not_read_is_closed(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("regard.server.connections.READ_SECONDS", 0.3)
     with serving(runs) as server:
         port = int(server.address.rstrip("/").rpartition(":")[2])
