@@ -19,6 +19,7 @@ from regard.cli.evaluate_text import evaluate_text
 from regard.cli.evaluate_translations import ScoreOptions, evaluate_files, evaluate_translations
 from regard.cli.groups import LoadOptions, PairFileOptions, grouped
 from regard.cli.held_out import data_settings, held_out_examples, held_out_pairs
+from regard.errors import UserError
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
 
@@ -126,6 +127,8 @@ class Evaluation:
     def of_translations(self, run: Path, task: tasks.Task) -> None:
         where = "except for a run that was trained on plain text"
         options.refuse(where, text=self.texts.text, stride=self.texts.stride)
+        if self.scoring.outputs is not None:
+            raise UserError("give either a RUN or --outputs with --reference, not both")
         pairs = held_out_pairs(run, self.split, self.files)
         evaluate_translations([run, *self.others], pairs, self.loading, self.scoring, self.as_json, self.quiet)
 

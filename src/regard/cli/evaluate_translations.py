@@ -65,8 +65,6 @@ def evaluate_translations(
     quiet: bool,
 ) -> None:
     """Translate the sources of held-out pairs with a run or an ensemble, and print the scores."""
-    if scoring.outputs is not None:
-        raise UserError("give either a RUN or --outputs with --reference, not both")
     with ExitStack() as stack:  # the file is opened before translating, so that a wrong path fails at once
         saved = None if scoring.save is None else stack.enter_context(written(scoring.save))
         model = load(*runs, **loading.settings())
